@@ -1,0 +1,284 @@
+"""What a backend is: the Protocol that every source of kernels implements, and their registry.
+
+A backend is driven in four steps, and each one answers from facts::
+
+    backend.availability(device)          can it run on this machine at all?
+    backend.supports(problem)             does it claim this problem?
+    prepared = backend.prepare(problem, operands)      compile, once for all fillings
+    prepared.run(operands); prepared.proof()           compute, and say what ran
+
+Nothing here imports torch at import time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_gemm.operands import Operands
+
+__all__ = [
+    "Availability",
+    "Backend",
+    "Contract",
+    "Prepared",
+    "Proof",
+    "Registry",
+    "RegistryError",
+    "Unsupported",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Availability:
+    """Whether a backend can run on this machine.
+
+    Attributes:
+        reason: why it cannot, with the command or the part that would change it; ``None`` when it can.
+        versions: what a report should name, for instance ``{"g++": "12.2.0"}``.
+    """
+
+    reason: Reason | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the backend can run."""
+        return self.reason is None
+
+
+class Unsupported(Exception):
+    """A refusal with a reason, decided before anything runs.  Not a skip, and not a failure.
+
+    ``supports()`` returns one; ``prepare()`` may raise one when only the compiler knows.
+    """
+
+    def __init__(self, code: str, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.reason = Reason(code, text, remedy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+    """The arithmetic that a backend claims for a problem; the oracle holds it to exactly this.
+
+    Attributes:
+        accumulate: type of the partial sums: ``f64``, ``f32``, ``f16`` or ``i32``.
+        epilogue: ``fused``: every step in the accumulator's type, one rounding at the end;
+            ``eager``: rounded to the tensor's dtype after every operation; ``either``: the backend
+            cannot tell beforehand, a result within either is right.
+        slices: number of split-K slices S, 1 for none.
+        partials: dtype in which split-K partials are stored: ``f32`` or the output's.
+        input_error: relative error of each input product that reduced-precision inputs cause
+            (2^-10 for TF32 rounded to nearest, 2^-9 truncated, 3 * 2^-16 for bf16x3).
+        alignment_bits, chunk: for tensor cores that truncate: f and L of Fasi et al. (2021); terms of one
+            chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
+        deterministic: the same call again gives the same bits.
+    """
+
+    accumulate: Literal["f64", "f32", "f16", "i32"] = "f32"
+    epilogue: Literal["fused", "eager", "either"] = "fused"
+    slices: int = 1
+    partials: Literal["f32", "out"] = "f32"
+    input_error: float = 0.0
+    alignment_bits: int = 0
+    chunk: int = 0
+    deterministic: bool = True
+
+    @property
+    def unit_roundoff(self) -> float:
+        """u of the accumulator's type."""
+        return {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "i32": 0.0}[self.accumulate]
+
+    def theta(self, k: int, extra_terms: int = 0) -> float:
+        """Factor of the gauge ``|A| @ |B|`` that bounds the error of the sum, in any order.
+
+        IEEE additions: (K + S - 1 + extra) u (Higham, 2002, section 3.1; Jeannerod and Rump, 2013,
+        for the form without O(u^2)).  Truncating tensor cores: ceil(K / L) (L 2^-f + 2^-23).
+
+        Args:
+            k: number of products in a sum.
+            extra_terms: further terms that enter the same accumulator (a bias).
+        """
+        if self.accumulate == "i32":
+            return 0.0
+        if self.alignment_bits:
+            chunks = math.ceil(k / self.chunk) if k else 0
+            theta = chunks * (self.chunk * 2.0**-self.alignment_bits + 2.0**-23) + extra_terms * 2.0**-24
+        else:
+            theta = (k + self.slices - 1 + extra_terms) * self.unit_roundoff
+        return theta + self.input_error
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """Evidence of what computed a result, gathered in three independent ways.
+
+    Attributes:
+        chosen: callers that the selection picked, ``("CppMicroGemmFP32Vec",)``.
+        generated: kernels that the generated program defines.
+        executed: kernels seen to execute during the last run.
+        foreign: matrix products of somebody else seen to execute (``aten.mm``): a fallback.
+        provable: ``False`` where there is nothing to prove, for a plain callable.
+    """
+
+    chosen: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
+    executed: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    provable: bool = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """What ran, by name: the executed kernels with the choice that they came from."""
+        if self.chosen and len(self.chosen) == len(self.executed):
+            return tuple(
+                e if c == e else f"{e} ({c})" for e, c in zip(self.executed, self.chosen, strict=True)
+            )
+        return self.executed + tuple(f"({c})" for c in self.chosen)
+
+    def objection(self) -> Reason | None:
+        """Why the evidence does not show that the backend computed the result; ``None`` when it does."""
+        if self.foreign:
+            return Reason("foreign-kernel", f"the product was computed by {', '.join(self.foreign)}")
+        if not self.provable:
+            return None
+        for name in ("chosen", "generated", "executed"):
+            if not getattr(self, name):
+                return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
+        return None
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A compiled problem, ready to run with any operands of it.
+
+    ``contract`` may be sharper than what ``supports`` could know: it is read after ``prepare``.
+    """
+
+    contract: Contract
+
+    def run(self, operands: Operands) -> torch.Tensor:
+        """Compute the problem on these operands and return a tensor that nobody else writes.
+
+        The operands belong to the problem that was prepared (with ``dyn-m``: at any M).
+        """
+        ...
+
+    def proof(self) -> Proof:
+        """What the last :meth:`run` executed."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A source of kernels.  Implement this to have the whole suite run over yours.
+
+    Example::
+
+        class Mine:
+            name = "mine"
+
+            def availability(self, device): return Availability()
+            def supports(self, problem):
+                return None if problem.op.name == "mm" else Unsupported("op", "mine has mm only")
+            def prepare(self, problem, operands): return MinePrepared(problem)
+
+    ``name`` is what ``--gemm-backends`` takes.  A backend that knows which devices it computes on says so
+    in an attribute ``devices``, for instance ``("cpu",)``; without one it is asked about both.
+    """
+
+    name: str
+
+    def availability(self, device: str) -> Availability:
+        """Whether it can run here; cheap, and without importing torch where that is possible."""
+        ...
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        """``None`` when the backend claims the problem, otherwise the refusal.  Facts only: nothing runs."""
+        ...
+
+    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+        """Compile the problem.  ``operands`` are the first that it will run on."""
+        ...
+
+
+class RegistryError(ValueError):
+    """A backend that cannot be registered, or a name that nobody registered."""
+
+
+class Registry:
+    """The backends of a run, by name, in the order of registration."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] = {}
+
+    def add(self, backend: Backend) -> None:
+        """Register a backend object.
+
+        Raises:
+            RegistryError: when the name is taken, malformed, or the object lacks a method.
+        """
+        name = getattr(backend, "name", None)
+        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name == "auto":
+            raise RegistryError(f"a backend needs a name of letters, digits and dashes, other than 'auto'; got {name!r}")
+        missing = [m for m in ("availability", "supports", "prepare") if not callable(getattr(backend, m, None))]
+        if missing:
+            raise RegistryError(f"backend {name!r} ({type(backend).__name__}) lacks {', '.join(missing)}()")
+        if name in self._backends:
+            raise RegistryError(f"two backends are called {name!r}: choose another name")
+        self._backends[name] = backend
+
+    def add_callable(
+        self,
+        name: str,
+        matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        *,
+        dtypes: Iterable[str] = ("f32", "f16", "bf16"),
+        batched: bool = True,
+        accumulate: Literal["f64", "f32", "f16"] = "f32",
+        deterministic: bool = True,
+    ) -> None:
+        """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
+
+        Example for a ``conftest.py``::
+
+            def pytest_gemm_register_backends(registry):
+                registry.add_callable("mine", my_matmul)
+
+        Args:
+            name: what ``--gemm-backends`` takes.
+            matmul: gets A (..., M, K) and B (..., K, N) as strided tensors and returns (..., M, N) in the
+                product's dtype (int32 for int8).
+            dtypes: dtype names of A and B that it takes.
+            batched: whether it takes 3-D tensors.
+            accumulate: type of its partial sums, what the bound is derived from.
+            deterministic: whether the same call again gives the same bits.
+        """
+        from pytest_gemm.plain import CallableBackend  # needs torch at run time only
+
+        self.add(CallableBackend(name, matmul, frozenset(dtypes), batched, Contract(accumulate, "eager", deterministic=deterministic)))
+
+    def __getitem__(self, name: str) -> Backend:
+        try:
+            return self._backends[name]
+        except KeyError:
+            close = difflib.get_close_matches(name, self._backends, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise RegistryError(f"unknown backend {name!r}{hint}; known: {', '.join(self._backends)}") from None
+
+    def __iter__(self) -> Iterator[Backend]:
+        return iter(self._backends.values())
+
+    def names(self) -> tuple[str, ...]:
+        """All names in order of registration."""
+        return tuple(self._backends)

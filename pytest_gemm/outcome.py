@@ -1,0 +1,97 @@
+"""What can become of a case: a status, a reason that a machine and a human can read, the facts beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+__all__ = ["Outcome", "Reason", "Seconds", "Status"]
+
+
+class Status(enum.Enum):
+    """How a case ended.  The values are the words of reports, JUnit properties and the run record."""
+
+    PASSED = "passed"
+    INCORRECT = "incorrect"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed-out"
+    FELL_BACK = "fell-back"
+    MISTRUSTED = "mistrusted"  # the data could not have told right from wrong
+    UNSUPPORTED = "unsupported"
+    KNOWN_FAILURE = "known-failure"
+    NOT_RUN = "not-run"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the case turns the run red."""
+        return self in _FAILURES
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_FAILURES = frozenset({Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FELL_BACK, Status.MISTRUSTED})
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why: a short stable code for machines, a sentence for people, and what would change it.
+
+    Attributes:
+        code: stable, lower case with dashes, for instance ``no-cuda-device``.
+        text: one sentence.
+        remedy: what the reader can do about it; "" where nothing can be done.
+    """
+
+    code: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.remedy})" if self.remedy else self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Where a case's wall-clock time went, in seconds."""
+
+    compile: float = 0.0
+    run: float = 0.0
+    reference: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.compile + other.compile, self.run + other.run, self.reference + other.reference)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of one case: one problem, one filling, one seed on one backend.
+
+    Attributes:
+        backend, problem, filling, seed: the case; ``problem`` is the canonical line.
+        status: how it ended.
+        reason: why it is not ``passed``; ``None`` for a pass.
+        kernels: names of what ran, as the backend proved them.
+        tier: which tier of the oracle decided (``exact``, ``hard``, ``statistical``), "" before judging.
+        ratio: worst error over bound; at most 1 for a pass, 0 where every element is exact, ``None`` unjudged.
+        details: the located mismatch, several lines, ready to be shown.
+        eager: the comparison with eager in words ("bit-equal", "1 ulp apart in 3 of 512").
+        seconds: where the time went.
+        test: name of the test function that judged it.
+        known_failure: id of the ledger entry that explains it, or "".
+    """
+
+    backend: str
+    problem: str
+    filling: str
+    seed: int
+    status: Status
+    reason: Reason | None = None
+    kernels: tuple[str, ...] = ()
+    tier: str = ""
+    ratio: float | None = None
+    details: str = ""
+    eager: str = ""
+    seconds: Seconds = Seconds()
+    test: str = ""
+    known_failure: str = ""

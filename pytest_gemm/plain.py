@@ -1,0 +1,77 @@
+"""A plain function as a backend: the shortest way to put a kernel under the whole suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_gemm import program
+from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands import Operands
+
+__all__ = ["CallableBackend", "CallablePrepared"]
+
+
+class CallableBackend:
+    """The backend behind :meth:`pytest_gemm.backend.Registry.add_callable`, which documents the arguments."""
+
+    devices = ("cpu", "cuda")
+
+    def __init__(
+        self,
+        name: str,
+        matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        dtypes: frozenset[str],
+        batched: bool,
+        contract: Contract,
+    ) -> None:
+        self.name = name
+        self.matmul = matmul
+        self.dtypes = dtypes
+        self.batched = batched
+        self.contract = contract
+
+    def availability(self, device: str) -> Availability:
+        """Always: a function that was registered is there."""
+        return Availability(versions=(("torch", torch.__version__),))
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        """What the registration said about dtypes and batches."""
+        # mixed and weight-only products reach the function after their cast in the graph.
+        cast_first = problem.op.name in {"mixed_mm", "woq_int8"}
+        given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
+        if not given <= self.dtypes:
+            names = " ".join(sorted(given - self.dtypes))
+            return Unsupported("dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}")
+        if problem.op.batch == "always" and not self.batched:
+            return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
+        if problem.op.name not in program.PROGRAMS:
+            return Unsupported("op", f"{problem.op.name} has no program around a plain matrix product")
+        return None
+
+    def prepare(self, problem: Problem, operands: Operands) -> CallablePrepared:
+        """Nothing to compile."""
+        return CallablePrepared(self, problem)
+
+
+class CallablePrepared:
+    """The function inside the problem's eager program."""
+
+    def __init__(self, backend: CallableBackend, problem: Problem) -> None:
+        self.contract = backend.contract
+        self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
+        self._problem = problem
+        self._program = program.build(problem, backend.matmul)
+
+    def run(self, operands: Operands) -> torch.Tensor:
+        """Run the program; the function sees the operands' own strides."""
+        return self._program(**program.args(self._problem, operands))
+
+    def proof(self) -> Proof:
+        """There is nothing to prove about a function of Python: it ran because it was called."""
+        return Proof(executed=(self._name,), provable=False)

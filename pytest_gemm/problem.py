@@ -1,0 +1,672 @@
+"""A problem is one line of text, both ways: ``op:dtypes:layout:shape[:epilogue[:flags]]``.
+
+This module is the vocabulary of the whole project: every other room receives a
+:class:`Problem` and none of them parses text.  It imports no torch, so that collection stays fast.
+
+Examples::
+
+    mm:f16:nt:512x768x1024
+    int_mm:i8-i8-i32:nt:512x1024x2048
+    bmm:bf16:nn:4x128x96x192
+    linear:f32:nt:1000x1024x1000:bias+gelu:dyn-m+pad-lda
+    addmm:f32:nn:33x65x127:bias-m1+alpha-0.5+beta-2
+
+The characters are those that ``pytest -k`` and every shell take unquoted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+__all__ = [
+    "ALL_FLAGS",
+    "DTYPES",
+    "OPS",
+    "STEPS",
+    "DType",
+    "DTypes",
+    "Layout",
+    "Op",
+    "Problem",
+    "ProblemError",
+    "Shape",
+    "Step",
+    "StepKind",
+]
+
+
+class ProblemError(ValueError):
+    """A problem line that cannot be read, or that contradicts itself.
+
+    The message is one paragraph for a user: it names the field, points at the character, and says
+    what would be right.
+
+    Attributes:
+        line: the whole line as given.
+        field: which field is wrong: ``op``, ``dtypes``, ``layout``, ``shape``, ``epilogue``, ``flags``.
+        column: 0-based offset of the offending character in ``line``.
+    """
+
+    def __init__(self, line: str, field: str, column: int, problem: str, allowed: str) -> None:
+        self.line = line
+        self.field = field
+        self.column = column
+        pointer = " " * column + "^"
+        super().__init__(f"{field}: {problem}; {allowed}\n  {line}\n  {pointer}")
+
+
+@dataclasses.dataclass(frozen=True)
+class DType:
+    """An element type under PyTorch's own abbreviation.
+
+    Attributes:
+        name: the abbreviation, ``bf16``.
+        torch_name: attribute of the ``torch`` module, ``bfloat16``.
+        bits: storage width of an element in bits.
+        precision: significand bits with the hidden one (0 for integers).
+        emin: exponent of the smallest normal number, ``2**emin`` (0 for integers).
+        emax: exponent of the largest binade (0 for integers).
+        max_finite: largest finite magnitude; for integers the largest value.
+        has_inf: whether overflow becomes infinity (``False``: NaN or saturation).
+    """
+
+    name: str
+    torch_name: str
+    bits: int
+    precision: int
+    emin: int
+    emax: int
+    max_finite: float
+    has_inf: bool = True
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values have a significand and an exponent."""
+        return self.precision > 0
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Relative rounding error bound u = 2^-p of round-to-nearest (Higham, 2002, section 2.1)."""
+        return 2.0**-self.precision if self.is_float else 0.0
+
+
+DTYPES: Final[Mapping[str, DType]] = {
+    d.name: d
+    for d in (
+        DType("f64", "float64", 64, 53, -1022, 1023, 1.7976931348623157e308),
+        DType("f32", "float32", 32, 24, -126, 127, 3.4028234663852886e38),
+        DType("f16", "float16", 16, 11, -14, 15, 65504.0),
+        DType("bf16", "bfloat16", 16, 8, -126, 127, 3.3895313892515355e38),
+        DType("f8e4m3fn", "float8_e4m3fn", 8, 4, -6, 8, 448.0, has_inf=False),
+        DType("f8e5m2", "float8_e5m2", 8, 3, -14, 15, 57344.0),
+        DType("i8", "int8", 8, 0, 0, 0, 127.0, has_inf=False),
+        DType("u8", "uint8", 8, 0, 0, 0, 255.0, has_inf=False),
+        DType("i32", "int32", 32, 0, 0, 0, 2147483647.0, has_inf=False),
+        # Two 4-bit values packed in a byte; the operands room owns the nibble order.
+        DType("i4", "uint8", 4, 0, 0, 0, 7.0, has_inf=False),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DTypes:
+    """The element types of A, B and the product, before any ``cast`` in the epilogue."""
+
+    a: DType
+    b: DType
+    out: DType
+
+    def __str__(self) -> str:
+        if self.a == self.b == self.out:
+            return self.a.name
+        return f"{self.a.name}-{self.b.name}-{self.out.name}"
+
+
+class Layout(enum.Enum):
+    """Whether A and B are row-major (``n``) or transposed views of row-major storage (``t``).
+
+    The first letter speaks of A (``n``: M x K row-major), the second of B (``n``: K x N row-major;
+    ``t``: an N x K row-major weight seen as K x N, which is what ``torch.nn.Linear`` stores).
+    """
+
+    NN = "nn"
+    NT = "nt"
+    TN = "tn"
+    TT = "tt"
+
+    @property
+    def a_transposed(self) -> bool:
+        """A is a view of K x M storage."""
+        return self.value[0] == "t"
+
+    @property
+    def b_transposed(self) -> bool:
+        """B is a view of N x K storage."""
+        return self.value[1] == "t"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """``MxNxK``, batch first: C[M, N] = A[M, K] @ B[K, N], ``batch`` times.
+
+    ``batch`` is ``None`` for a plain product.  For ``linear`` it is the leading dimension of a 3-D
+    input; for ``grouped_mm`` the number of groups.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int | None = None
+
+    def __str__(self) -> str:
+        dims = (self.m, self.n, self.k) if self.batch is None else (self.batch, self.m, self.n, self.k)
+        return "x".join(map(str, dims))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output has no element (K = 0 alone leaves an output of zeros)."""
+        return 0 in (self.m, self.n) or self.batch == 0
+
+    @property
+    def flops(self) -> int:
+        """Operations of the product alone: 2 M N K, times the batch."""
+        return 2 * self.m * self.n * self.k * (1 if self.batch is None else self.batch)
+
+
+class StepKind(enum.Enum):
+    """What a step of an epilogue does with the product."""
+
+    BIAS = "bias"  # adds a bias operand (for addmm and baddbmm: the addend C)
+    FACTOR = "factor"  # alpha or beta: a parameter of the product, not a pass over its result
+    UNARY = "unary"  # activation, or a product with a constant
+    BINARY = "binary"  # arithmetic with a residual tensor of the result's shape
+    CAST = "cast"  # conversion to another dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One link of the epilogue chain, for instance ``relu``, ``bias-m1`` or ``clamp--1_1``.
+
+    Attributes:
+        name: the step's name, a key of :data:`STEPS`.
+        text: its parameter as written, "" when there is none.
+    """
+
+    name: str
+    text: str = ""
+
+    @property
+    def kind(self) -> StepKind:
+        """The step's kind, from :data:`STEPS`."""
+        return STEPS[self.name].kind
+
+    @functools.cached_property
+    def numbers(self) -> tuple[float, ...]:
+        """The numeric parameters, with defaults filled in: ``clamp-0_6`` gives ``(0.0, 6.0)``."""
+        spec = STEPS[self.name]
+        if spec.parameter != "numbers":
+            return ()
+        return tuple(map(float, self.text.split("_"))) if self.text else spec.defaults
+
+    @property
+    def dtype(self) -> DType:
+        """The target type of a ``cast`` step."""
+        return DTYPES[self.text]
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.text}" if self.text else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpec:
+    """What the grammar allows after a step's name."""
+
+    kind: StepKind
+    parameter: str = ""  # "", "numbers", "dtype" or "shape"
+    defaults: tuple[float, ...] = ()
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+
+_BIAS_SHAPES: Final = ("n", "1n", "m1", "mn")
+
+STEPS: Final[Mapping[str, StepSpec]] = {
+    "bias": StepSpec(StepKind.BIAS, "shape", choices=_BIAS_SHAPES, help="bias of shape (N,), or -1n, -m1, -mn"),
+    "alpha": StepSpec(StepKind.FACTOR, "numbers", (1.0,), help="alpha-0.5: factor of the product"),
+    "beta": StepSpec(StepKind.FACTOR, "numbers", (1.0,), help="beta-2: factor of the bias"),
+    "relu": StepSpec(StepKind.UNARY),
+    "gelu": StepSpec(StepKind.UNARY),
+    "gelu_tanh": StepSpec(StepKind.UNARY),
+    "silu": StepSpec(StepKind.UNARY),
+    "sigmoid": StepSpec(StepKind.UNARY),
+    "tanh": StepSpec(StepKind.UNARY),
+    "exp": StepSpec(StepKind.UNARY),
+    "hardswish": StepSpec(StepKind.UNARY),
+    "hardsigmoid": StepSpec(StepKind.UNARY),
+    "leaky_relu": StepSpec(StepKind.UNARY, "numbers", (0.01,), help="leaky_relu-0.1: negative slope"),
+    "clamp": StepSpec(StepKind.UNARY, "numbers", (-1.0, 1.0), help="clamp-0_6: bounds LOW_HIGH"),
+    "scale": StepSpec(StepKind.UNARY, "numbers", (0.5,), help="scale-0.125: constant factor"),
+    "add": StepSpec(StepKind.BINARY),
+    "sub": StepSpec(StepKind.BINARY),
+    "mul": StepSpec(StepKind.BINARY),
+    "div": StepSpec(StepKind.BINARY),
+    "cast": StepSpec(StepKind.CAST, "dtype", help="cast-f32: result in another dtype"),
+    # Scales of quantised operands; the ops that take them say so.
+    "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
+    "rowwise": StepSpec(StepKind.FACTOR, help="a scale for each row of A and each column of B"),
+    "group": StepSpec(StepKind.FACTOR, "numbers", (128.0,), help="group-64: K elements that share a scale"),
+}
+
+
+ALL_FLAGS: Final[Mapping[str, str]] = {
+    "dyn-m": "one artifact compiled for any M",
+    "pad-lda": "A's rows are wider than K: the gap must not be read",
+    "pad-ldb": "B's rows are wider than they need to be",
+    "off-a": "A starts one element into its storage: an unaligned base",
+    "off-b": "B starts one element into its storage",
+    "bcast-a": "A is one matrix expanded over the batch (stride 0)",
+    "bcast-b": "B is one matrix expanded over the batch (stride 0)",
+    "self": "B is A transposed: A @ A.T on one storage",
+    "const-b": "B is a constant that the compiler may pack",
+    "var-b": "B is an argument, not a constant",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An operation under its ATen-style name, with what its grammar allows.
+
+    Attributes:
+        name: the key of :data:`OPS`.
+        batch: ``"never"``, ``"always"`` or ``"optional"``.
+        dtypes: whether a triple of dtype names makes sense (a backend may still refuse it).
+        dtypes_help: the same in words, with an example.
+        constant_b: whether B is a weight, constant for the compiler, unless a flag says otherwise.
+        addend: whether the op itself takes a bias operand C (``beta * C + alpha * A @ B``).
+        layouts: layouts that can be expressed.
+    """
+
+    name: str
+    batch: str
+    dtypes: Callable[[str, str, str], bool]
+    dtypes_help: str
+    constant_b: bool = True
+    addend: bool = False
+    layouts: tuple[Layout, ...] = tuple(Layout)
+    scales: tuple[str, ...] = ()
+
+
+_FLOATS: Final = frozenset({"f64", "f32", "f16", "bf16"})
+_HALVES: Final = frozenset({"f16", "bf16"})
+_FP8: Final = frozenset({"f8e4m3fn", "f8e5m2"})
+
+
+def _uniform_float(a: str, b: str, out: str) -> bool:
+    return a == b == out and a in _FLOATS
+
+
+def _one_integer_side(a: str, b: str, out: str) -> bool:
+    return (a in _FLOATS and b in {"i8", "u8"} and out == a) or (b in _FLOATS and a in {"i8", "u8"} and out == b)
+
+
+_LINEAR_LAYOUTS: Final = (Layout.NT, Layout.TT)
+_FLOAT_HELP: Final = "one of f64 f32 f16 bf16"
+
+OPS: Final[Mapping[str, Op]] = {
+    op.name: op
+    for op in (
+        Op("mm", "never", _uniform_float, _FLOAT_HELP),
+        Op("addmm", "never", _uniform_float, _FLOAT_HELP, addend=True),
+        Op("bmm", "always", _uniform_float, _FLOAT_HELP, constant_b=False),
+        Op("baddbmm", "always", _uniform_float, _FLOAT_HELP, constant_b=False, addend=True),
+        Op("linear", "optional", _uniform_float, _FLOAT_HELP, layouts=_LINEAR_LAYOUTS),
+        Op("int_mm", "never", lambda a, b, out: (a, b, out) == ("i8", "i8", "i32"), "i8-i8-i32"),
+        Op("mixed_mm", "never", _one_integer_side, "float-i8-float or i8-float-float, for example f16-i8-f16"),
+        Op(
+            "woq_int8",
+            "never",
+            lambda a, b, out: a in _HALVES | {"f32"} and b == "i8" and out == a,
+            "bf16-i8-bf16, f16-i8-f16 or f32-i8-f32",
+            layouts=(Layout.NT,),
+        ),
+        Op(
+            "woq_int4",
+            "never",
+            lambda a, b, out: a in _HALVES | {"f32"} and b == "i4" and out == a,
+            "for example bf16-i4-bf16",
+            layouts=(Layout.NT,),
+            scales=("group",),
+        ),
+        Op(
+            "qlinear",
+            "never",
+            lambda a, b, out: a in {"u8", "i8"} and b == "i8" and out in _FLOATS | {"u8", "i8"},
+            "for example u8-i8-f32",
+            layouts=(Layout.NT,),
+        ),
+        Op(
+            "scaled_mm",
+            "never",
+            lambda a, b, out: a in _FP8 and b in _FP8 and out in {"bf16", "f16", "f32"},
+            "for example f8e4m3fn-f8e4m3fn-bf16",
+            constant_b=False,
+            layouts=(Layout.NT,),
+            scales=("tensorwise", "rowwise"),
+        ),
+        Op("grouped_mm", "always", _uniform_float, _FLOAT_HELP, constant_b=False, layouts=(Layout.NN, Layout.NT)),
+    )
+}
+
+# One dimension or flag per line of the table keeps the error messages honest: they are made from it.
+_STEP_TOKEN: Final = re.compile(r"([a-z_]+)(?:-(.+))?\Z")
+_FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is to be computed: op, dtypes, layout, shape, epilogue and flags.
+
+    ``str(problem)`` is its canonical line and ``Problem.parse(str(problem)) == problem``.  A problem
+    says nothing about values (filling, seed) or about who computes it (backend).
+
+    Raises:
+        ProblemError: when the parts contradict each other.
+    """
+
+    op: Op
+    dtypes: DTypes
+    layout: Layout
+    shape: Shape
+    epilogue: tuple[Step, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        order = list(ALL_FLAGS)
+        object.__setattr__(self, "flags", tuple(sorted(set(self.flags), key=order.index)))
+        self._check()
+
+    @functools.cached_property
+    def line(self) -> str:
+        """The canonical text; also the problem's id."""
+        parts = [self.op.name, str(self.dtypes), str(self.layout), str(self.shape)]
+        if self.epilogue or self.flags:
+            parts.append("+".join(map(str, self.epilogue)))
+        if self.flags:
+            parts.append("+".join(self.flags))
+        return ":".join(parts)
+
+    def __str__(self) -> str:
+        return self.line
+
+    # -- facts that several rooms need -----------------------------------------------------------
+
+    def has(self, flag: str) -> bool:
+        """Whether the problem carries ``flag``, a key of :data:`ALL_FLAGS`."""
+        return flag in self.flags
+
+    def step(self, name: str) -> Step | None:
+        """The first step called ``name``, or ``None``."""
+        return next((s for s in self.epilogue if s.name == name), None)
+
+    @property
+    def alpha(self) -> float:
+        """Factor of the product; 1 where none is given."""
+        step = self.step("alpha")
+        return step.numbers[0] if step else 1.0
+
+    @property
+    def beta(self) -> float:
+        """Factor of the bias operand of addmm and baddbmm; 1 where none is given."""
+        step = self.step("beta")
+        return step.numbers[0] if step else 1.0
+
+    @property
+    def bias_shape(self) -> tuple[int, ...] | None:
+        """Shape of the bias operand, ``None`` without one.  addmm's default is (N,)."""
+        step = self.step("bias")
+        if step is None:
+            return None
+        m, n = self.shape.m, self.shape.n
+        shape = {"": (n,), "n": (n,), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
+        if self.shape.batch is not None and step.text == "mn":
+            return (self.shape.batch, m, n)
+        return shape
+
+    @property
+    def passes(self) -> tuple[Step, ...]:
+        """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales."""
+        own_bias = self.op.addend or self.op.name in {"linear", "qlinear", "scaled_mm"}
+        return tuple(
+            s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
+        )
+
+    @property
+    def result_dtype(self) -> DType:
+        """Element type of the result: that of the last cast, or of the product."""
+        casts = [s.dtype for s in self.epilogue if s.kind is StepKind.CAST]
+        return casts[-1] if casts else self.dtypes.out
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Shape of the result tensor."""
+        m, n = self.shape.m, self.shape.n
+        return (m, n) if self.shape.batch is None else (self.shape.batch, m, n)
+
+    @property
+    def constant_b(self) -> bool:
+        """Whether B is a constant of the compiled program (a weight) rather than an argument."""
+        if self.has("const-b"):
+            return True
+        return self.op.constant_b and not self.has("var-b") and not self.has("self")
+
+    def with_m(self, m: int) -> Problem:
+        """The same problem at another M; for ``dyn-m`` both belong to one artifact."""
+        return dataclasses.replace(self, shape=dataclasses.replace(self.shape, m=m))
+
+    # -- text ------------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(cls, line: str) -> Problem:
+        """Read a problem line.
+
+        Raises:
+            ProblemError: naming the field and the character that is wrong, and what is allowed there.
+        """
+        return _Parser(line).problem()
+
+    def _check(self) -> None:
+        """Refuse contradictions; the column points at the field of the canonical line."""
+
+        def fail(field: str, problem: str, allowed: str) -> None:
+            line = self.line
+            parts = line.split(":")
+            index = min(_FIELDS.index(field), len(parts) - 1)
+            column = sum(len(p) + 1 for p in parts[:index])
+            raise ProblemError(line, field, column, problem, allowed)
+
+        op, names = self.op, (self.dtypes.a.name, self.dtypes.b.name, self.dtypes.out.name)
+        if not op.dtypes(*names):
+            fail("dtypes", f"{self.dtypes} makes no {op.name}", f"{op.name} takes {op.dtypes_help}")
+        if self.layout not in op.layouts:
+            fail("layout", f"{op.name} cannot be {self.layout}", f"allowed: {' '.join(map(str, op.layouts))}")
+        if op.batch == "never" and self.shape.batch is not None:
+            fail("shape", f"{op.name} has no batch", "give MxNxK")
+        if op.batch == "always" and self.shape.batch is None:
+            fail("shape", f"{op.name} needs a batch", "give BxMxNxK")
+        self._check_epilogue(fail)
+        self._check_flags(fail)
+
+    def _check_epilogue(self, fail: Callable[[str, str, str], None]) -> None:
+        seen_pass = False
+        for index, step in enumerate(self.epilogue):
+            if step.kind in (StepKind.FACTOR, StepKind.BIAS) and step in self.epilogue[:index]:
+                fail("epilogue", f"{step} stands twice", "once is enough")
+            if step.name in {"alpha", "beta"} and not self.op.addend:
+                fail("epilogue", f"{self.op.name} has no {step.name}", "addmm and baddbmm take it; scale-X goes anywhere")
+            if step.name in {"tensorwise", "rowwise", "group"} and step.name not in self.op.scales:
+                takers = " ".join(op.name for op in OPS.values() if step.name in op.scales)
+                fail("epilogue", f"{self.op.name} takes no {step.name} scales", f"these do: {takers}")
+            if step.kind is StepKind.BIAS and seen_pass:
+                fail("epilogue", f"{step} comes after another step", "bias goes first, factors beside it")
+            if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:
+                fail("epilogue", f"{self.op.name} takes a bias of shape (N,) only", "write bias")
+            seen_pass = seen_pass or step.kind not in (StepKind.FACTOR, StepKind.BIAS)
+        if self.op.addend and self.step("bias") is None:
+            fail("epilogue", f"{self.op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
+        if self.op.name == "int_mm" and any(s.kind in (StepKind.UNARY, StepKind.BINARY) for s in self.epilogue):
+            first = self.epilogue[0]
+            if first.kind is not StepKind.CAST:
+                fail("epilogue", f"{first} on an int32 product", "cast first, for example cast-f32+relu")
+
+    def _check_flags(self, fail: Callable[[str, str, str], None]) -> None:
+        shape = self.shape
+        if self.has("self"):
+            if shape.m != shape.n:
+                fail("flags", "self needs M = N", f"write {shape.m}x{shape.m}x{shape.k}")
+            if self.dtypes.a != self.dtypes.b:
+                fail("flags", "self needs one dtype for A and B", "drop self")
+            if self.layout not in (Layout.NT, Layout.TN):
+                fail("flags", "B is A transposed", "self goes with nt or tn")
+            for other in ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m"):
+                if self.has(other):
+                    fail("flags", f"self and {other} contradict each other", f"drop {other}")
+        if self.has("const-b") and self.has("var-b"):
+            fail("flags", "const-b and var-b contradict each other", "keep one")
+        for flag in ("bcast-a", "bcast-b"):
+            if self.has(flag) and (self.op.batch != "always"):
+                fail("flags", f"{flag} needs a batch", "use bmm or baddbmm")
+
+
+class _Parser:
+    """Cuts a line at ``:`` and remembers where every piece began, for the error's pointer."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line.strip()
+        pieces = self.line.split(":")
+        if len(pieces) > len(_FIELDS):
+            column = sum(len(p) + 1 for p in pieces[: len(_FIELDS)])
+            raise ProblemError(self.line, "flags", column, "too many fields", f"the fields are {':'.join(_FIELDS)}")
+        starts = [sum(len(p) + 1 for p in pieces[:i]) for i in range(len(pieces))]
+        self.fields = dict(zip(_FIELDS, zip(pieces, starts, strict=True), strict=False))
+
+    def fail(self, field: str, offset: int, problem: str, allowed: str) -> ProblemError:
+        """An error at ``offset`` characters into ``field``."""
+        start = self.fields[field][1] if field in self.fields else len(self.line)
+        return ProblemError(self.line, field, start + offset, problem, allowed)
+
+    def text(self, field: str) -> str:
+        """A mandatory field."""
+        if field not in self.fields or not self.fields[field][0]:
+            raise self.fail(field, 0, "is missing", f"a line is {':'.join(_FIELDS[:4])}[:epilogue[:flags]]")
+        return self.fields[field][0]
+
+    def problem(self) -> Problem:
+        """The whole line."""
+        op_name = self.text("op")
+        if op_name not in OPS:
+            raise self.fail("op", 0, f"unknown op {op_name!r}{_did_you_mean(op_name, OPS)}", f"known: {' '.join(OPS)}")
+        dtypes, layout, shape = self.dtypes(), self.layout(), self.shape()
+        steps = tuple(self.step(token, offset) for token, offset in self.tokens("epilogue"))
+        flags = tuple(self.flag(token, offset) for token, offset in self.tokens("flags"))
+        try:
+            return Problem(OPS[op_name], dtypes, layout, shape, steps, flags)
+        except ProblemError as error:
+            # The same complaint, pointing into the text that the user typed.
+            head, _, _ = str(error).partition("\n")
+            problem, _, allowed = head.removeprefix(f"{error.field}: ").rpartition("; ")
+            raise self.fail(error.field, 0, problem, allowed) from None
+
+    def dtypes(self) -> DTypes:
+        text = self.text("dtypes")
+        names = text.split("-")
+        offset = 0
+        for name in names:
+            if name not in DTYPES:
+                hint = _did_you_mean(name, DTYPES)
+                raise self.fail("dtypes", offset, f"unknown dtype {name!r}{hint}", f"known: {' '.join(DTYPES)}")
+            offset += len(name) + 1
+        if len(names) not in (1, 3):
+            raise self.fail("dtypes", 0, f"{len(names)} names", "give one for all, or a-b-out")
+        a, b, out = (DTYPES[n] for n in (names if len(names) == 3 else names * 3))
+        return DTypes(a, b, out)
+
+    def layout(self) -> Layout:
+        text = self.text("layout")
+        try:
+            return Layout(text)
+        except ValueError:
+            raise self.fail("layout", 0, f"unknown layout {text!r}", "one of nn nt tn tt") from None
+
+    def shape(self) -> Shape:
+        text = self.text("shape")
+        offset = 0
+        sizes = []
+        for part in text.split("x"):
+            if not (part.isascii() and part.isdigit()):
+                raise self.fail("shape", offset, f"{part!r} is not a size", "write MxNxK or BxMxNxK, each 0 or more")
+            sizes.append(int(part))
+            offset += len(part) + 1
+        if len(sizes) == 3:
+            return Shape(*sizes)
+        if len(sizes) == 4:
+            return Shape(*sizes[1:], batch=sizes[0])
+        raise self.fail("shape", 0, f"{len(sizes)} sizes", "write MxNxK, or BxMxNxK with a batch")
+
+    def tokens(self, field: str) -> list[tuple[str, int]]:
+        """The ``+`` separated tokens of an optional field with their offsets."""
+        text = self.fields.get(field, ("", 0))[0]
+        if not text:
+            return []
+        # A plus sign that follows a digit and an "e" belongs to a number (1e+3); the grammar has none.
+        tokens, offset = [], 0
+        for token in text.split("+"):
+            if not token:
+                raise self.fail(field, offset, "an empty token", f"{field} tokens are joined by one '+'")
+            tokens.append((token, offset))
+            offset += len(token) + 1
+        return tokens
+
+    def step(self, token: str, offset: int) -> Step:
+        match = _STEP_TOKEN.match(token)
+        name, text = (match[1], match[2] or "") if match else (token, "")
+        if name not in STEPS:
+            known = " ".join(STEPS)
+            raise self.fail("epilogue", offset, f"unknown step {name!r}{_did_you_mean(name, STEPS)}", f"known: {known}")
+        spec = STEPS[name]
+        at = offset + len(name) + 1
+        if not spec.parameter and text:
+            raise self.fail("epilogue", at, f"{name} takes no parameter", f"write {name}")
+        if spec.parameter == "shape" and text and text not in spec.choices:
+            raise self.fail("epilogue", at, f"unknown bias shape {text!r}", f"one of {' '.join(spec.choices)}")
+        if spec.parameter == "dtype" and text not in DTYPES:
+            raise self.fail("epilogue", at, f"{text!r} is no dtype", f"write {name}-DTYPE, one of {' '.join(DTYPES)}")
+        if spec.parameter == "numbers" and text:
+            self.check_numbers(name, text, at, spec)
+        canonical = "" if spec.parameter == "shape" and text == "n" else text
+        return Step(name, canonical)
+
+    def check_numbers(self, name: str, text: str, at: int, spec: StepSpec) -> None:
+        parts = text.split("_")
+        good = len(parts) == len(spec.defaults) and all(re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", p) for p in parts)
+        if not good:
+            raise self.fail("epilogue", at, f"{text!r} does not fit {name}", spec.help)
+
+    def flag(self, token: str, offset: int) -> str:
+        if token not in ALL_FLAGS:
+            hint = _did_you_mean(token, ALL_FLAGS)
+            raise self.fail("flags", offset, f"unknown flag {token!r}{hint}", f"known: {' '.join(ALL_FLAGS)}")
+        return token

@@ -1,0 +1,119 @@
+"""The problem line: both ways, and what a user is told about a wrong one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, DTypes, Layout, Problem, ProblemError, Shape, Step
+
+SIZES = st.integers(0, 70_000)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    name = draw(st.sampled_from(sorted(STEPS)))
+    spec = STEPS[name]
+    if spec.parameter == "dtype":
+        return Step(name, draw(st.sampled_from(["f32", "f16", "bf16"])))
+    if spec.parameter == "shape":
+        return Step(name, draw(st.sampled_from(["", "1n", "m1", "mn"])))
+    if spec.parameter == "numbers" and draw(st.booleans()):
+        numbers = st.integers(-40, 40).map(lambda n: f"{n / 8:g}")
+        return Step(name, "_".join(draw(st.tuples(*[numbers] * len(spec.defaults)))))
+    return Step(name)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem | None:
+    """Any problem; ``None`` where the parts contradict each other."""
+    op = draw(st.sampled_from(sorted(OPS.values(), key=lambda o: o.name)))
+    triples = [(a, b, o) for a in DTYPES for b in DTYPES for o in DTYPES if op.dtypes(a, b, o)]
+    dtypes = DTypes(*(DTYPES[name] for name in draw(st.sampled_from(triples))))
+    batch = None if op.batch == "never" else draw(SIZES)
+    shape = Shape(draw(SIZES), draw(SIZES), draw(SIZES), batch)
+    epilogue = tuple(draw(st.lists(steps(), max_size=4)))
+    if op.addend:
+        epilogue = (Step("bias"), *(s for s in epilogue if s.name != "bias"))
+    flags = tuple(draw(st.lists(st.sampled_from(sorted(ALL_FLAGS)), max_size=3)))
+    try:
+        return Problem(op, dtypes, draw(st.sampled_from(list(Layout))), shape, epilogue, flags)
+    except ProblemError:
+        return None
+
+
+@given(problems())
+def test_every_problem_is_read_back_from_its_line(problem: Problem | None) -> None:
+    if problem is not None:
+        assert Problem.parse(str(problem)) == problem
+        assert not set(str(problem)) - set("abcdefghijklmnopqrstuvwxyz0123456789:+-._")
+
+
+@given(st.text(max_size=40))
+def test_no_text_makes_the_parser_fail_in_another_way(text: str) -> None:
+    try:
+        Problem.parse(text)
+    except ProblemError as error:
+        assert 0 <= error.column <= len(error.line)
+
+
+@given(problems(), st.data())
+def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | None, data: st.DataObject) -> None:
+    if problem is None:
+        return
+    at = data.draw(st.integers(0, len(problem.line) - 1))
+    line = problem.line[:at] + data.draw(st.sampled_from("x:+-_9q")) + problem.line[at + 1 :]
+    try:
+        Problem.parse(line)
+    except ProblemError as error:
+        assert error.field in {"op", "dtypes", "layout", "shape", "epilogue", "flags"}
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "column", "words"),
+    [
+        ("mmm:f32:nn:1x1x1", "op", 0, ["did you mean 'mm'", "known:"]),
+        ("mm:f3:nn:1x1x1", "dtypes", 3, ["'f3'", "bf16"]),
+        ("mm:f32-f16:nn:1x1x1", "dtypes", 3, ["a-b-out"]),
+        ("mm:f32-x-f32:nn:1x1x1", "dtypes", 7, ["'x'"]),
+        ("int_mm:f32:nn:1x1x1", "dtypes", 7, ["i8-i8-i32"]),
+        ("mm:f32:nq:1x1x1", "layout", 7, ["nn nt tn tt"]),
+        ("linear:f32:nn:1x1x1", "layout", 11, ["nt"]),
+        ("mm:f32:nn:1x1", "shape", 10, ["MxNxK"]),
+        ("mm:f32:nn:1x-1x1", "shape", 12, ["'-1'"]),
+        ("mm:f32:nn:2x1x1x1", "shape", 10, ["no batch"]),
+        ("bmm:f32:nn:1x1x1", "shape", 11, ["BxMxNxK"]),
+        ("mm:f32:nn:1x1x1:rleu", "epilogue", 16, ["did you mean 'relu'"]),
+        ("mm:f32:nn:1x1x1:relu+clamp-2", "epilogue", 27, ["clamp-0_6"]),
+        ("mm:f32:nn:1x1x1:cast-f31", "epilogue", 21, ["'f31'", "bf16"]),
+        ("mm:f32:nn:1x1x1:alpha-2", "epilogue", 16, ["no alpha"]),
+        ("addmm:f32:nn:1x1x1", "epilogue", 18, ["bias"]),
+        ("mm:f32:nn:1x1x1:relu++add", "epilogue", 21, ["one '+'"]),
+        ("mm:f32:nn:1x1x1::pad-ldq", "flags", 17, ["did you mean 'pad-ld"]),
+        ("mm:f32:nt:2x1x1::self", "flags", 17, ["2x2x1"]),
+        ("mm:f32:nn:1x1x1:relu:dyn-m:x", "flags", 27, ["too many fields"]),
+        ("mm:f32", "layout", 6, ["is missing"]),
+    ],
+)
+def test_a_wrong_line_is_told_where_and_what_would_be_right(line: str, field: str, column: int, words: list[str]) -> None:
+    with pytest.raises(ProblemError) as caught:
+        Problem.parse(line)
+    assert (caught.value.field, caught.value.column) == (field, column)
+    for word in words:
+        assert word in str(caught.value)
+    assert str(caught.value).splitlines()[2] == "  " + " " * column + "^"
+
+
+def test_one_line_has_one_spelling() -> None:
+    assert str(Problem.parse("mm:f32-f32-f32:nn:1x1x1:bias-n:pad-lda+dyn-m")) == "mm:f32:nn:1x1x1:bias:dyn-m+pad-lda"
+
+
+def test_what_the_rooms_ask_of_a_problem() -> None:
+    problem = Problem.parse("addmm:bf16:nt:8x256x2664:bias-m1+alpha-0.5+beta-2+relu+add+cast-f32")
+    assert (problem.alpha, problem.beta, problem.bias_shape) == (0.5, 2.0, (8, 1))
+    assert [str(s) for s in problem.passes] == ["relu", "add", "cast-f32"]
+    assert (problem.result_dtype.name, problem.result_shape) == ("f32", (8, 256))
+    assert problem.constant_b
+    assert not Problem.parse("bmm:f32:nn:2x3x4x5").constant_b
+    assert [str(s) for s in Problem.parse("mm:f32:nn:1x1x1:bias+relu").passes] == ["bias", "relu"]
