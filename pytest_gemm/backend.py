@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Availability",
     "Backend",
+    "Caching",
     "Contract",
     "Prepared",
     "Proof",
@@ -209,6 +210,19 @@ class Backend(Protocol):
 
     def prepare(self, problem: Problem, operands: Operands) -> Prepared:
         """Compile the problem.  ``operands`` are the first that it will run on."""
+        ...
+
+
+@runtime_checkable
+class Caching(Backend, Protocol):
+    """A backend whose compiler keeps what it compiled: the suite asks whether it keeps too much."""
+
+    def with_user_caches(self, tag: str) -> Backend:
+        """A twin that compiles at every ``prepare`` as a user's process does, with every cache on.
+
+        Args:
+            tag: separates these caches from all others; a new one starts empty.  The twin can be pickled.
+        """
         ...
 
 

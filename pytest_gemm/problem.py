@@ -621,9 +621,11 @@ class _Parser:
             sizes.append(int(part))
             offset += len(part) + 1
         if len(sizes) == 3:
-            return Shape(*sizes)
+            m, n, k = sizes
+            return Shape(m, n, k)
         if len(sizes) == 4:
-            return Shape(*sizes[1:], batch=sizes[0])
+            batch, m, n, k = sizes
+            return Shape(m, n, k, batch)
         raise self.fail("shape", 0, f"{len(sizes)} sizes", "write MxNxK, or BxMxNxK with a batch")
 
     def tokens(self, field: str) -> list[tuple[str, int]]:

@@ -1,0 +1,1 @@
+"""The backends that come with pytest-gemm: one module for each source of kernels."""

@@ -1,0 +1,565 @@
+"""A problem compiled by Inductor once, and run with any operands: the working half of ``inductor.py``.
+
+With freezing, the weight is a constant of the generated program: packed into the layout of the micro-kernel at
+compile time.  Compiling again for every filling would cost hundreds of times more than computing, so an
+artifact *rebinds*: the compile runs on stand-in constants of the same geometry and random contents, the
+template's own packing call is recorded, and for new operands that very code packs the new weight into the
+module's constant.  Before an artifact may do so it has shown that the replay on the stand-ins gives every
+constant of the module bit for bit, and that every constant operand is accounted for.  Where it has not
+(a bias of up to 8 elements is written into the kernel's text, for example) each set of constants is compiled
+anew: correct and slower, and counted in ``recompiles``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+from weakref import finalize
+
+import torch
+
+from pytest_gemm import program
+from pytest_gemm.backend import Contract, Proof, Unsupported
+from pytest_gemm.backends import torch_compat
+from pytest_gemm.executed import products_in_source, record_products
+from pytest_gemm.problem import Problem, StepKind
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands import Operands
+
+__all__ = ["Artifact", "InductorPrepared", "RecompileError", "constant_names", "m_dimensions", "stand_in"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class RecompileError(RuntimeError):
+    """A compiled program met operands of its own problem and wanted to compile again."""
+
+
+def constant_names(problem: Problem) -> frozenset[str]:
+    """Which of the program's tensors are constants of the compiled program.
+
+    With a constant weight its scale and its bias are constants too, as in ``torch.nn.Linear``; not a bias with
+    a row for every M, which belongs to the input.  Residuals are inputs.
+    """
+    if not problem.constant_b:
+        return frozenset()
+    step = problem.step("bias")
+    names = {"b", "scale"}
+    if step is not None and step.text not in {"m1", "mn"}:
+        names.add("bias")
+    return frozenset(names)
+
+
+def m_dimensions(problem: Problem) -> dict[str, int]:
+    """For every input of a ``dyn-m`` program the dimension that is M."""
+    found = {"a": 0 if problem.shape.batch is None else 1}
+    residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
+    found.update((f"r{i}", found["a"]) for i in range(residuals))
+    step = problem.step("bias")
+    if step is not None and step.text in {"m1", "mn"}:
+        batched = step.text == "mn" and problem.shape.batch is not None
+        found["bias"] = 1 if batched else 0
+    return found
+
+
+def stand_in(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """A tensor of the same geometry (shape, strides, alignment) with distinct random contents.
+
+    Its storage is no larger than the view needs, and it begins where a parameter of its own would: at offset 0,
+    or as many elements past a 64-byte boundary as ``tensor`` lies (the flag ``off-b``), never behind a guard band.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    offset = tensor.storage_offset() % (64 // tensor.element_size())
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    size = max(extent, 0) if tensor.numel() else offset
+    storage = torch.zeros(size, dtype=tensor.dtype)
+    view = storage.as_strided(tensor.shape, tensor.stride(), offset)
+    # Written through the storage: an expanded view has several indices for one element.
+    if tensor.dtype.is_floating_point:
+        storage.copy_(torch.randn(size, generator=generator))
+    else:
+        low, high = (0, 255) if tensor.dtype == torch.uint8 else (-127, 127)
+        storage.copy_(torch.randint(low, high + 1, (size,), generator=generator))
+    return view.to(tensor.device) if tensor.device.type != "cpu" else view
+
+
+class _Program(torch.nn.Module):
+    """The problem's program with its constants as frozen parameters."""
+
+    def __init__(self, problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> None:
+        super().__init__()
+        for name, tensor in constants.items():
+            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+        self._build = program.build(problem)
+        self._constants = tuple(constants)
+        self._inputs = inputs
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        tensors = dict(zip(self._inputs, args, strict=True))
+        tensors.update((name, getattr(self, name)) for name in self._constants)
+        return self._build(**tensors)
+
+
+def _flatten(module: _Program, inputs: tuple[str, ...]) -> torch.nn.Module:
+    """The program as straight-line code, what a user would have written by hand.
+
+    Dynamo then traces half a dozen lines instead of this package's dispatch, and every artifact has a
+    code object of its own, so that Dynamo's limits on recompiling one function never count two artifacts.
+    """
+    graph = torch.fx.Graph()
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    tensors = {name: torch.fx.Proxy(graph.placeholder(name), tracer) for name in inputs}
+    tensors.update((n, torch.fx.Proxy(graph.get_attr(n), tracer)) for n in module._constants)
+    result: Any = module._build(**cast("Any", tensors))  # a Proxy stands for a tensor
+    graph.output(result.node)
+    return torch.fx.GraphModule(module, graph)
+
+
+# -- rebinding -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Binding:
+    """How one constant of the generated module follows from the program's constants."""
+
+    attribute: str
+    source: str
+    recipe: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and torch_compat.same_bits(a, b)
+
+
+def _geometry_kept(
+    like: torch.Tensor, recipe: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``recipe`` with a result of exactly the strides that the generated code was compiled for."""
+    stride = like.stride()
+
+    def kept(new: torch.Tensor) -> torch.Tensor:
+        made = recipe(new)
+        if made.stride() == stride:
+            return made
+        return torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device).copy_(made)
+
+    return kept
+
+
+_VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda t: t,
+    lambda t: t.mT if t.dim() > 1 else t,
+)
+
+
+# What a compiler does to a constant without changing its values: conversion, broadcast, another shape.
+_ADAPTATIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    lambda t, like: t.to(like.dtype),
+    lambda t, like: t.expand(like.shape),
+    lambda t, like: t.reshape(like.shape),
+)
+
+
+def _adapted(
+    like: torch.Tensor,
+    view: Callable[[torch.Tensor], torch.Tensor],
+    adapt: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tensor: torch.Tensor,
+) -> torch.Tensor:
+    return adapt(view(tensor), like)
+
+
+def _replay(
+    packing: torch_compat.Packing, view: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
+) -> torch.Tensor:
+    # A weight of another type has been converted before it was packed (mixed_mm).
+    return packing.replay(view(tensor).to(packing.source.dtype))
+
+
+def _candidates(
+    constant: torch.Tensor, packings: list[torch_compat.Packing], tensor: torch.Tensor
+) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """Ways in which ``constant`` may have been made of ``tensor``, the likeliest first."""
+    found: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    for view in _VIEWS:
+        found.extend(
+            functools.partial(_replay, packing, view)
+            for packing in packings
+            if packing.packed.shape == constant.shape and packing.source.shape == view(tensor).shape
+        )
+        found.append(view)
+        found.extend(functools.partial(_adapted, constant, view, adapt) for adapt in _ADAPTATIONS)
+    return found
+
+
+def _bindings(
+    module: ModuleType, session: torch_compat.Session, constants: Tensors, ignorable: frozenset[str]
+) -> tuple[list[_Binding], str]:
+    """Recipes for all constants of ``module``, or the reason why there are none.
+
+    Args:
+        module: generated for ``constants``.
+        session: what was seen while it was.
+        constants: the program's constants by parameter name.
+        ignorable: constants that the program need not contain (the bias of ``beta = 0``).
+    """
+    names = _referenced(module)
+    made: list[_Binding] = []
+    for attribute in names:
+        constant = getattr(module, attribute)
+        if constant.is_mkldnn:
+            return [], f"{attribute} is in oneDNN's own format"
+        binding = _explain(attribute, constant, session, constants)
+        if binding is None:
+            return [], f"{attribute} {tuple(constant.shape)} does not follow from the constant operands"
+        made.append(binding)
+    missing = {name for name, t in constants.items() if t.numel()} - {b.source for b in made} - ignorable
+    if missing:
+        return [], f"{', '.join(sorted(missing))} became part of the generated code"
+    return made, ""
+
+
+def _explain(
+    attribute: str, constant: torch.Tensor, session: torch_compat.Session, constants: Tensors
+) -> _Binding | None:
+    for source, tensor in constants.items():
+        for recipe in _candidates(constant, session.packings, tensor):
+            try:
+                value = recipe(tensor)
+            except (RuntimeError, AssertionError):  # a shape that does not fit is merely not this way
+                continue
+            if value.shape == constant.shape and torch_compat.same_bits(value, constant):
+                return _Binding(attribute, source, _geometry_kept(constant, recipe))
+    return None
+
+
+def _referenced(module: ModuleType) -> list[str]:
+    """Names of the tensors among the module's globals that its entry function reads."""
+    entry: Any = module.call
+    code = getattr(entry, "__func__", entry).__code__
+    return [n for n in dict.fromkeys(code.co_names) if isinstance(getattr(module, n, None), torch.Tensor)]
+
+
+# -- one compile -------------------------------------------------------------------------------------------
+
+
+class _Counted:
+    """A generated kernel that notes its calls.  The list is cleared at the start of a run."""
+
+    __slots__ = ("calls", "kernel", "name")
+
+    def __init__(self, name: str, kernel: Callable[..., Any], calls: list[str]) -> None:
+        self.name, self.kernel, self.calls = name, kernel, calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(self.name)
+        return self.kernel(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Triton and CUTLASS kernels are objects: the wrapper calls kernel.run(...).
+        value = getattr(self.kernel, name)
+        if name not in {"run", "__call__"} or not callable(value):
+            return value
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(self.name)
+            return value(*args, **kwargs)
+
+        return counted
+
+
+@dataclasses.dataclass
+class _Compiled:
+    """What one run of the compiler made, with one set of constants inside."""
+
+    function: Callable[..., torch.Tensor]
+    inputs: tuple[str, ...]
+    session: torch_compat.Session
+    modules: tuple[ModuleType, ...]
+    kernels: dict[str, bool]
+    foreign_calls: tuple[str, ...]
+    observed: tuple[str, ...]
+    order: tuple[str, ...]
+    calls: list[str]
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Generated kernels that are matrix product templates."""
+        return tuple(name for name, template in self.kernels.items() if template)
+
+    @property
+    def source(self) -> str:
+        """Text of the generated wrapper, with its kernels."""
+        return "\n".join(_source(m) for m in self.modules)
+
+
+def _source(module: ModuleType) -> str:
+    assert module.__file__ is not None
+    with open(module.__file__, encoding="utf-8") as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
+    """Compile the program with these constants inside, and run it once on the inputs."""
+    inputs = tuple(n for n in tensors if n not in constants)
+    module = _Program(problem, constants, inputs)
+    args = [tensors[n] for n in inputs]
+    if problem.has("dyn-m"):
+        dims = m_dimensions(problem)
+        # Fresh views: the mark is an attribute, and the operands are not ours to mark.
+        args = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in args]
+        for name, t in zip(inputs, args, strict=True):
+            if name in dims:
+                torch_compat.mark_dynamic(t, dims[name])
+    with (
+        _threads(spec.threads),
+        torch_compat.session(spec.options, directory=spec.directory, user_caches=spec.user_caches) as seen,
+    ):
+        function: Callable[..., torch.Tensor] = torch.compile(_flatten(module, inputs), fullgraph=True)
+        try:
+            function(*args)
+        except Exception as error:
+            if seen.refused:
+                raise Unsupported(
+                    "no-choice",
+                    f"Inductor has no {spec.inductor_name} candidate for {', '.join(seen.refused)} of {problem}",
+                ) from error
+            raise
+    modules = tuple({id(m): m for m in seen.modules}.values())
+    source = "\n".join(map(_source, modules))
+    kernels: dict[str, bool] = {}
+    calls: list[str] = []
+    for loaded in modules:
+        for name, template in torch_compat.kernels_of(_source(loaded)).items():
+            kernels[name] = template
+            kernel = getattr(loaded, name, None)
+            if isinstance(kernel, _Counted):  # the module served an earlier compile of the same program
+                kernel = kernel.kernel
+            if callable(kernel):
+                setattr(loaded, name, _Counted(name, kernel, calls))
+    # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
+    with _threads(spec.threads), torch.no_grad(), torch_compat.never_recompile(), record_products() as observed:
+        function(*args)
+    return _Compiled(
+        function, inputs, seen, modules, kernels, products_in_source(source), tuple(observed), tuple(calls), calls
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileSpec:
+    """How to compile: Inductor's options, where its caches live, and what may be answered from them.
+
+    ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
+    """
+
+    inductor_name: str
+    options: Mapping[str, Any]
+    directory: str
+    threads: int
+    user_caches: str = ""
+    rebind: bool = True
+
+
+# A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
+def _inlined(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 0 or (tensor.dim() == 1 and tensor.shape[0] <= 8)
+
+
+_seeds = itertools.count(20)
+
+
+class Artifact:
+    """A problem compiled for one geometry of operands.
+
+    Attributes:
+        rebind_reason: why it cannot be rebound, "" when it can or has no constants.
+        compiles: how often the compiler ran for it; 1 unless it cannot be rebound.
+    """
+
+    def __init__(self, problem: Problem, tensors: Tensors, spec: CompileSpec) -> None:
+        self.problem = problem
+        self.spec = spec
+        self.compiles = 0
+        self.rebind_reason = ""
+        self._bindings: list[_Binding] = []
+        self._bound: tuple[Any, ...] | None = None
+        self._kept: list[torch.Tensor] = []
+        names = constant_names(problem)
+        self._names = tuple(n for n in tensors if n in names)
+        inlined = [n for n in self._names if _inlined(tensors[n])]
+        if not self._names:
+            self._compiled = self._run_compiler(tensors, {})
+        elif not spec.rebind:
+            self.rebind_reason = "rebinding is switched off"
+        elif inlined:
+            self.rebind_reason = f"{', '.join(inlined)} is written into the kernel's text"
+        else:
+            self._try_to_rebind(tensors)
+        if self.rebind_reason:
+            self._compile_for(tensors)
+
+    def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
+        self.compiles += 1
+        made = _compile(self.problem, tensors, constants, self.spec)
+        for module in made.modules:
+            finalize(self, torch_compat.forget_module, module)
+        return made
+
+    def _try_to_rebind(self, tensors: Tensors) -> None:
+        constants = {n: stand_in(tensors[n], next(_seeds)) for n in self._names}
+        self._compiled = self._run_compiler(tensors, constants)
+        if len(self._compiled.modules) != 1:
+            self.rebind_reason = f"{len(self._compiled.modules)} modules were generated"
+            return
+        ignorable = frozenset({"bias"}) if self.problem.beta == 0.0 else frozenset()
+        module = self._compiled.modules[0]
+        self._bindings, self.rebind_reason = _bindings(module, self._compiled.session, constants, ignorable)
+        # The packings hold the stand-ins; the recipes hold what they need of them.
+        self._compiled.session.packings.clear()
+
+    def _compile_for(self, tensors: Tensors) -> None:
+        # Copies: the program keeps its constants, and the operands are not its own.
+        constants = {n: _copy(tensors[n]) for n in self._names}
+        self._compiled = self._run_compiler(tensors, constants)
+        self._contents = constants
+
+    def bind(self, tensors: Tensors) -> None:
+        """Make these constants those of the program; nothing to do when they are already."""
+        if not self._names:
+            return
+        identity = tuple((t.data_ptr(), t._version, t.shape, t.stride()) for t in (tensors[n] for n in self._names))
+        if identity == self._bound:
+            return
+        if self.rebind_reason:
+            if not all(torch_compat.same_bits(tensors[n], self._contents[n]) for n in self._names):
+                self._compile_for(tensors)
+        else:
+            for binding in self._bindings:
+                setattr(self._compiled.modules[0], binding.attribute, binding.recipe(tensors[binding.source]))
+        self._bound = identity
+        # Alive, so that no other tensor can take their address.
+        self._kept = [tensors[n] for n in self._names]
+
+    def run(self, tensors: Tensors) -> torch.Tensor:
+        """Compute the program on these tensors.
+
+        Raises:
+            RecompileError: when the compiled program's guards refuse them.
+        """
+        self.bind(tensors)
+        compiled = self._compiled
+        args = [tensors[n] for n in compiled.inputs]
+        compiled.calls.clear()
+        try:
+            with _threads(self.spec.threads), torch.no_grad(), torch_compat.never_recompile():
+                return compiled.function(*args)
+        except RuntimeError as error:
+            if torch_compat.recompiled(error):
+                raise RecompileError(f"{self.problem}: {error}") from error
+            raise
+
+    def proof(self) -> Proof:
+        """What the last run executed, what the module defines and what was chosen."""
+        compiled = self._compiled
+        templates = compiled.templates
+        foreign = dict.fromkeys((*compiled.observed, *compiled.foreign_calls))
+        chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
+        if not compiled.session.choices and self.spec.user_caches:
+            # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
+            chosen = tuple(f"{name} out of the FX graph cache" for name in templates)
+        return Proof(
+            chosen=chosen,
+            generated=templates,
+            executed=tuple(c for c in compiled.calls if c in templates),
+            foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
+        )
+
+    @property
+    def fused(self) -> bool:
+        """Whether the program ends with its one template kernel, so that nothing is done to a stored result."""
+        order = self._compiled.order
+        return bool(order) and self._compiled.templates == order[-1:]
+
+    @property
+    def kernels(self) -> dict[str, bool]:
+        """All generated kernels: name -> whether it is a template.  Pointwise kernels count here."""
+        return self._compiled.kernels
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All candidates that the selection was given."""
+        return tuple(self._compiled.session.choices)
+
+    @property
+    def source(self) -> str:
+        """Text of the generated program."""
+        return self._compiled.source
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copy = stand_in(tensor, 0)
+    if copy.numel():
+        # Through the view; an expanded one repeats itself, which is why it is not assigned element by element.
+        shape = [1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+        zeros = [0] * tensor.dim()
+        narrow = tuple(slice(z, z + n) for z, n in zip(zeros, shape, strict=True))
+        copy[narrow].copy_(tensor[narrow])
+    return copy
+
+
+class InductorPrepared:
+    """A problem on its artifact; several of them share one where only M (``dyn-m``) differs."""
+
+    def __init__(self, problem: Problem, artifact: Artifact, contract: Contract) -> None:
+        self.problem = problem
+        self.artifact = artifact
+        self.contract = contract
+
+    def run(self, operands: Operands) -> torch.Tensor:
+        """Rebind the constants where needed and run; see :meth:`Artifact.run`."""
+        return self.artifact.run(program.args(self.problem, operands))
+
+    def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
+        """The run without its preparation, for a timer: constants bound, arguments at hand."""
+        tensors = program.args(self.problem, operands)
+        self.artifact.run(tensors)
+        compiled = self.artifact._compiled
+        args = [tensors[n] for n in compiled.inputs]
+        function = compiled.function
+
+        threads = self.artifact.spec.threads
+
+        def call() -> torch.Tensor:
+            with _threads(threads), torch.no_grad():
+                return function(*args)
+
+        return call
+
+    def proof(self) -> Proof:
+        """What the last :meth:`run` executed.  An empty result needs no kernel, so none is asked for."""
+        proof = self.artifact.proof()
+        return dataclasses.replace(proof, provable=False) if self.problem.shape.is_empty else proof
+
+    @property
+    def source(self) -> str:
+        """Text of the generated program, for the artifacts of a failure."""
+        return self.artifact.source

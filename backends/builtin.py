@@ -1,0 +1,24 @@
+"""The backends that come with the package, in the order in which ``auto`` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_gemm.backend import Backend
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cutedsl import CuteDslBackend
+from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.nvgemm import NvgemmBackend
+from pytest_gemm.backends.triton import TritonBackend
+
+__all__ = ["BUILTIN"]
+
+BUILTIN: tuple[Callable[[], Backend], ...] = (
+    AtenBackend,
+    CppBackend,
+    TritonBackend,
+    CutlassBackend,
+    CuteDslBackend,
+    NvgemmBackend,
+)

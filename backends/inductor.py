@@ -1,0 +1,322 @@
+"""Inductor with one backend forced: what the backends ``cpp``, ``triton``, ``cutlass`` and ``nvgemm`` share.
+
+ATen is never among the candidates, so where the backend has none the compile is refused instead of answered by
+somebody else; and where Inductor falls back all the same, the proof shows it.  No torch is imported before
+something is to be compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem import Problem, StepKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_gemm.backends.artifact import Artifact, InductorPrepared
+    from pytest_gemm.operands import Operands
+
+__all__ = ["DYN_M_HINT", "InductorBackend", "cache_dir", "has_no_kernel", "installed", "no_cuda", "unclaimed"]
+
+# The M at which a dyn-m artifact is compiled, whatever M is asked for first: a single rerun then compiles
+# the very same kernel.  No dimension of a test is likely to equal it by chance.
+DYN_M_HINT = 61
+
+_KEPT_ARTIFACTS = 16
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept.
+
+    ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` under
+    ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``.
+    """
+    from pytest_gemm.backends import torch_compat
+
+    if mine := torch_compat.users_cache_dir():
+        return Path(mine)
+    import torch
+
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "pytest-gemm" / f"inductor-{torch.__version__}"
+
+
+class InductorBackend:
+    """One backend of Inductor's autotuning, alone.
+
+    Subclasses say who they are, where they can run and what they claim.
+
+    Args:
+        threads: number of threads that generated CPU code uses (it is part of the code); ``None`` takes
+            ``torch.get_num_threads()`` at the time of the compile.  It is set for the time of a run too.
+        user_caches: let the FX graph cache and AOTAutograd's answer, as they do for a user by default; the tag
+            keeps these entries apart.  "" turns them off: every compile is one.
+        rebind: give new constants to a compiled program instead of compiling again, see ``artifact.py``.
+        keep: how many artifacts to keep alive.
+
+    Attributes:
+        name: what ``--gemm-backends`` takes.
+        inductor_name: what ``max_autotune_gemm_backends`` takes.
+        devices: where it computes.
+        compiles: how often the compiler ran.
+        recompiles: how many of those only because constants could not be replaced.
+        unbindable: why, by problem line.
+    """
+
+    name: str = ""
+    inductor_name: str = ""
+    devices: tuple[str, ...] = ("cuda",)
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        user_caches: str = "",
+        rebind: bool = True,
+        keep: int = _KEPT_ARTIFACTS,
+    ) -> None:
+        self.threads = threads
+        self.user_caches = user_caches
+        self.rebind = rebind and not user_caches
+        self.unbindable: dict[str, str] = {}
+        self._keep = keep
+        self._artifacts: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
+        self._dropped_compiles = 0
+        self._dropped_recompiles = 0
+
+    # -- for subclasses ------------------------------------------------------------------------------
+
+    def availability(self, device: str) -> Availability:
+        """Whether it can run here; subclasses know."""
+        raise NotImplementedError
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        """What it claims; subclasses know."""
+        raise NotImplementedError
+
+    def options(self, problem: Problem) -> dict[str, Any]:
+        """Inductor's configuration for this problem, complete."""
+        options: dict[str, Any] = {
+            "max_autotune": True,
+            "max_autotune_gemm_backends": self.inductor_name,
+            "freezing": problem.constant_b,
+            # In this process: pytest-xdist has the cores, and a pool of compile workers costs seconds to start.
+            "compile_threads": 1,
+        }
+        if self.threads is not None:
+            options["cpp.threads"] = self.threads
+        return options
+
+    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
+        """The arithmetic of the compiled problem.
+
+        Where the template kernel is the last one, it has held the sum in f32 through the whole epilogue and has
+        rounded once.  With another kernel after it, or before anything is compiled, the result may have been
+        rounded in between.
+        """
+        fused = artifact is not None and artifact.fused and not _casts(problem)
+        plain = not problem.passes and problem.step("bias") is None
+        return Contract("f32", "fused" if fused or plain else "either")
+
+    # -- the protocol ----------------------------------------------------------------------------------
+
+    def prepare(self, problem: Problem, operands: Operands) -> InductorPrepared:
+        """Compile the problem, or take the artifact that has been compiled for it.
+
+        Raises:
+            Unsupported: when Inductor has no candidate of this backend.
+        """
+        from pytest_gemm.backends.artifact import InductorPrepared
+
+        artifact = self.artifact(problem, operands)
+        return InductorPrepared(problem, artifact, self.contract(problem, artifact))
+
+    def with_user_caches(self, tag: str) -> InductorBackend:
+        """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
+        return type(self)(threads=self.threads, user_caches=tag, keep=0)
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        """Names of the candidates that Inductor has for the problem, in its order."""
+        return self.artifact(problem, operands).choices
+
+    def artifact(self, problem: Problem, operands: Operands) -> Artifact:
+        """The compiled program of a problem; the same one for the same problem and geometry."""
+        from pytest_gemm import program
+        from pytest_gemm.backends.artifact import Artifact, CompileSpec
+
+        tensors = program.args(problem, operands)
+        first = problem
+        if problem.has("dyn-m"):
+            first = problem.with_m(DYN_M_HINT)
+            tensors = self._at_hint(problem, tensors)
+        key = (first.line, self._threads(), tuple((n, t.shape, t.stride()) for n, t in tensors.items()))
+        if key in self._artifacts:
+            self._artifacts.move_to_end(key)
+            return self._artifacts[key]
+        spec = CompileSpec(
+            self.inductor_name,
+            self.options(problem),
+            str(cache_dir()),
+            threads=self._threads(),
+            user_caches=self.user_caches,
+            rebind=self.rebind,
+        )
+        artifact = Artifact(first, tensors, spec)
+        if artifact.rebind_reason and self.rebind:
+            self.unbindable[problem.line] = artifact.rebind_reason
+        self._artifacts[key] = artifact
+        while len(self._artifacts) > self._keep:
+            _, old = self._artifacts.popitem(last=False)
+            self._dropped_compiles += old.compiles
+            self._dropped_recompiles += old.compiles - 1
+        return artifact
+
+    @property
+    def compiles(self) -> int:
+        """How often the compiler ran."""
+        return self._dropped_compiles + sum(a.compiles for a in self._artifacts.values())
+
+    @property
+    def recompiles(self) -> int:
+        """How many of the compiles only put other constants into a program."""
+        return self._dropped_recompiles + sum(a.compiles - 1 for a in self._artifacts.values())
+
+    def _threads(self) -> int:
+        import torch
+
+        return self.threads or torch.get_num_threads()
+
+    @staticmethod
+    def _at_hint(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors with M at :data:`DYN_M_HINT`: contents do not matter, only the geometry does."""
+        import torch
+
+        from pytest_gemm.backends.artifact import m_dimensions
+
+        dims = m_dimensions(problem)
+        m = problem.shape.m
+        found = {}
+        for name, tensor in tensors.items():
+            if name not in dims:
+                found[name] = tensor
+                continue
+            shape = list(tensor.shape)
+            shape[dims[name]] = DYN_M_HINT
+            stride = _strides_at(tensor, dims[name], m)
+            extent = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+            storage = torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
+            found[name] = storage.as_strided(shape, stride, tensor.storage_offset())
+        return found
+
+
+def _strides_at(tensor: torch.Tensor, dim: int, m: int) -> list[int]:
+    """Strides of ``tensor`` when its dimension ``dim`` has :data:`DYN_M_HINT` elements instead of ``m``.
+
+    A stride that spans the dimension grows with it: by whole multiples of ``m`` steps of the dimension, plus
+    what padding there was.
+    """
+    step = tensor.stride(dim)
+    found = []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        # Another dimension steps over all of this one: (K, M).T has strides (1, M), a batch has M * row.
+        spans = stride >= m * step > 0 and stride != step and size > 1
+        if spans and stride != step:
+            over = stride - m * step
+            found.append(DYN_M_HINT * step + over)
+        else:
+            found.append(stride)
+    return found
+
+
+def _casts(problem: Problem) -> bool:
+    """Whether the graph itself says where to round: by a cast, before which the value has the product's dtype."""
+    return any(s.kind is StepKind.CAST for s in problem.epilogue)
+
+
+def no_cuda() -> Reason | None:
+    """Why there is no CUDA device here, from the cheapest facts on: device files first, torch last."""
+    import shutil
+
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and shutil.which("nvidia-smi") is None:
+        return Reason("no-cuda-device", "there is no CUDA device", "run on a machine with an NVIDIA GPU and its driver")
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        if built is None:
+            return Reason(
+                "no-cuda-torch",
+                f"torch {torch.__version__} is built without CUDA",
+                "pip install torch --index-url https://download.pytorch.org/whl/cu130",
+            )
+        return Reason("no-cuda-device", "PyTorch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return None
+
+
+def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
+    """Versions of installed distributions, for a report; what is not installed is left out."""
+    from importlib import metadata
+
+    found = []
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append((name, metadata.version(name)))
+    return tuple(found)
+
+
+# -- facts of Inductor that hold for every backend of it -----------------------------------------------
+
+
+def unclaimed(problem: Problem) -> Unsupported | None:
+    """Ops that have no program, and sizes that no artifact for any M contains."""
+    from pytest_gemm import program
+
+    if problem.op.name not in program.PROGRAMS:
+        return Unsupported("op", f"{problem.op.name} has no program yet")
+    if problem.has("dyn-m") and problem.shape.m < 2:
+        return Unsupported(
+            "dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: an artifact for any M has no M={problem.shape.m}"
+        )
+    return None
+
+
+def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
+    """Products that Inductor writes as multiplications and sums before any backend is asked.
+
+    From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
+    and confirmed on it.  With ``dyn-m`` a size that is 1 at run time is not 1 at compile time, which
+    :func:`unclaimed` has dealt with.
+    """
+    op, shape = problem.op.name, problem.shape
+    m, n, k = shape.m, shape.n, shape.k
+    cpu = device == "cpu"
+    if problem.op.batch == "optional" and shape.batch is not None:
+        m *= shape.batch  # a 3-D input of linear is one matrix
+    addend = op == "addmm" or (op == "linear" and problem.step("bias") is not None)
+    why = ""
+    if op in {"bmm", "baddbmm"}:
+        if op == "bmm" and k == 1:
+            why = "K=1 is an outer product"
+        elif op == "bmm" and cpu and 1 in (m, n):
+            why = f"a batch of products with {'M' if m == 1 else 'N'}=1 is bound by memory"
+    elif op in {"int_mm", "woq_int8"} or 0 in (m, n):
+        return None
+    elif cpu and m == 1 and n == 1:
+        why = "M=N=1 is a dot product"
+    elif addend:
+        if cpu and m == 1 and k <= 16 and n <= 16:
+            why = "M=1 with K and N up to 16 is small"
+        elif not cpu and k == 1 and m != 1 and n != 1:
+            why = "K=1 is an outer product"
+    elif k == 1 and m != 1 and n != 1 and (not cpu or m + n <= 32):
+        why = "K=1 is an outer product" + (" of up to 32 elements" if cpu else "")
+    if not why:
+        return None
+    return Unsupported("decomposed", f"{why}: Inductor writes it as a multiplication and a sum, without a GEMM kernel")

@@ -1,0 +1,71 @@
+"""``nvgemm``: Inductor's NVIDIA Universal GEMM backend, CuTe DSL kernels picked through ``cutlass_api``."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from pytest_gemm.backend import Availability, Unsupported
+from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, installed, no_cuda, unclaimed
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem import Problem
+
+__all__ = ["NvgemmBackend"]
+
+
+class NvgemmBackend(InductorBackend):
+    """The NVGEMM candidates alone."""
+
+    name: str = "nvgemm"
+    inductor_name: str = "NVGEMM"
+    devices: tuple[str, ...] = ("cuda",)
+
+    def availability(self, device: str) -> Availability:
+        """A CUDA device, the CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
+        if device != "cuda":
+            return Availability(Reason("device", f"nvgemm computes on cuda, not on {device}", "--gemm-device=cuda"))
+        if reason := no_cuda():
+            return Availability(reason)
+        if not _has("cutlass.cute"):
+            return Availability(
+                Reason(
+                    "no-cutlass-dsl", "the CuTe DSL is not installed", "pip install 'nvidia-cutlass-dsl[cu13]==4.6.3'"
+                )
+            )
+        if not _has("cutlass_api"):
+            return Availability(
+                Reason(
+                    "no-cutlass-api",
+                    "the module cutlass_api is not installed; PyPI does not have it",
+                    "pip install 'git+https://github.com/NVIDIA/cutlass@cutlass_api#subdirectory=python/cutlass_api'",
+                )
+            )
+        return Availability(versions=installed("nvidia-cutlass-dsl", "cutlass_api"))
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        """mm and bmm (and a linear without bias) in f16 and bf16 on 16-byte aligned operands."""
+        if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
+            return refusal
+        out = problem.dtypes.out.name
+        biased = problem.op.addend or (problem.op.name == "linear" and problem.step("bias") is not None)
+        if biased or problem.op.name not in {"mm", "bmm", "linear"}:
+            return Unsupported("op", "Inductor asks NVGEMM for mm, bmm and grouped products only, with no addend")
+        if out not in {"f16", "bf16"}:
+            return Unsupported("dtype", f"NVGEMM's kernels for mm and bmm take f16 and bf16, not {out}")
+        if problem.has("off-a") or problem.has("off-b"):
+            return Unsupported(
+                "alignment", "NVGEMM needs operands at 16-byte aligned addresses", "drop off-a and off-b"
+            )
+        return None
+
+    def options(self, problem: Problem) -> dict[str, Any]:
+        """With the weight as an argument: freezing buys nothing on a GPU."""
+        return {**super().options(problem), "freezing": False}
+
+
+def _has(module: str) -> bool:
+    """Whether ``module`` can be found, without importing more than its parents."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,119 @@
+"""Which matrix products the ATen dispatcher executed: the third and independent kind of evidence.
+
+A generated kernel never goes through the dispatcher, so a product seen here was computed by somebody else:
+by ATen, oneDNN or MKL.  For eager code it is simply the list of what ran.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["PRODUCTS", "is_product", "products_in_source", "record_products"]
+
+# Base names of operators that multiply matrices, in any namespace (aten, mkl, mkldnn, onednn, quantized).
+PRODUCTS = frozenset(
+    {
+        "_addmm_activation",
+        "_grouped_mm",
+        "_int_mm",
+        "_linear_pointwise",
+        "_mkl_linear",
+        "_scaled_grouped_mm",
+        "_scaled_grouped_mm_v2",
+        "_scaled_mm",
+        "_scaled_mm_v2",
+        "_weight_int4pack_mm",
+        "_weight_int4pack_mm_for_cpu",
+        "_weight_int4pack_mm_with_scales_and_zeros",
+        "_weight_int8pack_mm",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "baddbmm",
+        "bias_addmm",
+        "bmm",
+        "bmm_dtype",
+        "dot",
+        "int4mm_packed_weight_cpu",
+        "linear",
+        "linear_dynamic_fp16",
+        "matmul",
+        "mkldnn_linear",
+        "mm",
+        "mm_dtype",
+        "mv",
+        "qlinear_pointwise",
+        "vdot",
+    }
+)
+
+# How the wrapper that Inductor writes calls somebody else's kernel, e.g. "extern_kernels.mm(" or
+# "torch.ops.mkldnn._linear_pointwise.default(".
+_EXTERNAL = re.compile(r"\b(?:extern_kernels|torch\.ops\.\w+|aten|_quantized)\.(\w+)(?:\.\w+)?\(")
+
+
+def is_product(name: str) -> bool:
+    """Whether ``aten.addmm.out``, ``mkl._mkl_linear`` or ``mm`` names a matrix product."""
+    parts = name.replace("::", ".").split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]) in PRODUCTS
+
+
+def products_in_source(source: str) -> tuple[str, ...]:
+    """Matrix products of somebody else that a generated wrapper calls, by reading it."""
+    return tuple(m[0].rstrip("(") for m in _EXTERNAL.finditer(source) if m[1] in PRODUCTS)
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every product and lets it through."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        self.seen = seen
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs as compiled under this mode, instead of falling back to eager."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],  # an OpOverload, whose type torch does not export
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = str(func)
+        if is_product(name):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def record_products() -> Iterator[list[str]]:
+    """Record the matrix products that the dispatcher executes inside the block, in order.
+
+    Example::
+
+        with record_products() as seen:
+            torch.nn.functional.linear(x, w)
+        assert seen == ["aten.mm.default"]
+
+    Yields:
+        the list that fills up: qualified operator names such as ``aten.mm.default``.
+    """
+    seen: list[str] = []
+    with _Recorder(seen):
+        yield seen
+
+
+def _selftest() -> bool:
+    """Whether the recorder works on this torch; for ``torch_compat``."""
+    with record_products() as seen:
+        torch.mm(torch.zeros(1, 1), torch.zeros(1, 1))
+    return seen == ["aten.mm.default"]

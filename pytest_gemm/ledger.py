@@ -1,0 +1,547 @@
+"""The ledger of known failures: predicates over cases and machines, each with a reason, in a TOML file.
+
+A known failure still runs (unless it can kill the process); it is only not red.  An entry whose cases have all
+come to pass is an error, so that the ledger never outlives the defects.  Pure data: reading, matching
+and counting, no pytest and no torch.  ``docs/known-failures.md`` describes the file for its writers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import operator
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Comparison", "Entry", "Environment", "Globs", "Ledger", "LedgerError", "LedgerUse"]
+
+
+class LedgerError(ValueError):
+    """A ledger that cannot be read; the message names file and line, and says what would be right.
+
+    Attributes:
+        path: the file as it was named.
+        line: 1-based line number, 0 where the file as a whole is meant.
+    """
+
+    def __init__(self, path: Path | str, line: int, problem: str, remedy: str) -> None:
+        self.path = path
+        self.line = line
+        where = f"{path}:{line}" if line else str(path)
+        super().__init__(f"{where}: {problem}; {remedy}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """What an entry may ask about the machine and the installation.
+
+    Attributes:
+        torch: version as torch gives it, ``2.13.0+cpu``.
+        isa: names of what the hardware has, lower case: ``avx2``, ``avx512_vnni``, ``amx_tile``, ``sm_90``.
+        device: where the backend computes, ``cpu`` or ``cuda``.
+    """
+
+    torch: str
+    isa: tuple[str, ...] = ()
+    device: str = "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Globs:
+    """Shell patterns over words, case-sensitive; a leading ``!`` excludes.
+
+    They hold for a set of words when no word matches an excluding pattern and, if there is a pattern that
+    does not exclude, some word matches one.
+    """
+
+    patterns: tuple[str, ...] = ("*",)
+
+    def match(self, *words: str) -> bool:
+        """Whether the patterns hold for these words, taken together."""
+        included = [p for p in self.patterns if not p.startswith("!")]
+        excluded = [p[1:] for p in self.patterns if p.startswith("!")]
+        if any(fnmatch.fnmatchcase(word, p) for word in words for p in excluded):
+            return False
+        return not included or "*" in included or any(fnmatch.fnmatchcase(w, p) for w in words for p in included)
+
+
+_OPERATORS: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_COMPARISON: Final = re.compile(r"\s*(?:%\s*([1-9]\d*)\s*)?(==|!=|<=|>=|<|>)\s*(\d+)\s*")
+_COMPARISON_HELP: Final = 'write for example ">=4", "==1" or "%16!=0", or a list of which all must hold'
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A condition on a size: ``>=4``, or ``%16!=0`` (the remainder modulo 16 is not 0)."""
+
+    operator: str
+    number: int
+    modulus: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Comparison:
+        """Read one condition.
+
+        Raises:
+            ValueError: when it is none.
+        """
+        match = _COMPARISON.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a comparison")
+        return cls(match[2], int(match[3]), int(match[1]) if match[1] else None)
+
+    def holds(self, size: int | None) -> bool:
+        """Whether ``size`` meets the condition; a size that a problem does not have meets none."""
+        if size is None:
+            return False
+        value = size if self.modulus is None else size % self.modulus
+        return _OPERATORS[self.operator](value, self.number)
+
+
+_ANY: Final = Globs()
+_SIZES: Final = ("m", "n", "k", "batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One known failure: whom, what and where it strikes, and why.
+
+    Attributes:
+        id: what reports call it.
+        reason: one sentence for the reader of a report.
+        link: an issue or a commit, "" for none.
+        backend, test, filling, device, problem: patterns over the names of the case.
+        status: how it fails.
+        torch: releases that have it, ``None`` for all.
+        isa: patterns over the names of the machine's instruction sets, taken together.
+        words: patterns over the problem's ``op dtypes layout epilogue flags``.
+        sizes: conditions on ``m n k batch``; all hold.
+        crashes: it can kill the process, so it must not be run.
+        line: where it stands in its file, 1-based.
+    """
+
+    id: str
+    reason: str
+    backend: Globs
+    link: str = ""
+    test: Globs = _ANY
+    filling: Globs = _ANY
+    device: Globs = _ANY
+    problem: Globs = _ANY
+    isa: Globs = _ANY
+    status: frozenset[Status] = frozenset({Status.INCORRECT})
+    torch: SpecifierSet | None = None
+    words: tuple[tuple[str, Globs], ...] = ()
+    sizes: tuple[tuple[str, Comparison], ...] = ()
+    crashes: bool = False
+    line: int = 0
+
+    def applies(self, backend: str, problem: Problem, test: str, environment: Environment) -> bool:
+        """Whether the entry speaks of this case at all; the filling and how it ends are not asked."""
+        return (
+            self.backend.match(backend)
+            and self.test.match(test)
+            and self.problem.match(problem.line)
+            and self.device.match(environment.device)
+            and self.isa.match(*environment.isa)
+            and _released(self.torch, environment.torch)
+            and all(globs.match(*_words(problem, key)) for key, globs in self.words)
+            and all(comparison.holds(getattr(problem.shape, key)) for key, comparison in self.sizes)
+        )
+
+
+def _words(problem: Problem, key: str) -> tuple[str, ...]:
+    """The words that a pattern of the ``where`` table is held against."""
+    return {
+        "op": (problem.op.name,),
+        "dtypes": (str(problem.dtypes),),
+        "layout": (str(problem.layout),),
+        "epilogue": tuple(map(str, problem.epilogue)),
+        "flags": problem.flags,
+    }[key]
+
+
+def _released(specifier: SpecifierSet | None, version: str) -> bool:
+    """Whether a torch version is meant.
+
+    A nightly or source build counts as the release that it leads to: ``2.14.0.dev20260101`` and
+    ``2.14.0a0+gitabc`` are 2.14.0, so that ``<2.14`` ends with the branch that has the fix.
+    """
+    if specifier is None:
+        return True
+    try:
+        return specifier.contains(Version(version).base_version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """All known failures, in the order of the file; an empty one knows none.
+
+    Attributes:
+        entries: the entries.
+        path: the file that they came from, ``None`` for none.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    path: Path | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> Ledger:
+        """Read a ledger.
+
+        Raises:
+            LedgerError: with file and line, when it cannot be read or an entry makes no sense.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise LedgerError(path, 0, f"cannot be read ({error.strerror})", "name a TOML file, or none") from None
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise LedgerError(path, line, "is not UTF-8", "save the file as UTF-8") from None
+        return cls(_Reader(path, text).entries(), path)
+
+    def match(self, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
+        """The first entry that explains a failed outcome; ``None`` for one that nobody knows, or no failure."""
+        covering = self.covering(outcome, problem, environment)
+        return next((entry for entry in covering if outcome.status in entry.status), None)
+
+    def covering(self, outcome: Outcome, problem: Problem, environment: Environment) -> tuple[Entry, ...]:
+        """Every entry that speaks of this outcome's case, however it ended."""
+        return tuple(
+            entry
+            for entry in self.entries
+            if entry.filling.match(outcome.filling)
+            and entry.applies(outcome.backend, problem, outcome.test, environment)
+        )
+
+    def applicable(self, backend: str, problem: Problem, test: str, environment: Environment) -> Entry | None:
+        """The first entry that forbids to run the case, because it can kill the process."""
+        return next(
+            (entry for entry in self.entries if entry.crashes and entry.applies(backend, problem, test, environment)),
+            None,
+        )
+
+
+class LedgerUse:
+    """How often each entry was needed in a run; mergeable, so that xdist workers can send theirs.
+
+    Attributes:
+        failed: outcomes that an entry explains, by id.
+        differed: outcomes that it speaks of and that failed in another way than it says.
+        passed: outcomes that it speaks of and that passed.
+    """
+
+    def __init__(self) -> None:
+        self.failed: Counter[str] = Counter()
+        self.differed: Counter[str] = Counter()
+        self.passed: Counter[str] = Counter()
+
+    def note(self, ledger: Ledger, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
+        """Count an outcome for every entry that speaks of it, and return the one that explains it.
+
+        Args:
+            ledger: the entries.
+            outcome: as judged, before the ledger changed anything of it.
+            problem: the outcome's problem.
+            environment: where it ran.
+        """
+        explained = None
+        for entry in ledger.covering(outcome, problem, environment):
+            if outcome.status in entry.status:
+                self.failed[entry.id] += 1
+                explained = explained or entry
+            elif outcome.status.is_failure:
+                self.differed[entry.id] += 1
+            elif outcome.status is Status.PASSED:
+                self.passed[entry.id] += 1
+        return explained
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """Plain data for another process; :meth:`merge` reads it."""
+        return {name: dict(getattr(self, name)) for name in ("failed", "differed", "passed")}
+
+    def merge(self, other: Mapping[str, Mapping[str, int]]) -> None:
+        """Add the counts of another process, as :meth:`to_dict` gave them."""
+        for name in ("failed", "differed", "passed"):
+            getattr(self, name).update(other.get(name, {}))
+
+    def stale(self, ledger: Ledger) -> tuple[Entry, ...]:
+        """Entries that spoke of at least one outcome and of which all passed: they are to be deleted.
+
+        Only a run of the whole level can tell; one that was narrowed down may have left out the cases that fail.
+        """
+        return tuple(
+            entry
+            for entry in ledger.entries
+            if self.passed[entry.id] and not self.failed[entry.id] and not self.differed[entry.id]
+        )
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+_TABLE: Final = "known-failure"
+_TEXTS: Final = ("id", "reason", "link")
+_GLOBS: Final = ("backend", "test", "filling", "device", "problem", "isa")
+_KEYS: Final = (*_TEXTS, *_GLOBS, "status", "torch", "where", "crashes")
+_WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
+_WHERE_KEYS: Final = (*_WHERE_GLOBS, *_SIZES)
+_REQUIRED: Final = {
+    "id": 'give it a name, for example id = "cpp-bf16-tail"',
+    "reason": "say in a sentence what is wrong",
+    "backend": 'name whom it concerns, for example backend = "cpp"',
+}
+_STATUSES: Final = {status.value: status for status in Status if status.is_failure}
+_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "op": tuple(OPS),
+    "layout": tuple(layout.value for layout in Layout),
+    "flags": tuple(ALL_FLAGS),
+    "device": ("cpu", "cuda"),
+}
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _shown(value: object) -> str:
+    """A value as the writer of a TOML file knows it."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+class _Reader:
+    """Turns the text into entries and knows on which line each key stands."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+        self.text = text
+        self.quoted = _lines_inside_strings(self.lines)
+        self.index = -1  # the table that is being read
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries of the file."""
+        try:
+            document = tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as error:
+            found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+            line = int(found[1]) if found else max(len(self.lines), 1)
+            message = re.sub(r" \(at .*\)\Z", "", str(error))
+            raise LedgerError(self.path, line, f"is not TOML: {message}", "correct the syntax") from None
+        for key in document:
+            if key != _TABLE:
+                hint = _did_you_mean(key, [_TABLE])
+                line = self.find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b")
+                raise LedgerError(self.path, line, f"unknown table {key!r}{hint}", f"entries are [[{_TABLE}]]")
+        tables = document.get(_TABLE, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            line = self.find(rf"\s*(\[\s*)?[\"']?{_TABLE}\b")
+            raise LedgerError(self.path, line, f"{_TABLE} is not a list of tables", f"write [[{_TABLE}]]")
+        found_entries: list[Entry] = []
+        lines: dict[str, int] = {}
+        for self.index, table in enumerate(tables):
+            entry = self.entry(table)
+            if entry.id in lines:
+                raise self.fail(f"id {entry.id!r} stands on line {lines[entry.id]} already", "ids are unique", "id")
+            lines[entry.id] = self.line("id")
+            found_entries.append(entry)
+        return tuple(found_entries)
+
+    # -- where something stands --------------------------------------------------------------------
+
+    def find(self, pattern: str, start: int = 0, stop: int | None = None) -> int:
+        """1-based number of the first line outside strings that begins like ``pattern``; 0 when none does."""
+        for number in range(start, len(self.lines) if stop is None else stop):
+            if not self.quoted[number] and re.match(pattern, self.lines[number]):
+                return number + 1
+        return 0
+
+    def span(self) -> tuple[int, int]:
+        """0-based first and past-the-last line of the current table."""
+        headers = [
+            number
+            for number, line in enumerate(self.lines)
+            if not self.quoted[number] and re.match(rf"\s*\[\[\s*[\"']?{_TABLE}[\"']?\s*\]\]", line)
+        ]
+        if self.index >= len(headers):  # an inline array of tables: nothing better is known
+            return 0, len(self.lines)
+        return headers[self.index], headers[self.index + 1] if self.index + 1 < len(headers) else len(self.lines)
+
+    def line(self, *keys: str) -> int:
+        """1-based line of a key of the current table, or of the table itself."""
+        start, stop = self.span()
+        if not keys:
+            return start + 1
+        key = rf"[\"']?{re.escape(keys[-1])}[\"']?\s*="
+        if len(keys) == 1:
+            return self.find(rf"\s*[\"']?{re.escape(keys[0])}[\"']?\s*[=.]", start, stop) or start + 1
+        section = self.find(rf"\s*\[\s*{_TABLE}\s*\.\s*{keys[0]}\s*\]", start, stop)
+        in_section = self.find(rf"\s*{key}", section, stop) if section else 0
+        return (
+            in_section
+            or self.find(rf"\s*{keys[0]}\s*\.\s*{key}", start, stop)
+            or self.find(rf"\s*{keys[0]}\s*=.*[{{,\s]{key}", start, stop)
+            or self.line(keys[0])
+        )
+
+    def fail(self, problem: str, remedy: str, *keys: str) -> LedgerError:
+        """An error at a key of the current table."""
+        return LedgerError(self.path, self.line(*keys), problem, remedy)
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def entry(self, table: Mapping[str, Any]) -> Entry:
+        for key in table:
+            if key not in _KEYS:
+                hint = _did_you_mean(key, _KEYS)
+                if key in _WHERE_KEYS:
+                    hint = f" (it belongs into where = {{ {key} = ... }})"
+                raise self.fail(f"unknown key {key!r}{hint}", f"known: {' '.join(_KEYS)}", key)
+        for key, remedy in _REQUIRED.items():
+            if key not in table:
+                raise self.fail(f"{key} is missing", remedy)
+        texts: dict[str, Any] = {key: self.string(table[key], key) for key in _TEXTS if key in table}
+        globs: dict[str, Any] = {key: self.globs(table[key], key) for key in _GLOBS if key in table}
+        for pattern in globs.get("problem", _ANY).patterns:
+            self.check_line(pattern)
+        crashes = table.get("crashes", False)
+        if not isinstance(crashes, bool):
+            raise self.fail(f"crashes is {_shown(crashes)}", "write true or false", "crashes")
+        for key in ("filling", "status"):
+            if crashes and key in table:
+                raise self.fail(f"{key} beside crashes = true", f"delete {key}: such a case does not run at all", key)
+        status = frozenset({Status.CRASHED}) if crashes else self.status(table.get("status", ["incorrect"]))
+        specifier = self.specifier(table["torch"]) if "torch" in table else None
+        words, sizes = self.where(table.get("where", {}))
+        return Entry(
+            **texts,
+            **globs,
+            status=status,
+            torch=specifier,
+            words=words,
+            sizes=sizes,
+            crashes=crashes,
+            line=self.line(),
+        )
+
+    def string(self, value: Any, *keys: str) -> str:
+        if not isinstance(value, str) or (not value.strip() and keys[-1] != "link"):
+            raise self.fail(f"{keys[-1]} is {_shown(value)}", "write a text between quotes", *keys)
+        return value
+
+    def globs(self, value: Any, *keys: str) -> Globs:
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(v, str) and v for v in values):
+            raise self.fail(
+                f"{keys[-1]} is {_shown(value)}", "write a pattern between quotes, or a list of them", *keys
+            )
+        known = _WORDS.get(keys[-1], ())
+        for pattern in values:
+            bare = pattern.removeprefix("!")
+            if known and not fnmatch.filter(known, bare):
+                hint = _did_you_mean(bare, known)
+                raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(known)}", *keys)
+            if keys[-1] == "epilogue" and re.fullmatch(r"[a-z_]+(-.*)?", bare) and bare.split("-")[0] not in STEPS:
+                hint = _did_you_mean(bare, STEPS)
+                raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(STEPS)}", *keys)
+        return Globs(tuple(values))
+
+    def check_line(self, pattern: str) -> None:
+        """A problem line without a wildcard must be one, and in its canonical form, or it never matches."""
+        bare = pattern.removeprefix("!")
+        if re.search(r"[*?\[]", bare):
+            return
+        try:
+            canonical = Problem.parse(bare).line
+        except ProblemError as error:
+            head = str(error).partition("\n")[0]
+            raise self.fail(f"problem {bare!r}: {head}", "or use a pattern, for example mm:bf16:*", "problem") from None
+        if canonical != bare:
+            raise self.fail(f"problem {bare!r} is not canonical", f"write {canonical!r}", "problem")
+
+    def status(self, value: Any) -> frozenset[Status]:
+        values = value if isinstance(value, list) else [value]
+        for word in values:
+            if word not in _STATUSES:
+                hint = _did_you_mean(str(word), _STATUSES)
+                raise self.fail(f"unknown status {_shown(word)}{hint}", f"known: {' '.join(_STATUSES)}", "status")
+        if not values:
+            raise self.fail("status is empty", f"name some of: {' '.join(_STATUSES)}", "status")
+        return frozenset(_STATUSES[word] for word in values)
+
+    def specifier(self, value: Any) -> SpecifierSet:
+        try:
+            return SpecifierSet(self.string(value, "torch"))
+        except InvalidSpecifier:
+            remedy = 'write for example ">=2.12,<2.14"'
+            raise self.fail(f"torch {_shown(value)} is no version range", remedy, "torch") from None
+
+    def where(self, table: Any) -> tuple[tuple[tuple[str, Globs], ...], tuple[tuple[str, Comparison], ...]]:
+        if not isinstance(table, dict):
+            raise self.fail(f"where is {_shown(table)}", 'write where = { op = "mm", m = ">=4" }', "where")
+        words, sizes = [], []
+        for key, value in table.items():
+            if key in _WHERE_GLOBS:
+                words.append((key, self.globs(value, "where", key)))
+            elif key in _SIZES:
+                sizes += [(key, comparison) for comparison in self.comparisons(value, key)]
+            else:
+                hint = _did_you_mean(key, _WHERE_KEYS)
+                raise self.fail(f"unknown key {key!r} in where{hint}", f"known: {' '.join(_WHERE_KEYS)}", "where", key)
+        return tuple(words), tuple(sizes)
+
+    def comparisons(self, value: Any, key: str) -> list[Comparison]:
+        values = value if isinstance(value, list) else [value]
+        try:
+            # A bare number means equality; a bool is an int in Python only.
+            found = [
+                Comparison("==", v) if isinstance(v, int) and not isinstance(v, bool) else Comparison.parse(v)
+                for v in values
+            ]
+        except (TypeError, ValueError):
+            raise self.fail(f"{key} {_shown(value)} is no comparison", _COMPARISON_HELP, "where", key) from None
+        if not found:
+            raise self.fail(f"{key} is empty", _COMPARISON_HELP, "where", key)
+        return found
+
+
+def _lines_inside_strings(lines: list[str]) -> list[bool]:
+    """For each line whether it begins inside a multi-line string, where nothing is a key or a header."""
+    inside: list[bool] = []
+    quote = ""
+    for line in lines:
+        inside.append(bool(quote))
+        for mark in re.findall(r'"""|\'\'\'', line):
+            if not quote:
+                quote = mark
+            elif mark == quote:
+                quote = ""
+    return inside

@@ -1,0 +1,1270 @@
+"""The operands of a problem: what values they hold, where they lie, and what surrounds them.
+
+``make(problem, filling, seed)`` gives every tensor that the problem's program takes.  Three promises:
+
+* **Reproducible.**  Values come from the raw bits of numpy's Philox generator, keyed by blake2b of the
+  problem line (without ``dyn-m``), the filling, the seed and the operand's name, and are mapped to numbers
+  here.  The same call gives the same bytes on every machine.  The key of whatever does not have M rows (B,
+  its scales, a bias of N) leaves M out: with ``dyn-m`` one compiled constant serves every M.
+* **Fenced.**  Every tensor is a window into a larger storage.  Each byte of that storage that a kernel has no
+  business to read is poison: NaN, because finite poison times a masked zero hides a one-sided mask, or an
+  extreme integer.  :meth:`Operands.changed` proves that nothing was written.
+* **Telling.**  An exact filling (:attr:`Operands.quantum` > 0) puts every product on a grid on which a sum in
+  the accumulator's precision is exact in any order, so that a correct kernel has one possible sum.
+  A random filling keeps magnitudes where neither the accumulator nor the output overflows.  Where an
+  activation saturates, values are scaled by a power of two to where it does not.
+
+Cost: three to five times the operand's size in transient memory, and about 10 ns per element.
+
+Sources: the fillings and their limits are tiers 2 and 3 of the project's oracle (docs); for exact
+sums of integers in a float accumulator see Higham (2002), section 2.1 (integers up to 2^p are exact).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pytest_gemm.backend import Unsupported
+from pytest_gemm.problem import DType, Problem, Step, StepKind
+from pytest_gemm.program import torch_dtype
+
+__all__ = [
+    "FILLINGS",
+    "Filling",
+    "Guarded",
+    "Operands",
+    "decode_k",
+    "decode_source",
+    "fillings_for",
+    "k_cover_digits",
+    "make",
+    "poison_output",
+    "tile_map_period",
+]
+
+Array = npt.NDArray[Any]
+Fill = Literal["nan", "max"]
+
+# Bytes of poison before and after the data; a multiple of 64, so the data stays aligned, and wide enough for
+# the widest vector that a kernel loads past an end (a warp's 32 x 16 bytes).
+_BAND_BYTES: Final = 512
+# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types.
+_PAD: Final = 8
+
+_READY_OPS: Final = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8"},
+)
+_SATURATING: Final = frozenset(
+    {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp"},
+)
+# Of these the result has a magnitude of about one, whatever went in.
+_UNIT_RANGE: Final = frozenset({"sigmoid", "tanh", "exp", "hardsigmoid"})
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def _poison(count: int, dtype: torch.dtype, fill: Fill = "nan") -> Tensor:
+    """``count`` poisoned elements on the CPU.
+
+    Floats: NaN, or the largest finite value for ``max``.  Integers have no NaN: the two extremes in turn,
+    starting with the other one for ``max``.  Unsigned ones alternate between the two largest, as 0 harms nobody.
+    """
+    flat = torch.empty(count, dtype=dtype)
+    if dtype.is_floating_point:
+        return flat.fill_(math.nan if fill == "nan" else torch.finfo(dtype).max)
+    info = torch.iinfo(dtype)
+    low, high = (info.min if info.min < 0 else info.max - 1), info.max
+    if fill == "max":
+        low, high = high, low
+    flat[0::2] = low
+    flat[1::2] = high
+    return flat
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Guarded:
+    """A tensor inside a larger storage whose other bytes are poison.
+
+    Attributes:
+        name: which operand it is: ``a b bias r0 scale out``.
+        storage: the whole memory as a flat tensor, guard bands included.
+        view: the strided window of the data, not expanded over a batch.
+        fill: which poison surrounds it, see :func:`poison_output`.
+    """
+
+    name: str
+    storage: Tensor
+    view: Tensor
+    fill: Fill = "nan"
+
+    def digest(self) -> str:
+        """Hash of every byte of the storage, viewed or not."""
+        return hashlib.blake2b(_bytes(self.storage).data, digest_size=16).hexdigest()
+
+    def guards_intact(self) -> bool:
+        """Whether every byte outside the view still is the poison that was put there."""
+        expected = _poison(self.storage.numel(), self.storage.dtype, self.fill)
+        window = expected.as_strided(self.view.size(), self.view.stride(), self.view.storage_offset())
+        window.copy_(self.view)
+        return bool(np.array_equal(_bytes(expected), _bytes(self.storage)))
+
+
+def _bytes(flat: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a flat tensor, on the CPU; bits, so that NaN equals NaN."""
+    found: npt.NDArray[np.uint8] = flat.view(torch.uint8).cpu().numpy()
+    return found
+
+
+def _guarded(
+    name: str,
+    values: Array | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    pad: int = 0,
+    offset: int = 0,
+    fill: Fill = "nan",
+) -> Guarded:
+    """Row-major ``shape`` with rows ``pad`` elements apart, ``offset`` elements past an aligned address."""
+    strides = [1] * len(shape)
+    step = 1
+    for dim in reversed(range(len(shape))):
+        strides[dim] = step
+        # A zero-size dimension keeps a stride of at least 1, as torch.empty has it.
+        step *= max(shape[dim], 1) + (pad if dim == len(shape) - 1 else 0)
+    band = _BAND_BYTES // torch.empty(0, dtype=dtype).element_size()
+    flat = _poison(band + offset + step + band, dtype, fill)
+    if values is not None:
+        flat.as_strided(shape, strides, band + offset).copy_(torch.from_numpy(values))
+    flat = flat.to(device)
+    return Guarded(name, flat, flat.as_strided(shape, strides, band + offset), fill)
+
+
+def poison_output(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", *, offset: int = 0, fill: Fill = "nan"
+) -> Guarded:
+    """A contiguous output that nobody has written yet, between two guard bands.
+
+    Hand ``result.view`` to an ``out=`` kernel: an element that it leaves out stays poison, and
+    ``result.guards_intact()`` is ``False`` afterwards if it wrote past an end.
+
+    Args:
+        shape: of the output.
+        dtype: its element type.
+        device: where it lies.
+        offset: elements past a 64-byte aligned address (given an aligned allocator, as torch's are).
+        fill: ``nan``, or ``max`` for another content of the memory: a right kernel's result is the same on both.
+    """
+    return _guarded("out", None, shape, dtype, device, offset=offset, fill=fill)
+
+
+# -- random bits ------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """Raw random bits of one operand.  No distribution method of numpy: those may change between versions."""
+
+    def __init__(self, *key: str) -> None:
+        digest = hashlib.blake2b("\0".join(key).encode(), digest_size=16).digest()
+        self._bits = np.random.Philox(key=int.from_bytes(digest, "little"))
+
+    def words(self, shape: tuple[int, ...], bits: int) -> Array:
+        """Unsigned integers of 8, 16, 32 or 64 random bits each."""
+        count = math.prod(shape)
+        raw = np.asarray(self._bits.random_raw(-(-count * bits // 64)), dtype="<u8")
+        return raw.view(f"<u{bits // 8}")[:count].reshape(shape)
+
+    def below(self, limit: int) -> int:
+        """One integer of [0, limit)."""
+        return int(self.words((1,), 64)[0]) % limit
+
+    def look_up(self, shape: tuple[int, ...], table: Array) -> Array:
+        """Values of a table of 256 or 65536 entries, each equally likely."""
+        found: Array = table[self.words(shape, 8 if len(table) == 256 else 16)]
+        return found
+
+    def uniform(self, shape: tuple[int, ...], wide: bool) -> Array:
+        """Uniform in [-1, 1], float64 with 53 random bits when ``wide``, else float32."""
+        if wide:
+            return (self.words(shape, 64).view("<i8") >> 10).astype(np.float64) * 2.0**-53
+        return self.words(shape, 32).view("<i4").astype(np.float32) * np.float32(2.0**-31)
+
+    def binade(self, shape: tuple[int, ...], wide: bool) -> Array:
+        """Either sign, magnitude in [0.5, 1), every bit of the significand random."""
+        if wide:
+            bits = self.words(shape, 64)
+            return ((bits & np.uint64(0x800FFFFFFFFFFFFF)) | np.uint64(1022 << 52)).view("<f8")
+        bits = self.words(shape, 32)
+        return ((bits & np.uint32(0x807FFFFF)) | np.uint32(126 << 23)).view("<f4")
+
+
+# -- what a problem leaves room for -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+    """The facts of a problem that decide magnitudes.  None of them depends on M.
+
+    Attributes:
+        k: number of products in a sum.
+        a, b: element types.
+        a_shape, b_shape: ``(matrices, lines, K)``: a line is a row of A or a column of B.
+        limit: how many quanta a sum of magnitudes may reach: 2^24, 2^53 or 2^31 for f64 and integers.
+        room: largest magnitude of the product that nothing behind it overflows.
+        adds: number of steps that add an operand.
+        target: wanted magnitude of the product, 0 where the epilogue treats all alike.
+        twin: B is A transposed.
+        scaled: B has scales for each column.
+    """
+
+    problem: Problem
+    k: int
+    a: DType
+    b: DType
+    a_shape: tuple[int, int, int]
+    b_shape: tuple[int, int, int]
+    limit: int
+    room: float
+    adds: int
+    target: float
+    twin: bool
+    scaled: bool
+
+    @property
+    def wide(self) -> bool:
+        """Whether float32 cannot hold the operands."""
+        return "f64" in (self.a.name, self.b.name)
+
+    @property
+    def all_integer(self) -> bool:
+        """Neither side can be scaled by a power of two."""
+        return not (self.a.is_float or self.b.is_float)
+
+    def exponent(self, rms: float, bound: float) -> int:
+        """Exponent e of the power of two to scale A @ B by.
+
+        Args:
+            rms: typical magnitude of an element of A @ B.
+            bound: what no element can exceed.
+        """
+        if self.all_integer:
+            return 0
+        # Eight standard deviations are never seen (1e-15 per element); a diagonal of A @ A.T is the bound.
+        peak = bound if self.twin else min(bound, 8.0 * rms)
+        # A difference of logarithms: the quotient may overflow.
+        most = math.floor(math.log2(self.room) - math.log2(peak + 2.0 * self.adds * rms))
+        e = min(most, round(math.log2(self.target / rms)) if self.target else 0)
+        return 2 * (e // 2) if self.twin else e
+
+    def split(self, e: int) -> tuple[int, int]:
+        """Exponents for A and for B that make up ``e``; an integer side takes none."""
+        if not self.b.is_float:
+            return e, 0
+        if not self.a.is_float:
+            return 0, e
+        return e - e // 2, e // 2
+
+
+def _narrowest(problem: Problem) -> list[DType]:
+    """The element types that the value goes through."""
+    return [problem.dtypes.out] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
+
+
+def _saturating(problem: Problem) -> list[Step]:
+    return [s for s in problem.epilogue if s.name in _SATURATING]
+
+
+def _frame(problem: Problem) -> _Frame:
+    """The magnitudes of ``problem``.
+
+    Raises:
+        Unsupported: when its operands cannot be built.
+    """
+    op = problem.op.name
+    if op not in _READY_OPS:
+        raise Unsupported("no-operands", f"operands of {op} are not built yet")
+    chain = _narrowest(problem)
+    for dtype in chain[1:]:
+        if not dtype.is_float and dtype.name != "i32":
+            # Out of range this is undefined in C, and every compiler answers differently.
+            text = f"cast-{dtype.name} has no defined result out of range"
+            raise Unsupported("cast-int", text, "cast to i32 or to a float")
+    growth = max(1.0, abs(problem.alpha))
+    for step in problem.epilogue:
+        if step.name == "scale":
+            growth *= max(1.0, abs(step.numbers[0]))
+        # Residuals of mul reach 3, those of div go down to 1/2.
+        growth *= {"mul": 4.0, "div": 2.0}.get(step.name, 1.0)
+    room = min(d.max_finite for d in chain)
+    if problem.step("exp") is not None:
+        room = math.log(room)
+    target = 0.0
+    for step in _saturating(problem):
+        wanted = {"exp": 1.0, "clamp": max((abs(x) for x in step.numbers), default=0.0) or 1.0}.get(step.name, 2.0)
+        target = min(target or wanted, wanted)
+    if problem.step("exp") is not None and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
+        raise Unsupported("exp-of-integers", "exp of an integer product overflows, and integers cannot be scaled down")
+    shape = problem.shape
+    batch = 1 if shape.batch is None else shape.batch
+    matrices_b = 1 if op in {"linear", "woq_int8"} or problem.has("bcast-b") else batch
+    return _Frame(
+        problem,
+        shape.k,
+        problem.dtypes.a,
+        problem.dtypes.b,
+        (1 if problem.has("bcast-a") else batch, shape.m, shape.k),
+        (matrices_b, shape.n, shape.k),
+        {"f64": 2**53, "i32": 2**31 - 1}.get(problem.dtypes.out.name, 2**24),
+        room / growth,
+        sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
+        target / growth,
+        problem.has("self"),
+        op == "woq_int8",
+    )
+
+
+@dataclasses.dataclass
+class _Drawn:
+    """What a filling decided.
+
+    Attributes:
+        a, b: lines of A and B, float32 or float64, exactly representable after rounding to their dtype;
+            ``b`` is ``None`` for a twin.
+        level: typical magnitude of the product, scales included.
+        quantum: grid of products and bias, 0.0 for none.
+        spare: what the bias may reach, in quanta (exact fillings).
+        scale: scales of B's columns.
+        positive: bias and residuals keep to positive values.
+    """
+
+    a: Array
+    b: Array | None
+    level: float
+    quantum: float = 0.0
+    spare: float = 0.0
+    scale: Array | None = None
+    positive: bool = False
+
+
+_Draw = Callable[[str], _Stream]
+_Build = Callable[[_Frame, _Draw], _Drawn]
+
+
+def _scaled(lines: Array, e: int) -> Array:
+    """``lines * 2^e``, exact."""
+    return lines if e == 0 else lines * lines.dtype.type(2.0**e)
+
+
+def _exact_scale(frame: _Frame, draw: _Draw) -> Array | None:
+    """Scales 1, 1/2, 1/4, 1/8 for the columns of B: exact, and a neighbour's differs more often than not."""
+    if not frame.scaled:
+        return None
+    return draw("scale").look_up((frame.b_shape[1],), np.resize(np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 256))
+
+
+# The smallest scale of _exact_scale, and its root mean square.
+_SCALE_STEP: Final = 0.125
+_SCALE_RMS: Final = 0.576
+
+
+def _budget(frame: _Frame) -> int:
+    """Quanta that products may use up: a share is left for the bias, and three bits for the scales."""
+    limit = frame.limit * 3 // 4 if frame.adds else frame.limit
+    if frame.scaled:
+        limit = int(limit * _SCALE_STEP)
+    if frame.all_integer:
+        limit = min(limit, int(frame.room / (2.0 if frame.adds else 1.0)))
+    return max(limit, 1)
+
+
+def _on_grid(
+    frame: _Frame, draw: _Draw, a: Array, b: Array | None, rms: float, bound: float, *, only_b: bool = False
+) -> _Drawn:
+    """Integer lines, scaled by a power of two into the room there is.
+
+    ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.
+    """
+    scale = _exact_scale(frame, draw)
+    e = frame.exponent(rms * (_SCALE_RMS if frame.scaled else 1.0), bound)
+    ea, eb = (0, e) if only_b and frame.b.is_float else frame.split(e)
+    quantum = 2.0**e * (_SCALE_STEP if frame.scaled else 1.0)
+    spare = frame.limit - bound / (_SCALE_STEP if frame.scaled else 1.0)
+    return _Drawn(
+        _scaled(a, ea),
+        None if b is None else _scaled(b, eb),
+        rms * 2.0**e * (_SCALE_RMS if frame.scaled else 1.0),
+        quantum,
+        spare,
+        scale,
+    )
+
+
+def _real(frame: _Frame) -> type[np.floating[Any]]:
+    return np.float64 if frame.wide else np.float32
+
+
+# -- exact fillings -----------------------------------------------------------------------------------
+
+
+def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
+    """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}."""
+
+    def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
+        codes = [0, 0, 1, 1, 1, -1, -1, -1] if frame.k > 1 else [1, -1]
+        table = np.resize(np.array(codes, dtype=_real(frame)), 256)
+        return draw(name).look_up(shape, np.abs(table) if dtype.name == "u8" else table)
+
+    b = None if frame.twin else lines("b", frame.b_shape, frame.b)
+    rms = 0.75 * math.sqrt(max(frame.k, 1))
+    return _on_grid(frame, draw, lines("a", frame.a_shape, frame.a), b, rms, max(frame.k, 1))
+
+
+# Widest integer of the int-2 filling.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
+_WIDE: Final = {"f64": 2**40 - 1, "f32": 2**16 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255}
+_NARROW: Final = 7
+
+
+def _spread(stream: _Stream, lines: Array, count: int, values: Callable[[tuple[int, ...]], Array]) -> None:
+    """Overwrite ``count`` elements of each line, one at a random place in each of ``count`` equal stretches.
+
+    Without replacement by construction, so a line's sum of magnitudes has a bound and not an expectation.
+    """
+    length = lines.shape[-1]
+    if count >= length:
+        lines[...] = values(lines.shape)
+        return
+    if count == 0:
+        return
+    edges = np.arange(count + 1, dtype=np.int64) * length // count
+    shape = (*lines.shape[:-1], count)
+    offset = stream.words(shape, 32).astype(np.int64) % np.diff(edges)
+    np.put_along_axis(lines, edges[:-1] + offset, values(shape), axis=-1)
+
+
+def _magnitudes(
+    stream: _Stream, dtype: DType, low: int, high: int, real: type[Any]
+) -> Callable[[tuple[int, ...]], Array]:
+    """Integers of either sign (unless unsigned) with magnitudes in [low, high]."""
+
+    def draw(shape: tuple[int, ...]) -> Array:
+        if high < 16384:
+            table = np.resize(np.arange(low, high + 1, dtype=real), 65536)
+            if dtype.name != "u8":
+                # A run of one magnitude for each sign, so that signs and magnitudes are independent.
+                table[32768:] = -table[:32768]
+            return stream.look_up(shape, table)
+        bits = stream.words(shape, 64 if high >= 2**31 else 32)
+        one = bits.dtype.type(1)
+        values = (bits >> one) % bits.dtype.type(high - low + 1) + bits.dtype.type(low)
+        found: Array = values.astype(real)
+        if dtype.name != "u8":
+            np.negative(found, out=found, where=(bits & one) == one)
+        return found
+
+    return draw
+
+
+def _int_2(frame: _Frame, draw: _Draw) -> _Drawn:
+    """Wide integers against narrow ones: wide in A at even k, in B at odd k, narrow (1..7) everywhere else.
+
+    A third of the budget each goes to the wide elements of A, to those of B and to the narrow products; where
+    it does not pay for all, wide elements are spread thinly over the line.  A wide element always meets a narrow
+    one, so the sum of magnitudes has a hard bound at any K.  Integers: full range, half of it the extremes.
+    """
+    k, real = frame.k, _real(frame)
+    budget = _budget(frame)
+    if frame.all_integer and k * 2**14 <= budget:
+        return _int_2_dense(frame, draw)
+    third = max(budget // 3, 1)
+    narrow = max(1, min(_NARROW, math.isqrt(third // max(k, 1))))
+    narrow_square = (narrow + 1) * (2 * narrow + 1) / 6.0
+    # Only a very small room (an int32 product cast to f16 or f8) cannot afford a narrow element everywhere.
+    kept = min(k, third // narrow**2)
+
+    def lines(name: str, shape: tuple[int, ...], dtype: DType, first: int, stride: int, wide: int, count: int) -> Array:
+        stream = draw(name)
+        every = _magnitudes(stream, dtype, 1, narrow, real)
+        if kept < k and name == "a":
+            found = np.zeros(shape, dtype=real)
+            _spread(stream, found, kept, every)
+        else:
+            found = every(shape)
+        _spread(stream, found[..., first::stride], count, _magnitudes(stream, dtype, -(-wide // 2), wide, real))
+        return found
+
+    if frame.twin:
+        # Row against row: sum |a_i a_j| <= max sum a^2 (Cauchy and Schwarz), so it is squares that are budgeted.
+        count = min(2, k)
+        wide = max(narrow, min(_WIDE[frame.a.name], math.isqrt(2 * third // max(count, 1))))
+        bound = count * wide**2 + k * narrow**2
+        a = lines("a", frame.a_shape, frame.a, 0, 1, wide, count)
+        return _on_grid(frame, draw, a, None, max(bound / math.sqrt(max(k, 1)), 1.0), max(bound, 1))
+
+    bound, square = kept * narrow**2, kept * narrow_square**2
+    found = []
+    for name, shape, dtype, first, places in (
+        ("a", frame.a_shape, frame.a, 0, (k + 1) // 2),
+        ("b", frame.b_shape, frame.b, 1, k // 2),
+    ):
+        wide = max(1, min(_WIDE[dtype.name], third // narrow))
+        count = min(places, third // (wide * narrow))
+        bound += count * wide * narrow
+        square += count * (wide**2 * 7 / 12) * narrow_square
+        found.append(lines(name, shape, dtype, first, 2, wide, count))
+    return _on_grid(frame, draw, found[0], found[1], max(math.sqrt(square), 1.0), max(bound, 1))
+
+
+def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
+    """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates."""
+
+    def lines(name: str, shape: tuple[int, ...]) -> Array:
+        table = np.resize(np.arange(-128, 128, dtype=np.float32), 65536)
+        table[:32768] = np.resize(np.array([-128, 127], dtype=np.float32), 32768)
+        return draw(name).look_up(shape, table)
+
+    b = None if frame.twin else lines("b", frame.b_shape)
+    k = max(frame.k, 1)
+    return _on_grid(frame, draw, lines("a", frame.a_shape), b, 104.0**2 * math.sqrt(k), k * 2**14)
+
+
+def _one_hot(frame: _Frame, draw: _Draw) -> _Drawn:
+    """Rows of A hold a single 1; B has integers of the full significand: C repeats rows of B bit for bit."""
+    real = _real(frame)
+    matrices, m, k = frame.a_shape
+    a = np.zeros((matrices * m, k), dtype=real)
+    rows = np.arange(matrices * m)
+    # Evenly over K, so that few rows reach the head, the middle and the tail alike.
+    a[rows, (draw("a").below(k) + rows * max(1, k // max(m, 1))) % k] = 1.0
+    # As many bits as B has, less one where a bias shares the accumulator with a 24-bit element.
+    bits = min(frame.b.precision, _budget(frame).bit_length() - 1)
+    highest = 2**bits - 1 if frame.b.is_float else int(min(frame.b.max_finite, _budget(frame)))
+    stream = draw("b")
+    b = _magnitudes(stream, frame.b, 1, highest, real)(frame.b_shape)
+    drawn = _on_grid(frame, draw, a.reshape(frame.a_shape), b, 0.58 * highest, highest, only_b=True)
+    if frame.target or not frame.b.is_float:
+        return drawn
+    # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
+    e = min(-math.ceil(math.log2(highest)), frame.exponent(0.58 * highest, highest))
+    return dataclasses.replace(drawn, b=_scaled(b, e), quantum=2.0**e, level=0.58 * highest * 2.0**e)
+
+
+def _integer_span(problem: Problem) -> float:
+    """All integers up to this are exact in every dtype that the value goes through."""
+    return 2.0 ** min(d.precision or 31 for d in _narrowest(problem))
+
+
+def _digit_plan(problem: Problem) -> tuple[int, int]:
+    """Digits d of a column in ``k-cover`` and the number of blocks of d k's that a column carries."""
+    frame = _frame(problem)
+    n, k = max(problem.shape.n, 1), max(problem.shape.k, 1)
+    exact = min(_integer_span(problem) * (0.875 if frame.adds else 1.0), frame.room)
+    highest = frame.b.max_finite
+    for digits in range(8, 1, -1):
+        blocks = -(-k // digits)
+        overlap = -(-blocks // n)
+        total = (4**digits - 1) // 3
+        # The largest result of a kernel that doubles a k must still be exact, or the k could not be named.
+        fits = min(overlap, 2) * total + 4 ** (digits - 1) <= exact and 4 ** (digits - 1) <= highest
+        if fits and overlap * total <= _budget(frame):
+            return digits, overlap
+    return 1, -(-k // n)
+
+
+def k_cover_digits(problem: Problem) -> int:
+    """How many consecutive k a column of the ``k-cover`` filling carries, each with another power of 4."""
+    return _digit_plan(problem)[0]
+
+
+def _block_sign(turn: int) -> int:
+    """Sign of a column's ``turn``-th block: + + - + - + ..., so that sums stay at one or two blocks' worth."""
+    return -1 if turn >= 2 and turn % 2 == 0 else 1
+
+
+def _k_cover(frame: _Frame, _draw: _Draw) -> _Drawn:
+    """A is 1; column j of B carries 4^0, 4^1 ... at the k of block j, and of block j + N, j + 2N ... if N is small."""
+    digits, overlap = _digit_plan(frame.problem)
+    real, k, n = _real(frame), frame.k, max(frame.b_shape[1], 1)
+    at = np.arange(k)
+    block = at // digits
+    sign = np.array([_block_sign(turn) for turn in range(overlap)], dtype=real)[block // n]
+    b = np.zeros(frame.b_shape, dtype=real)
+    # The weight of k, in every column whose blocks include that of k; columns past the last block start over.
+    blocks = -(-k // digits)
+    column = np.arange(frame.b_shape[1])[:, None]
+    mine = (column % blocks == block) if overlap == 1 else (column == block % n)
+    np.multiply(4.0 ** (at % digits), mine, out=b[...], casting="unsafe")
+    a = np.ones(frame.a_shape, dtype=real)
+    # The sign depends on k alone: it can sit on either side, on one that has signs.
+    if frame.a.name == "u8":
+        b *= sign
+    else:
+        a *= sign
+    total = (4**digits - 1) // 3
+    # All scales 1: a digit must stay a digit.
+    scale = np.ones(frame.b_shape[1], dtype=np.float32) if frame.scaled else None
+    spare = min(frame.limit - overlap * total, _integer_span(frame.problem) / 8)
+    return _Drawn(a, b, float(total), 1.0, spare, scale, positive=True)
+
+
+def decode_k(problem: Problem, column_j: int, expected: float, actual: float) -> list[tuple[int, str]]:
+    """Name the k that a kernel dropped or doubled, from one wrong element of a ``k-cover`` result.
+
+    The difference is read as a number in base 4 with digits -1, 0, 1, 2: dropped, right, doubled, tripled.
+
+    Args:
+        problem: the problem that was filled.
+        column_j: the element's column.
+        expected: the right value, or any value that differs from it by what the bias adds.
+        actual: what the kernel gave, from the same place in the chain of the epilogue (before it, or after
+            steps that left the value as it is).
+
+    Returns:
+        ``(k, "dropped" | "doubled" | "tripled")`` in the order of k; with the word ``maybe`` before it where a
+        column carries several blocks of k (N < K / digits) and each of them explains the difference.  Empty
+        where no set of k explains it.
+    """
+    difference = actual - expected
+    if not math.isfinite(difference) or difference != int(difference):
+        return []
+    digits, overlap = _digit_plan(problem)
+    k, n = problem.shape.k, problem.shape.n
+    blocks = -(-k // digits)
+    rest = int(difference)
+    found = []
+    for digit in range(digits):
+        value = (rest + 1) % 4 - 1
+        rest = (rest - value) // 4
+        if value == 0:
+            continue
+        for turn in range(overlap):
+            block = column_j % blocks if overlap == 1 else column_j + turn * n
+            at = block * digits + digit
+            if at >= k:
+                continue
+            word = {-1: "dropped", 1: "doubled", 2: "tripled"}.get(value * _block_sign(turn))
+            if word is not None:
+                found.append((at, word if overlap == 1 else f"maybe {word}"))
+    return sorted(found) if rest == 0 else []
+
+
+def _prime_at_most(limit: int) -> int:
+    """The largest prime up to ``limit``, 1 below 2."""
+    return next((p for p in range(limit, 1, -1) if all(p % q for q in range(2, math.isqrt(p) + 1))), 1)
+
+
+def tile_map_period(problem: Problem) -> tuple[int, int]:
+    """``(I, J)``: the ``tile-map`` filling tells i modulo I and j modulo J.
+
+    ``(M, N)`` where the output can hold M * N distinct integers.  Otherwise primes, so that a shift by a
+    tile's edge, a power of two, is never a multiple of the period.
+    """
+    frame = _frame(problem)
+    most = int(min(_integer_span(problem) * (0.875 if frame.adds else 1.0), frame.limit // 2, frame.room))
+    # In terms of N alone, as B must not depend on M.  B holds J and j, A holds i.
+    j_most = min(int(frame.b.max_finite), math.isqrt(most) + 1, 2**frame.b.precision if frame.b.is_float else most)
+    j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
+    i_most = min(int(frame.a.max_finite), most // max(j, 1), 2**frame.a.precision if frame.a.is_float else most)
+    i = problem.shape.m if problem.shape.m <= i_most else _prime_at_most(i_most)
+    return max(i, 1), max(j, 1)
+
+
+def _tile_map(frame: _Frame, draw: _Draw) -> _Drawn:
+    """C[i, j] = (i mod I) * J + (j mod J) + 1, through the first and the last k; A is zero at the others."""
+    i_period, j_period = tile_map_period(frame.problem)
+    real = _real(frame)
+    a = np.zeros(frame.a_shape, dtype=real)
+    a[..., 0] = np.arange(frame.a_shape[1]) % i_period
+    a[..., -1] = 1.0
+    b = _magnitudes(draw("b"), frame.b, 1, 1, real)(frame.b_shape)
+    b[..., 0] = j_period
+    b[..., -1] = np.arange(frame.b_shape[1]) % j_period + 1
+    scale = np.ones(frame.b_shape[1], dtype=np.float32) if frame.scaled else None
+    # The bias takes what tile_map_period leaves of the output's integers; level and spare know nothing of M.
+    spare = min(frame.limit / 2, _integer_span(frame.problem) / 8)
+    return _Drawn(a, b, 128.0, 1.0, spare, scale, positive=True)
+
+
+def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
+    """Where an element of a ``tile-map`` product belongs: (i, j), each modulo :func:`tile_map_period`.
+
+    Args:
+        problem: the problem that was filled.
+        value: an element of A @ B, that is without bias, factors and activation.
+
+    Returns:
+        ``None`` for a value that no element of the product has.
+    """
+    i_period, j_period = tile_map_period(problem)
+    if not math.isfinite(value) or value != int(value) or not 1 <= value <= i_period * j_period:
+        return None
+    return divmod(int(value) - 1, j_period)
+
+
+# -- random fillings ----------------------------------------------------------------------------------
+
+
+def _integers(
+    stream: _Stream, shape: tuple[int, ...], dtype: DType, most: int, positive: bool, real: type[Any]
+) -> Array:
+    """Uniform integers of the full range, or of magnitude up to ``most``."""
+    if dtype.name == "u8" or positive:
+        return stream.look_up(shape, np.resize(np.arange(0, min(most, int(dtype.max_finite)) + 1, dtype=real), 65536))
+    return stream.look_up(shape, np.resize(np.arange(-min(most, 128), min(most, 127) + 1, dtype=real), 65536))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """How a random filling draws a floating side: values in [-1, 1], their mean square and their mean."""
+
+    draw: Callable[[_Stream, tuple[int, ...], bool], Array]
+    square: float
+    mean: float = 0.0
+
+
+_UNIFORM: Final = _Side(lambda s, shape, wide: s.uniform(shape, wide), 1 / 3)
+_POSITIVE: Final = _Side(lambda s, shape, wide: np.abs(s.uniform(shape, wide)), 1 / 3, 0.5)
+_BINADE: Final = _Side(lambda s, shape, wide: s.binade(shape, wide), 7 / 12)
+
+
+def _random(
+    frame: _Frame, draw: _Draw, side: _Side, exponents: Callable[[float, float], tuple[int, int]] | None = None
+) -> _Drawn:
+    """Random lines; ``exponents(rms, bound)`` gives the powers of two of A and B, by default what fits."""
+    real, k = _real(frame), max(frame.k, 1)
+    positive = side.mean > 0
+    most = 128
+    if frame.all_integer:
+        # An int32 product that is cast to a narrow float: eight standard deviations must fit.
+        most = max(1, min(128, int(math.sqrt(3 * frame.room / (8 * math.sqrt(k))) / (2 if frame.adds else 1))))
+    squares, tops, means = [], [], []
+    for dtype in (frame.a, frame.b):
+        top = 1.0 if dtype.is_float else 255.0 if dtype.name == "u8" else float(most)
+        squares.append(side.square if dtype.is_float else top**2 / 3)
+        means.append(side.mean if dtype.is_float else top / 2 if dtype.name == "u8" or positive else 0.0)
+        tops.append(top)
+    factor = 0.76 * 2.0**-7 if frame.scaled else 1.0
+    rms = factor * max(math.sqrt(k * squares[0] * squares[1]), k * means[0] * means[1])
+    bound = factor * k * tops[0] * tops[1]
+    ea, eb = exponents(rms, bound) if exponents else frame.split(frame.exponent(rms, bound))
+
+    def lines(name: str, shape: tuple[int, ...], dtype: DType, e: int) -> Array:
+        if not dtype.is_float:
+            return _integers(draw(name), shape, dtype, most, positive, real)
+        return _scaled(side.draw(draw(name), shape, frame.wide), e)
+
+    scale = None
+    if frame.scaled:
+        # Weights of 8 bits have scales of about 2^-7 of the weight's range.
+        scale = np.abs(draw("scale").binade((frame.b_shape[1],), False)) * np.float32(2.0**-7)
+    drawn = _Drawn(
+        lines("a", frame.a_shape, frame.a, ea),
+        None if frame.twin else lines("b", frame.b_shape, frame.b, eb),
+        rms * 2.0 ** (ea + eb),
+        scale=scale,
+        positive=positive,
+    )
+    if frame.all_integer:
+        drawn.quantum, drawn.spare = 1.0, frame.limit - bound
+    return drawn
+
+
+def _rand(frame: _Frame, draw: _Draw) -> _Drawn:
+    return _random(frame, draw, _UNIFORM)
+
+
+def _rand_positive(frame: _Frame, draw: _Draw) -> _Drawn:
+    return _random(frame, draw, _POSITIVE)
+
+
+def _rand_small(frame: _Frame, draw: _Draw) -> _Drawn:
+    """Products as small as they may be while every product and partial sum stays a multiple of 2^-126.
+
+    With p significand bits in [0.5, 1) * 2^s, a product is a multiple of 2^(2s - 2p): s = -38 for f32 and -54 for
+    bf16 leave nothing that hardware which flushes subnormals could flush.  An f16 result is about 2^-9; those
+    of its elements that cancel are subnormal.
+    """
+    names = {d.name for d in (*_narrowest(frame.problem), frame.a, frame.b)}
+
+    def exponents(rms: float, _bound: float) -> tuple[int, int]:
+        if "f16" in names:
+            ea, eb = frame.split(-9 - round(math.log2(rms)))
+            return max(ea, -13), max(eb, -13)
+        each = -54 if names <= {"bf16", "i8", "u8"} else -38 if "f64" not in names or len(names) > 1 else -200
+        return (each if frame.a.is_float else 0), (each if frame.b.is_float else 0)
+
+    return _random(frame, draw, _BINADE, exponents)
+
+
+def _rand_large(frame: _Frame, draw: _Draw) -> _Drawn:
+    """Sums of magnitudes up to 2^124 (2^400 for f64, whose reference squares them); f16: a result near 65504."""
+    ceiling = 2.0**400 if frame.wide else 2.0**124
+
+    def exponents(rms: float, bound: float) -> tuple[int, int]:
+        if frame.room < ceiling / 2.0**20:
+            peak = bound if frame.twin else min(bound, 8.0 * rms)
+            e = math.floor(math.log2(frame.room) - math.log2(peak + 2.0 * frame.adds * rms))
+        else:
+            e = math.floor(math.log2(min(frame.room, ceiling)) - math.log2(bound + 2.0 * frame.adds * rms))
+        if frame.twin:
+            return e // 2, e // 2
+        ea, eb = frame.split(e)
+        if "f16" in (frame.a.name, frame.b.name):
+            # One operand at the top of f16's range, the other where the result needs it.
+            if frame.a.is_float and frame.b.is_float:
+                return 15, max(e - 15, -13)
+            return (min(ea, 15), 0) if frame.a.is_float else (0, min(eb, 15))
+        return ea, eb
+
+    return _random(frame, draw, _BINADE, exponents)
+
+
+def _rand_wide(frame: _Frame, draw: _Draw) -> _Drawn:
+    """Magnitudes uniform in their exponent over 32 binades (10 for f16, 64 for f64)."""
+    names = (frame.a.name, frame.b.name)
+    binades = 64 if frame.wide else 10 if "f16" in names else 32
+
+    def lines(stream: _Stream, shape: tuple[int, ...], wide: bool) -> Array:
+        values = stream.binade(shape, wide)
+        powers = 2.0 ** -np.arange(binades, dtype=np.float64)
+        return values * stream.look_up(shape, np.resize(powers, 65536).astype(values.dtype))
+
+    side = _Side(lines, 7 / 12 * (4 / 3) / binades)
+    return _random(frame, draw, side)
+
+
+# -0.0 and the smallest subnormal travel along: they must not disturb anything either.
+_SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
+
+
+def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
+    """The ``rand`` filling with special values, each in one row of A or one column of B.
+
+    An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
+    zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
+    """
+    drawn = _random(frame, draw, _UNIFORM)
+
+    def plant(name: str, lines: Array, dtype: DType) -> None:
+        matrices, count, k = lines.shape
+        special = min(len(_SPECIALS), matrices * count // 4 or (1 if count > 1 and matrices else 0))
+        if not dtype.is_float or special == 0:
+            return
+        stream = draw(f"{name}-specials")
+        tiny = 2.0 ** (dtype.emin - dtype.precision + 1)
+        values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0, "subnormal": tiny}
+        flat = lines.reshape(matrices * count, k)
+        first = stream.below(len(flat))
+        kinds = _SPECIALS[:special] if special > 1 else (_SPECIALS[stream.below(3)],)
+        for index, kind in enumerate(kinds):
+            # Spread over the lines: neighbours in one vector register would hide a leak between them.
+            row = (first + index * max(1, len(flat) // special)) % len(flat)
+            flat[row, stream.below(k)] = values[kind]
+
+    drawn.a = np.ascontiguousarray(drawn.a)
+    plant("a", drawn.a, frame.a)
+    if drawn.b is not None:
+        drawn.b = np.ascontiguousarray(drawn.b)
+        plant("b", drawn.b, frame.b)
+    for one, other in ((drawn.a, drawn.b), (drawn.b, drawn.a)):
+        if one is not None:
+            other = drawn.a if other is None else other  # self: A meets itself
+            infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
+            tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
+            one[tiny & infinite] = 1.0
+    return drawn
+
+
+# -- bias and residuals -------------------------------------------------------------------------------
+
+
+def _addend_exponent(level: float, quantum: float, dtype: DType) -> int:
+    """Exponent of an addend's unit so that its 6 bits reach half of ``level`` and stay on the grid.
+
+    Half, so that no column of a result is all negative and silenced by a relu.
+    """
+    e = round(math.log2(level / 128)) if level > 0 else 0
+    if quantum:
+        e = max(e, round(math.log2(quantum)))
+    return max(e, 0) if not dtype.is_float else e
+
+
+def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool) -> Array | None:
+    """The bias.  Exact: an arithmetic progression modulo a prime, so that every shift of it shows."""
+    problem = frame.problem
+    shape = problem.bias_shape
+    if shape is None:
+        return None
+    if special and problem.op.addend and problem.beta == 0.0:
+        return np.full(shape, math.nan, dtype=np.float32)  # beta = 0 must not read it
+    real, out, beta = _real(frame), problem.dtypes.out, abs(problem.beta) or 1.0
+    # A bias without M rows belongs to the constants: one for every M.
+    stream = draw("bias-m" if problem.step("bias") in (Step("bias", "m1"), Step("bias", "mn")) else "bias")
+    # One element for the whole result (N = 1) must not turn all of it negative in front of a relu.
+    positive = drawn.positive or math.prod(shape) == 1
+    if not exact:
+        size = drawn.level / max(beta, 1.0)
+        values = stream.binade(shape, frame.wide) * real(2.0 ** round(math.log2(size / 2 if size else 1.0)))
+        found: Array = np.abs(values) if positive else values
+        return found
+    unit = _addend_exponent(drawn.level / max(beta, 1.0), drawn.quantum, out)
+    if beta < 1.0:
+        unit = max(unit, round(math.log2(drawn.quantum)) + math.ceil(-math.log2(beta)))
+    spare = drawn.spare * drawn.quantum / beta
+    if frame.target:
+        # The grid of a short sum is coarse: fewer different values rather than a saturated activation.
+        spare = min(spare, max(2.0 * drawn.level / beta, 3.0 * drawn.quantum))
+    lowest = round(math.log2(drawn.quantum))
+    half = 1 if positive else 2
+    while unit > lowest and 127 // half * 2.0**unit > spare:
+        unit -= 1
+    prime = next((p for p in (127, 61, 31, 13, 7) if p // half * 2.0**unit <= spare), 3)
+    # A stride of a third to a half of the period: neighbours are far apart and differ in sign.
+    start, stride = stream.below(prime), prime // 3 + stream.below(prime // 6 + 1)
+    index = np.arange(math.prod(shape), dtype=np.int64)
+    values = ((start + index * stride) % prime - (0 if positive else prime // 2)).astype(real)
+    return _scaled(values.reshape(shape), unit)
+
+
+def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[tuple[Array, DType]]:
+    """A residual for each binary step, with its dtype: that of the value it meets."""
+    problem = frame.problem
+    shape, dtype, level = problem.result_shape, problem.dtypes.out, drawn.level
+    quantum = drawn.quantum
+    found: list[tuple[Array, DType]] = []
+    for step in problem.passes:
+        if step.kind is StepKind.CAST:
+            dtype = step.dtype
+        elif step.name == "scale":
+            level, quantum = level * abs(step.numbers[0]), quantum * abs(step.numbers[0])
+        elif step.name in _UNIT_RANGE:
+            level, quantum = 1.0, 0.0
+        elif step.name == "clamp":
+            level = min(level, max(map(abs, step.numbers)) or 1.0)
+        if step.kind is not StepKind.BINARY:
+            continue
+        stream = draw(f"r{len(found)}")
+        if step.name in {"add", "sub"}:
+            if exact or not dtype.is_float:
+                unit = _addend_exponent(level, quantum, dtype)
+                most = min(63, max(3, int(2.0 * level * 2.0**-unit))) if frame.target else 63
+                values = _scaled(_magnitudes(stream, dtype, 0, most, _real(frame))(shape), unit)
+            else:
+                values = stream.binade(shape, frame.wide) * _real(frame)(2.0 ** round(math.log2(level / 2 or 1.0)))
+        elif exact or not dtype.is_float:
+            small = [1, 2, 3] if step.name == "mul" else [1, 2, 4, 0.5] if dtype.is_float else [1, 2, 4]
+            values = stream.look_up(shape, np.resize(np.array(small + [-x for x in small], dtype=_real(frame)), 65536))
+        else:
+            values = stream.binade(shape, frame.wide) * _real(frame)(2.0)  # [1, 2): no division by nearly zero
+        found.append((np.abs(values) if drawn.positive else values, dtype))
+    return found
+
+
+# -- the catalogue ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Filling:
+    """A way to choose values.
+
+    Attributes:
+        name: what a case and the command line call it.
+        help: one sentence: what it holds and what it finds.
+        exact: whether products lie on a grid (:attr:`Operands.quantum` > 0).
+        zero_mean: whether entries are independent with zero mean.
+        applies: whether it can be made for a problem and would tell anything.
+    """
+
+    name: str
+    help: str
+    exact: bool
+    zero_mean: bool
+    applies: Callable[[Problem], bool]
+    _build: _Build = dataclasses.field(repr=False)
+
+
+def _has_float(p: Problem) -> bool:
+    return p.dtypes.a.is_float or p.dtypes.b.is_float
+
+
+def _always(_: Problem) -> bool:
+    return True
+
+
+def _only_floats(p: Problem) -> bool:
+    """No step on the way is an integer or an 8-bit float, whose range extremes would leave."""
+    return _has_float(p) and all(d.is_float and d.bits > 8 for d in _narrowest(p))
+
+
+# In the order of how much one of them tells alone.
+FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
+    {
+        f.name: f
+        for f in (
+            Filling(
+                "int-2",
+                "wide against narrow integers, exact sums: indexing, reduced precision, split-K partials, bad stores",
+                True,
+                False,
+                _always,
+                _int_2,
+            ),
+            Filling(
+                "rand",
+                "uniform in [-1, 1] with full significands (integers: full range): the everyday case",
+                False,
+                True,
+                _always,
+                _rand,
+            ),
+            Filling(
+                "k-cover",
+                "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
+                True,
+                False,
+                lambda p: p.shape.k >= 1 and not p.has("self") and not _saturating(p),
+                _k_cover,
+            ),
+            Filling(
+                "specials",
+                "rand with NaN, infinities, -0.0 and a subnormal in single rows of A and columns of B",
+                False,
+                False,
+                lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2,
+                _specials,
+            ),
+            Filling(
+                "tile-map",
+                "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
+                True,
+                False,
+                lambda p: p.shape.k >= 2 and not p.has("self") and not _saturating(p),
+                _tile_map,
+            ),
+            Filling(
+                "int-1",
+                "-1, 0 and 1, exact at any K: indexing, masks, strides",
+                True,
+                False,
+                _always,
+                _int_1,
+            ),
+            Filling(
+                "one-hot",
+                "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
+                True,
+                False,
+                lambda p: p.shape.k >= 1 and not p.has("self"),
+                _one_hot,
+            ),
+            Filling(
+                "rand-positive",
+                "uniform in [0, 1]: rounding that drifts, relu and signs are out of the way",
+                False,
+                False,
+                # A saturating step would see one value: a sum of positive numbers hardly varies.
+                lambda p: _has_float(p) and not _saturating(p),
+                _rand_positive,
+            ),
+            Filling(
+                "rand-wide",
+                "magnitudes log-uniform over many binades: absolute tolerances and fixed-point tricks fail",
+                False,
+                True,
+                _has_float,
+                _rand_wide,
+            ),
+            Filling(
+                "rand-large",
+                "magnitudes near the upper end: overflow in a narrower intermediate",
+                False,
+                True,
+                lambda p: _only_floats(p) and not _saturating(p),
+                _rand_large,
+            ),
+            Filling(
+                "rand-small",
+                "magnitudes near the lower end: underflow in a narrower intermediate",
+                False,
+                True,
+                lambda p: _only_floats(p) and not _saturating(p),
+                _rand_small,
+            ),
+        )
+    }
+)
+
+
+def fillings_for(problem: Problem) -> tuple[str, ...]:
+    """Names of all fillings that apply, the most telling first; none where operands cannot be built."""
+    try:
+        _frame(problem)
+    except Unsupported:
+        return ()
+    return tuple(name for name, filling in FILLINGS.items() if filling.applies(problem))
+
+
+@dataclasses.dataclass(eq=False)
+class Operands:
+    """All tensors that a problem takes, as views into poisoned storage.
+
+    Attributes:
+        problem, filling, seed, device: what was asked for.
+        a: ([B,] M, K), strided as the layout and the flags say.
+        b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``.
+        bias: of :attr:`Problem.bias_shape` in the product's dtype, contiguous, or ``None``.
+        residuals: one of the result's shape for each binary step, in the dtype of the value at that step.
+        scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, or ``None``.
+        quantum: > 0: every product ``a * b`` (times its scale) and every bias element is an integer multiple
+            of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
+            holds for p = 24 (53 for f64, 31 for integers).  0.0: no grid.
+        zero_mean: the products are independent with zero mean: a statistical bound may be used.
+        finite: no NaN and no infinity in any of the tensors.
+        buffers: the storages of all tensors, for digests and poison checks.
+    """
+
+    problem: Problem
+    filling: str
+    seed: int
+    device: str
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+    residuals: tuple[Tensor, ...]
+    scale_b: Tensor | None
+    quantum: float
+    zero_mean: bool
+    finite: bool
+    buffers: tuple[Guarded, ...] = dataclasses.field(repr=False)
+
+    def digest(self) -> str:
+        """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 1 ms for 1 MB."""
+        return " ".join(f"{g.name}={g.digest()}" for g in self.buffers)
+
+    def changed(self, before: str) -> tuple[str, ...]:
+        """Names of the operands whose storage is not what it was when ``before = digest()``; () for none."""
+        old = dict(part.split("=") for part in before.split())
+        return tuple(g.name for g in self.buffers if old.get(g.name) != g.digest())
+
+    def guards_intact(self) -> bool:
+        """Whether all poison around the operands is in place."""
+        return all(g.guards_intact() for g in self.buffers)
+
+
+def _keys(problem: Problem, filling: str, seed: int) -> _Draw:
+    """Streams by operand name.
+
+    ``dyn-m`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
+    for every M.
+    """
+    plain = dataclasses.replace(problem, flags=tuple(f for f in problem.flags if f != "dyn-m"))
+    fields = plain.line.split(":")
+    sizes = fields[3].split("x")
+    sizes[-3] = "M"
+    any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
+
+    def draw(name: str) -> _Stream:
+        constant = name in {"b", "b-specials", "scale", "bias"}
+        return _Stream(any_m if constant else plain.line, filling, str(seed), name)
+
+    return draw
+
+
+def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Operands:
+    """The operands of ``problem``.
+
+    Args:
+        problem: what is to be computed.
+        filling: a key of :data:`FILLINGS`.
+        seed: any integer; another seed gives other values (``k-cover`` and ``tile-map`` have one product only).
+        device: where the tensors lie; values are drawn on the CPU.
+
+    Raises:
+        Unsupported: when operands of the op cannot be built yet, or the filling does not apply to the problem.
+        ValueError: for an unknown filling.
+    """
+    if filling not in FILLINGS:
+        close = difflib.get_close_matches(filling, FILLINGS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"unknown filling {filling!r}{hint}; known: {', '.join(FILLINGS)}")
+    frame = _frame(problem)
+    chosen = FILLINGS[filling]
+    if not chosen.applies(problem):
+        remedy = f"one of {' '.join(fillings_for(problem))}"
+        raise Unsupported("filling", f"{filling} does not apply to {problem}", remedy)
+    draw = _keys(problem, filling, seed)
+    # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
+    drawn = chosen._build(frame, draw)
+    exact = drawn.quantum > 0
+    _face_relu(frame, drawn)
+
+    transposed = problem.layout.a_transposed
+    lines = drawn.a.swapaxes(-1, -2) if transposed else drawn.a
+    stored_a = _matrix("a", lines, frame.a, device, problem.has("pad-lda"), problem.has("off-a"))
+    a = _logical(stored_a, transposed, problem.shape.batch, problem.has("bcast-a"))
+    buffers = [stored_a]
+    if drawn.b is None:
+        b = a.mT
+    else:
+        transposed = problem.layout.b_transposed
+        lines = drawn.b if transposed else drawn.b.swapaxes(-1, -2)
+        stored_b = _matrix("b", lines, frame.b, device, problem.has("pad-ldb"), problem.has("off-b"))
+        batch = None if problem.op.name in {"linear", "woq_int8"} else problem.shape.batch
+        b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
+        buffers.append(stored_b)
+
+    def keep(name: str, values: Array, dtype: DType) -> Tensor:
+        buffers.append(_guarded(name, values, values.shape, torch_dtype(dtype), device))
+        return buffers[-1].view
+
+    out = problem.dtypes.out
+    scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
+    bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
+    bias = None if bias_values is None else keep("bias", bias_values, out)
+    residuals = tuple(
+        keep(f"r{index}", values, dtype) for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
+    )
+    finite = all(bool(torch.isfinite(g.view).all()) for g in buffers if g.view.dtype.is_floating_point)
+    return Operands(
+        problem, filling, seed, device, a, b, bias, residuals, scale,
+        drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
+    )  # fmt: skip
+
+
+def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
+    """Turn A's sign if a relu would silence most of a result of few elements, which then could show no error.
+
+    A's, as B may be a constant that other M share.
+    """
+    few = math.prod(frame.problem.result_shape) <= 16
+    if few and frame.problem.step("relu") is not None and frame.a.is_float and drawn.b is not None:
+        total = float((drawn.a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
+        if total < 0.0:
+            drawn.a = -drawn.a
+
+
+def _matrix(name: str, lines: Array, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:
+    """A stack of matrices in storage order."""
+    return _guarded(
+        name, lines, lines.shape, torch_dtype(dtype), device, pad=_PAD if pad else 0, offset=1 if off else 0
+    )
+
+
+def _logical(stored: Guarded, transposed: bool, batch: int | None, expand: bool) -> Tensor:
+    """The tensor of the problem over its storage: transposed, expanded, without a batch of one."""
+    view = stored.view.mT if transposed else stored.view
+    if batch is None:
+        return view[0]
+    return view.expand(batch, -1, -1) if expand else view

@@ -1,0 +1,276 @@
+"""Every sentence and table that a human reads.  Pure functions from outcomes to text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+
+__all__ = ["Rerun", "failure", "from_record", "ratio_text", "status_of", "summary", "to_record"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rerun:
+    """What a rerun line needs beside the outcome.
+
+    Attributes:
+        target: what to hand to pytest, for instance ``conformance/test_products.py::test_product``.
+        options: further options that the run was given and that matter, already spelled out.
+    """
+
+    target: str
+    options: tuple[str, ...] = ()
+
+    def line(self, outcome: Outcome) -> str:
+        """The command that runs just this case again."""
+        words = ["pytest", *self.target.split(), f"--gemm-backends={outcome.backend}", f"--gemm-problem={outcome.problem}"]
+        words += [f"--gemm-seed={outcome.seed}", *self.options]
+        return " ".join(map(shlex.quote, words))
+
+
+def ratio_text(ratio: float | None) -> str:
+    """An error/bound ratio for a table."""
+    if ratio is None:
+        return "-"
+    if math.isnan(ratio) or math.isinf(ratio):
+        return "inf"
+    return f"{ratio:.3g}"
+
+
+def _indent(text: str, by: str = "  ") -> str:
+    return "\n".join(by + line if line else line for line in text.splitlines())
+
+
+def failure(outcome: Outcome, rerun: Rerun) -> str:
+    """What went wrong, where, how far past the bound, with which kernel, and how to run it again."""
+    reason = outcome.reason.text if outcome.reason else str(outcome.status)
+    lines = [f"{outcome.problem} on {outcome.backend}: {outcome.status}: {reason}"]
+    if outcome.details:
+        lines.append(_indent(outcome.details))
+    kernels = ", ".join(outcome.kernels) or "unknown"
+    lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
+    if outcome.eager:
+        lines.append(f"  beside eager: {outcome.eager}")
+    if outcome.known_failure:
+        lines.append(f"  known failure: {outcome.known_failure}")
+    lines.append(f"  rerun: {rerun.line(outcome)}")
+    return "\n".join(lines)
+
+
+# -- the run record --------------------------------------------------------------------------------
+
+
+def to_record(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as plain JSON data; what crosses from xdist's workers, and a line of the run record."""
+    record = dataclasses.asdict(outcome)
+    record["status"] = str(outcome.status)
+    record["kernels"] = list(outcome.kernels)
+    if outcome.ratio is not None and not math.isfinite(outcome.ratio):
+        record["ratio"] = "inf"  # JSON has no infinity
+    return record
+
+
+def from_record(record: Mapping[str, Any]) -> Outcome:
+    """The outcome of a record made by :func:`to_record`; unknown keys are ignored."""
+    names = {field.name for field in dataclasses.fields(Outcome)}
+    data = {key: value for key, value in record.items() if key in names}
+    data["status"] = Status(data["status"])
+    data["reason"] = Reason(**data["reason"]) if data.get("reason") else None
+    data["kernels"] = tuple(data.get("kernels", ()))
+    data["seconds"] = Seconds(**data.get("seconds", {}))
+    if data.get("ratio") == "inf":
+        data["ratio"] = math.inf
+    return Outcome(**data)
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """A record as one line of the run record, keys sorted so that two runs can be diffed."""
+    return json.dumps(record, sort_keys=True) + "\n"
+
+
+def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, object]]:
+    """What a JUnit report says of a test: backend, kernels, status, worst error/bound."""
+    outcomes = [from_record(record) for record in records]
+    if not outcomes:
+        return []
+    kernels = dict.fromkeys(kernel for o in outcomes for kernel in o.kernels)
+    ratios = [o.ratio for o in outcomes if o.ratio is not None]
+    return [
+        ("gemm_backend", outcomes[0].backend),
+        ("gemm_problem", outcomes[0].problem),
+        ("gemm_kernel", ", ".join(kernels)),
+        ("gemm_status", str(status_of(outcomes))),
+        ("gemm_error_over_bound", ratio_text(max(ratios, default=None))),
+    ]
+
+
+def header(backends: Sequence[str], level: str, seed: int, threads: int) -> str:
+    """The line at the top of a run."""
+    return f"gemm: backends {', '.join(backends)}; level {level}, seed {seed}, {threads} thread(s) a process"
+
+
+# -- the summary -----------------------------------------------------------------------------------
+
+# The worst of several fillings is the status of a problem; earlier in this list is worse.
+_SEVERITY = (
+    Status.CRASHED,
+    Status.TIMED_OUT,
+    Status.INCORRECT,
+    Status.FELL_BACK,
+    Status.MISTRUSTED,
+    Status.KNOWN_FAILURE,
+    Status.PASSED,
+    Status.UNSUPPORTED,
+    Status.NOT_RUN,
+)
+
+_COLUMNS = (
+    Status.PASSED,
+    Status.INCORRECT,
+    Status.CRASHED,
+    Status.TIMED_OUT,
+    Status.FELL_BACK,
+    Status.MISTRUSTED,
+    Status.KNOWN_FAILURE,
+    Status.UNSUPPORTED,
+)
+_ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FELL_BACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
+
+
+def status_of(outcomes: Iterable[Outcome]) -> Status:
+    """The worst status among the outcomes of one problem."""
+    return min((o.status for o in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned first two columns, right-aligned numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def summary(
+    outcomes: Sequence[Outcome],
+    *,
+    missing: Mapping[str, Reason],
+    stale_entries: Sequence[str],
+    processes: int,
+    wall_seconds: float,
+    notes: Sequence[str] = (),
+) -> list[str]:
+    """The terminal summary.
+
+    Args:
+        outcomes: everything that was judged.
+        missing: backends that were asked for and could not run, with the reason.
+        stale_entries: ids of ledger entries that applied and never failed.
+        processes: how many processes judged.
+        wall_seconds: duration of the whole run.
+        notes: further sentences (what counts were shared, recompiled ...).
+    """
+    lines: list[str] = []
+    if outcomes:
+        lines += _status_table(outcomes)
+        lines += _worst_lines(outcomes)
+        lines += _unsupported_lines(outcomes)
+        lines += _known_lines(outcomes)
+    for name, reason in missing.items():
+        lines.append(f"{name} did not run: {reason.text}")
+        if reason.remedy:
+            lines.append(f"  to run it: {reason.remedy}")
+    lines += [
+        f"known failure {entry!r} passed everywhere it applied: delete it from the ledger" for entry in stale_entries
+    ]
+    if outcomes:
+        lines += _time_lines(outcomes, processes, wall_seconds)
+    return [*lines, *notes]
+
+
+def _by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Outcomes by (backend, problem line)."""
+    found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        found[outcome.backend, outcome.problem].append(outcome)
+    return found
+
+
+def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Problems by backend, op and status."""
+    counts: dict[tuple[str, str], Counter[Status]] = defaultdict(Counter)
+    worst: dict[tuple[str, str], float] = {}
+    cases: Counter[tuple[str, str]] = Counter()
+    for (backend, problem), group in _by_problem(outcomes).items():
+        row = backend, problem.split(":")[0]
+        counts[row][status_of(group)] += 1
+        for outcome in group:
+            if outcome.ratio is not None:
+                cases[row] += 1
+                worst[row] = max(worst.get(row, 0.0), outcome.ratio)
+    used = {status for row in counts.values() for status in row} | _ALWAYS
+    columns = [status for status in _COLUMNS if status in used]
+    rows = [["backend", "op", *map(str, columns), "cases", "worst error/bound"]]
+    for key in counts:
+        numbers = [str(counts[key][status] or ".") for status in columns]
+        rows.append([*key, *numbers, str(cases[key]), ratio_text(worst.get(key))])
+    totals = [str(sum(row[status] for row in counts.values()) or ".") for status in columns]
+    rows.append(["all", "", *totals, str(sum(cases.values())), ratio_text(max(worst.values(), default=None))])
+    return [*_table(rows), "(problems; a problem counts under the worst of its cases)", ""]
+
+
+def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """The case nearest to its bound for each backend, among those that passed."""
+    worst: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.status is Status.PASSED and outcome.ratio is not None:
+            known = worst.get(outcome.backend)
+            if known is None or outcome.ratio > (known.ratio or 0.0):
+                worst[outcome.backend] = outcome
+    return [
+        f"{backend}: nearest to its bound {ratio_text(o.ratio)} ({o.tier}) in {o.problem}, filling {o.filling}"
+        for backend, o in worst.items()
+    ]
+
+
+_REASONS_SHOWN = 12
+
+
+def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Why problems were refused, grouped by the sentence."""
+    groups: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.status is Status.UNSUPPORTED and outcome.reason:
+            groups[outcome.backend, str(outcome.reason)].add(outcome.problem)
+    ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
+    lines = [f"{backend} refused {len(problems)}: {reason}" for (backend, reason), problems in ranked[:_REASONS_SHOWN]]
+    if len(ranked) > _REASONS_SHOWN:
+        lines.append(f"and {len(ranked) - _REASONS_SHOWN} more reasons; the run record has them all")
+    return lines
+
+
+def _known_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Which known failures were met, and in how many problems."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.status is Status.KNOWN_FAILURE:
+            groups[outcome.known_failure].add(outcome.problem)
+    return [f"known failure {entry}: {len(problems)} problem(s)" for entry, problems in groups.items()]
+
+
+def _time_lines(outcomes: Sequence[Outcome], processes: int, wall_seconds: float) -> list[str]:
+    """Where the time went."""
+    total = sum((o.seconds for o in outcomes), Seconds())
+    judged = [o for o in outcomes if o.ratio is not None]
+    problems = len({(o.backend, o.problem) for o in judged})
+    return [
+        f"{len(judged)} cases of {problems} problems judged in {wall_seconds:.0f} s by {processes} process(es): "
+        f"compile {total.compile:.1f} s, run {total.run:.1f} s, reference and comparison {total.reference:.1f} s"
+    ]

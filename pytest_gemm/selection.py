@@ -1,0 +1,189 @@
+"""Which cases a test gets: the marker, the options, the backends that can run here.
+
+A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
+
+    @pytest.mark.gemm(problems=["mm:f16:nt:512x768x1024"])
+    def test_mine(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+
+Marker keywords:
+    problems: problem lines or :class:`Problem` objects, or a function of the level that returns them.
+    fillings: names of fillings; by default the level decides.
+    any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gemm.backend import Availability, Backend, Registry
+from pytest_gemm.config import GemmConfig
+from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.report import to_record
+
+if TYPE_CHECKING:
+    from pytest_gemm.judge import Case
+
+__all__ = ["MarkerError", "Pick", "Request", "Selection", "case_of", "crash_record", "read_marker", "select"]
+
+# How many fillings a problem is judged with, most telling first; None: all that apply.
+FILLINGS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
+
+
+class MarkerError(ValueError):
+    """A ``gemm`` marker that cannot be used; the message says which keyword and what is right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a test's marker asks for; see the module's docstring for the fields."""
+
+    problems: Callable[[str], Iterable[Problem | str]] | Sequence[Problem | str] = ()
+    fillings: tuple[str, ...] = ()
+    any_problem: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Pick:
+    """A parameter of a test: a problem on a backend, before anything heavy is made of it."""
+
+    backend: str
+    problem: Problem
+    fillings: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """The test's id, stable as long as the problem is."""
+        return f"{self.backend}-{self.problem.line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The cases of a test and the backends that were named and cannot run."""
+
+    picks: list[Pick]
+    missing: dict[str, Reason]
+
+
+def read_marker(marker: pytest.Mark | None) -> Request:
+    """The request in a marker.
+
+    Raises:
+        MarkerError: for an unknown keyword, positional arguments, or no marker at all.
+    """
+    if marker is None:
+        raise MarkerError("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])")
+    if marker.args:
+        raise MarkerError("the gemm marker takes keywords only: @pytest.mark.gemm(problems=[...])")
+    known = [field.name for field in dataclasses.fields(Request)]
+    for name in marker.kwargs:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise MarkerError(f"the gemm marker has no keyword {name!r}{hint}; known: {', '.join(known)}")
+    kwargs: dict[str, Any] = dict(marker.kwargs)
+    kwargs["fillings"] = tuple(kwargs.get("fillings", ()))
+    return Request(**kwargs)
+
+
+def select(request: Request, config: GemmConfig) -> Selection:
+    """The picks of a test, problem by problem so that backends of one problem are neighbours.
+
+    Raises:
+        MarkerError: when the marker's problems cannot be read.
+    """
+    backends, missing = runnable(config)
+    problems = _problems(request, config)
+    picks = [Pick(backend.name, problem, request.fillings) for problem in problems for backend in backends]
+    return Selection(picks, missing)
+
+
+def runnable(config: GemmConfig) -> tuple[list[Backend], dict[str, Reason]]:
+    """The selected backends that can run, and why the named others cannot."""
+    states = {b.name: _availability(config.registry, b.name, config.device_of(b)) for b in config.backends}
+    ready = [b for b in config.backends if states[b.name].ok]
+    missing = {name: state.reason for name, state in states.items() if state.reason is not None}
+    return ready, missing if config.named else {}
+
+
+@functools.lru_cache(maxsize=64)
+def _availability(registry: Registry, name: str, device: str) -> Availability:
+    """Asked once a run, however many tests there are."""
+    return registry[name].availability(device)
+
+
+def _problems(request: Request, config: GemmConfig) -> list[Problem]:
+    if config.problems and request.any_problem:
+        found: Iterable[Problem] = config.problems
+    else:
+        found = _own_problems(request.problems, config.level)
+        if config.problems:
+            wanted = {p.line for p in config.problems}
+            found = [p for p in found if p.line in wanted]
+    return [p for p in found if not config.ops or p.op.name in config.ops]
+
+
+@functools.lru_cache(maxsize=64)
+def _called(problems: Callable[[str], Iterable[Problem | str]], level: str) -> tuple[Problem | str, ...]:
+    """Several tests may share one function."""
+    return tuple(problems(level))
+
+
+def _own_problems(
+    problems: Callable[[str], Iterable[Problem | str]] | Sequence[Problem | str], level: str
+) -> list[Problem]:
+    lines = _called(problems, level) if callable(problems) else problems
+    try:
+        return [p if isinstance(p, Problem) else Problem.parse(p) for p in lines]
+    except ProblemError as error:
+        raise MarkerError(f"in the gemm marker's problems: {error}") from None
+
+
+def case_of(pick: Pick, config: GemmConfig) -> Case:
+    """The case of a pick; from here on torch is needed.
+
+    Raises:
+        MarkerError: when a filling named by the marker does not exist.
+    """
+    from pytest_gemm.judge import Case
+    from pytest_gemm.operands import FILLINGS as KNOWN
+    from pytest_gemm.operands import fillings_for
+
+    for name in pick.fillings:
+        if name not in KNOWN:
+            raise MarkerError(f"unknown filling {name!r}; known: {', '.join(KNOWN)}")
+    backend = config.registry[pick.backend]
+    fillings = pick.fillings or fillings_for(pick.problem)[: FILLINGS[config.level]]
+    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend))
+
+
+def split_id(nodeid: str) -> tuple[str, Problem] | None:
+    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours."""
+    _, bracket, rest = nodeid.partition("[")
+    if not bracket:
+        return None
+    head, colon, tail = rest.rstrip("]").partition(":")
+    backend, dash, op = head.rpartition("-")
+    if not (colon and dash):
+        return None
+    try:
+        return backend, Problem.parse(f"{op}:{tail}")
+    except ProblemError:
+        return None
+
+
+def crash_record(nodeid: str) -> dict[str, Any] | None:
+    """The record of a case whose process died; ``None`` for somebody else's test."""
+    found = split_id(nodeid)
+    if found is None:
+        return None
+    backend, problem = found
+    reason = Reason("process-died", "the test process died: a kernel crashed it", "run the case alone to see the signal")
+    return to_record(Outcome(backend, problem.line, "", 0, Status.CRASHED, reason, test=nodeid))

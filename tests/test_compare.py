@@ -1,0 +1,420 @@
+"""Verdicts, and the stories told about wrong results: each planted bug is located and named, and few others are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_gemm import compare, oracle, program
+from pytest_gemm import operands as ops
+from pytest_gemm.backend import Contract
+from pytest_gemm.problem import Problem
+
+Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclasses.dataclass
+class Given:
+    problem: Problem
+    operands: ops.Operands
+    span: oracle.Interval
+    result: torch.Tensor
+
+
+def given(line: str, filling: str = "rand", seed: int = 11, epilogue: str = "either") -> Given:
+    problem = Problem.parse(line)
+    made = ops.make(problem, filling, seed, "cpu")
+    accumulate = "i32" if problem.op.name == "int_mm" else "f64" if problem.dtypes.out.name == "f64" else "f32"
+    contract = Contract(accumulate, epilogue)  # type: ignore[arg-type]  # the literals' values
+    span = oracle.interval(problem, made, oracle.reference(problem, made), contract)
+    return Given(problem, made, span, program.build(problem)(**program.args(problem, made)))
+
+
+def verdict(case: Given, result: object, **more: object) -> compare.Comparison:
+    return compare.compare(result, case.span, case.problem, case.operands, **more)  # type: ignore[arg-type]  # tile, others
+
+
+def story(line: str, change: Change, filling: str = "rand", **more: object) -> compare.Mismatch:
+    """The mismatch after a change of the right result."""
+    case = given(line, filling)
+    assert verdict(case, case.result).ok
+    found = verdict(case, change(case.result.clone(), case.operands), **more)
+    assert found.mismatch is not None
+    assert found.ratio > 1
+    return found.mismatch
+
+
+def at(*where: int | slice, add: float = 1.0, times: float = 1.0) -> Change:
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        x[where] = x[where] * times + add
+        return x
+
+    return change
+
+
+# -- verdicts -----------------------------------------------------------------------------------------
+
+
+def test_the_expected_result_has_ratio_zero() -> None:
+    case = given("mm:bf16:nn:33x65x127")
+    found = verdict(case, case.span.expected.to(torch.bfloat16))
+    assert found == compare.Comparison(0.0, 1.0)
+
+
+def test_the_ends_of_the_interval_are_accepted_with_ratio_one_and_the_next_numbers_are_not() -> None:
+    case = given("mm:f32:nn:33x65x127", "rand-positive")
+    for end, away in ((case.span.hi, math.inf), (case.span.lo, -math.inf)):
+        edge = end.float()
+        found = verdict(case, edge)
+        assert found.ok
+        assert found.ratio == 1.0
+        beyond = edge.clone()
+        beyond[3, 4] = torch.nextafter(edge[3, 4], torch.tensor(away))
+        found = verdict(case, beyond)
+        assert found.mismatch is not None
+        assert found.mismatch.index == (3, 4)
+        assert found.mismatch.count == 1
+        assert found.ratio > 1
+
+
+def test_any_difference_on_exact_data_is_infinitely_wrong() -> None:
+    case = given("mm:f32:nn:33x65x127", "int-1")
+    assert verdict(case, case.result).ratio == 0
+    wrong = case.result.clone()
+    wrong[0, 0] = torch.nextafter(wrong[0, 0], torch.tensor(math.inf))
+    assert verdict(case, wrong).ratio == math.inf
+
+
+def test_the_share_of_correctly_rounded_elements() -> None:
+    case = given("mm:bf16:nn:10x10x0")
+    assert verdict(case, case.result).correctly_rounded == 1.0
+    wrong = case.result.clone()
+    wrong[:, 0] = 1
+    assert verdict(case, wrong).correctly_rounded == 0.9
+
+
+def test_empty_results_are_right() -> None:
+    case = given("mm:f32:nn:0x5x3")
+    assert verdict(case, case.result) == compare.Comparison(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "words"),
+    [
+        (None, "wrong-type", "a NoneType, not a tensor"),
+        ([[1.0]], "wrong-type", "a list"),
+        (torch.zeros(4, 6).to_sparse(), "wrong-layout", "sparse_coo"),
+        (torch.zeros(6, 4), "wrong-shape", r"(6, 4), expected (4, 6)"),
+        (torch.zeros(4, 6, dtype=torch.float64), "wrong-dtype", "float64, expected float32"),
+        (torch.zeros(4, 6, device="meta"), "wrong-device", "on meta"),
+    ],
+)
+def test_what_is_no_result_at_all(result: object, code: str, words: str) -> None:
+    found = verdict(given("mm:f32:nn:4x6x8"), result)
+    assert found.mismatch is not None
+    assert found.mismatch.code == code
+    assert words in found.mismatch.text()
+    assert words in found.mismatch.summary()
+    assert found.ratio == math.inf
+
+
+def test_strides_of_a_result_do_not_matter() -> None:
+    case = given("mm:f32:nn:33x65x127")
+    assert verdict(case, case.result.t().contiguous().t()).ok
+
+
+def test_a_swallowed_nan_and_an_invented_one() -> None:
+    case = given("mm:f32:nn:16x16x16", "specials")
+    assert verdict(case, case.result).ok
+    found = verdict(case, torch.where(case.result.isnan(), 0.0, case.result))
+    assert found.mismatch is not None
+    assert found.mismatch.code == "missing-nan"
+    assert "swallowed" in found.mismatch.cause
+    assert story("mm:f32:nn:16x16x16", at(slice(0, 2), add=math.nan)).code == "nan"
+    assert story("mm:f32:nn:16x16x16", at(2, add=math.inf)).code == "infinite"
+
+
+def test_the_text_answers_what_where_and_how_far() -> None:
+    found = story("mm:f32:nn:8x256x2664", at(slice(4, None), add=0.75))
+    lines = found.text().splitlines()
+    assert lines[0] == "1024 of 2048 elements outside the bound"
+    assert lines[1].startswith("  worst 0.75 at (")
+    assert "bound " in lines[1]
+    assert lines[2] == "  every bad element has row >= 4: an M-tail"
+
+
+# -- where --------------------------------------------------------------------------------------------
+
+PLACES: list[tuple[str, Change, str]] = [
+    ("mm:f32:nn:40x72x64", at(3, 5), "the only bad element"),
+    ("mm:f32:nn:40x72x64", at(slice(None)), "every element is bad"),
+    ("mm:f32:nn:40x72x64", at(slice(32, None)), "row >= 32: an M-tail (M mod 32 = 8)"),
+    ("mm:f32:nn:40x72x64", at(slice(None), slice(64, None)), "column >= 64: an N-tail (N mod 64 = 8)"),
+    ("mm:f32:nn:40x72x64", at(slice(0, 4)), "row < 4: the head of M"),
+    ("mm:f32:nn:40x72x64", at(7), "in row 7, all 72 columns"),
+    ("mm:f32:nn:40x72x64", at(slice(None), 71), "in column 71: the last of N, all 40 rows"),
+    ("mm:f32:nn:40x72x64", at(slice(8, 16)), "rows 8 to 15: the block 1 of 8"),
+    ("mm:f32:nn:64x64x64", at(slice(16, 32), slice(32, 64)), "the 16x32 tile at row 16, column 32"),
+    ("mm:f32:nn:40x72x64", at(slice(37, None), slice(65, None)), "the tails of M and N meet"),
+    ("mm:f32:nn:40x72x64", at(slice(3, 20), slice(5, 33)), "rectangle of rows 3 to 19, columns 5 to 32"),
+    ("mm:f32:nn:40x96x64", at(slice(None), slice(15, None, 16)), "period 16 in N, residue 15"),
+    ("mm:f32:nn:64x32x64", at(slice(1, None, 4)), "rows of period 4 in M, residue 1"),
+    ("bmm:f32:nn:4x16x16x64", at(2), "only batch 2 of 4 is bad: all of it"),
+    ("bmm:f32:nn:4x16x16x64", at(slice(1, None)), "batch >= 1 of 4: all of it"),
+    ("bmm:f32:nn:4x16x16x64", at(3, slice(12, None)), "batch 3 of 4 is bad; there every bad element has row >= 12"),
+    ("bmm:f32:nn:4x16x16x64", at(slice(None), slice(12, None)), "every bad element has row >= 12: an M-tail"),
+]
+
+
+@pytest.mark.parametrize(("line", "change", "words"), PLACES, ids=[w for _, _, w in PLACES])
+@pytest.mark.parametrize("filling", ["rand", "int-1"])
+def test_bad_elements_are_located(line: str, change: Change, words: str, filling: str) -> None:
+    assert words in story(line, change, filling).pattern
+
+
+def test_both_tails() -> None:
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        x[32:] += 1
+        x[:32, 64:] += 1
+        return x
+
+    assert "row >= 32 or column >= 64" in story("mm:f32:nn:40x72x64", change).pattern
+
+
+def test_several_tiles() -> None:
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        x[:16, 32:48] += 1
+        x[48:64, 16:32] += 1
+        return x
+
+    assert "2 of 32 tiles of 16x16, at (0, 32), (48, 16)" in story("mm:f32:nn:64x128x64", change).pattern
+
+
+def test_a_known_tile_is_tried_first() -> None:
+    found = story("mm:f32:nn:48x96x64", at(slice(24, 48), slice(0, 48)), tile=(24, 48))
+    assert "the 24x48 tile at row 24, column 0" in found.pattern
+
+
+def test_the_triangle() -> None:
+    found = story("mm:f32:nn:40x40x64", lambda x, _: x + torch.ones(40, 40).triu(1))
+    assert found.pattern == "the bad elements are above the diagonal"
+
+
+def test_one_stray_in_a_thousand_does_not_hide_a_tail() -> None:
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        x[56:] += 1
+        x[2, 3] += 1
+        return x
+
+    assert "1024 of 1025 bad elements have row >= 56: an M-tail" in story("mm:f32:nn:64x128x64", change).pattern
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("count", [2, 3, 8, 40, 400, 2000])
+def test_scattered_elements_make_no_story(seed: int, count: int) -> None:
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        where = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(seed))[:count]
+        noise = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+        x.view(-1)[where] += 0.1 + noise.abs() * noise.sign()
+        return x
+
+    found = story("mm:f32:nn:64x64x200", change)
+    assert any(w in found.pattern for w in ("scattered", "all over")), found.pattern
+    assert found.cause == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_single_element_gets_no_cause(seed: int) -> None:
+    # Two thousand blocks of k are enough to fit any one number.
+    case = given("mm:f32:nn:16x16x1000", "rand", seed)
+    wrong = case.result.clone()
+    wrong[3, 5] *= 1.01
+    found = verdict(case, wrong)
+    assert found.mismatch is not None
+    assert found.mismatch.cause == ""
+
+
+def test_one_element_that_happens_to_lack_its_bias_gets_no_cause() -> None:
+    case = given("linear:f32:nt:16x16x64:bias", "int-1")
+    wrong = case.result.clone()
+    wrong[3, 5] -= bias(case.operands)[5]
+    found = verdict(case, wrong)
+    assert found.mismatch is not None
+    assert found.mismatch.cause == ""
+
+
+# -- what ---------------------------------------------------------------------------------------------
+
+
+def product(o: ops.Operands, ks: slice = slice(None)) -> torch.Tensor:
+    """A @ B over some k, in float64."""
+    return o.a.double()[..., ks] @ o.b.double()[..., ks, :]
+
+
+def f32(x: torch.Tensor) -> torch.Tensor:
+    return x.float()
+
+
+def bias(o: ops.Operands) -> torch.Tensor:
+    assert o.bias is not None
+    return o.bias
+
+
+CAUSES: list[tuple[str, Change, str]] = [
+    ("mm:f32:nn:24x40x1000", lambda _, o: f32(product(o, slice(0, 999))), "k = 999 of K = 1000 are missing: the K-"),
+    ("mm:f32:nn:24x40x1000", lambda _, o: f32(product(o, slice(0, 992))), "k in [992, 1000) of K = 1000 are missing"),
+    ("mm:f32:nn:24x40x1000", lambda _, o: f32(product(o, slice(0, 960))), "k in [960, 1000) of K = 1000 are missing"),
+    (
+        "mm:f32:nn:24x40x1000",
+        lambda x, o: f32(x - product(o, slice(250, 500))),
+        "k in [250, 500) of K = 1000 are missing: slice 2 of 4",
+    ),
+    (
+        "mm:f32:nn:24x40x256",
+        lambda x, o: f32(x + product(o, slice(64, 128))),
+        "k in [64, 128) of K = 256 are counted twice: slice 2 of 4",
+    ),
+    ("addmm:f32:nn:24x40x64:bias+alpha-0.5+beta-2", lambda _, o: f32(0.5 * product(o)), "the bias is missing"),
+    (
+        "addmm:f32:nn:24x40x64:bias+alpha-0.5+beta-4",
+        lambda _, o: f32(0.5 * product(o) + 0.5 * 4 * bias(o)),
+        "alpha was applied to the bias",
+    ),
+    ("addmm:f32:nn:24x40x64:bias+beta-0", lambda x, o: x + bias(o), "beta = 0 was ignored"),
+    ("addmm:f32:nn:24x40x64:bias+alpha-0.5", lambda _, o: f32(product(o) + bias(o)), "alpha was not applied"),
+    ("linear:f32:nt:24x40x64:bias", lambda _, o: f32(product(o) + bias(o).roll(1)), "the bias is shifted"),
+    ("linear:f32:nt:24x40x64:bias+relu", lambda _, o: f32(product(o) + bias(o)), "step relu is missing"),
+    (
+        "linear:f32:nt:24x40x64:bias+relu",
+        lambda _, o: f32(product(o).relu() + bias(o)),
+        "step relu came before the bias",
+    ),
+    (
+        "mm:f32:nn:24x40x64:relu+add",
+        lambda _, o: f32((product(o) + o.residuals[0]).relu()),
+        "step add came before relu",
+    ),
+    ("mm:f32:nn:24x40x64:gelu+add", lambda x, o: x - o.residuals[0], "step add is missing"),
+    ("mm:f32:nn:40x40x64", lambda x, _: x.t(), "the result is transposed"),
+    ("mm:f32:nn:24x40x64", lambda x, _: x.t().reshape(24, 40), "laid out as its own transpose"),
+    ("mm:f32:nn:24x40x64", lambda x, _: x.roll(1, 0), "the rows are shifted"),
+    ("mm:f32:nn:24x40x64", lambda x, _: x.roll(-2, 1), "the columns are shifted"),
+    ("bmm:f32:nn:4x24x40x64", lambda x, _: x[:1].expand_as(x).clone(), "batch 1 holds the answer of batch 0"),
+    ("mm:f32:nn:24x40x64", lambda x, _: 2 * x, "2 times what is expected"),
+    ("mm:f32:nn:24x40x64", lambda x, _: 0 * x, "every bad element is 0"),
+    ("mm:f32:nn:24x40x64", at(slice(0, 4), add=3.0), "too large by 3"),
+]
+
+
+@pytest.mark.parametrize(("line", "change", "words"), CAUSES, ids=[f"{w} {c}" for c, (_, _, w) in enumerate(CAUSES)])
+@pytest.mark.parametrize("filling", ["rand", "int-1"])
+def test_what_was_computed_instead(line: str, change: Change, words: str, filling: str) -> None:
+    found = story(line, change, filling)
+    assert words in found.cause, found.text()
+
+
+def bits(x: torch.Tensor, name: torch.dtype) -> torch.Tensor:
+    return x.to(name).to(x.dtype)
+
+
+def cut(x: torch.Tensor, mask: int) -> torch.Tensor:
+    return (x.contiguous().view(torch.int32) & mask).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "words"),
+    [
+        ("mm:f32:nn:24x40x1000", lambda x, _: bits(x, torch.bfloat16), "a detour through bf16"),
+        ("mm:f16:nn:24x40x1000", lambda x, _: bits(x, torch.bfloat16), "a detour through bf16"),
+        ("mm:f64:nn:24x40x100", lambda x, _: bits(x, torch.float32), "a detour through f32"),
+        (
+            "mm:f32:nn:24x40x1000",
+            lambda _, o: cut(o.a, -(1 << 13)) @ cut(o.b, -(1 << 13)),
+            "A and B were truncated to TF32",
+        ),
+        ("mm:f32:nn:24x40x1000", lambda _, o: bits(o.a, torch.bfloat16) @ bits(o.b, torch.bfloat16), "rounded to bf16"),
+        (
+            "mm:bf16:nn:24x40x1000",
+            lambda _, o: cut(o.a.float() @ o.b.float(), -(1 << 16)).bfloat16(),
+            "toward zero",
+        ),
+        (
+            "mm:bf16:nn:48x80x1000",
+            lambda _, o: (o.a.float() @ o.b.float()).half().bfloat16(),
+            "rounded twice, through f16",
+        ),
+    ],
+)
+def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
+    assert words in story(line, change).cause
+
+
+def test_a_tile_with_the_answer_of_another() -> None:
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        x[:16, :32] = x[32:48, 64:96].clone()
+        return x
+
+    found = story("mm:f32:nn:64x128x64", change)
+    assert "the 16x32 tile at row 0, column 0" in found.pattern
+    assert "holds the answer of the tile at (32, 64)" in found.cause
+
+
+def test_unwritten_memory() -> None:
+    found = story("mm:f32:nn:64x128x64", at(slice(60, None), add=math.nan))
+    assert "row >= 60" in found.pattern
+    assert "never written" in found.cause
+
+
+def test_a_stale_result() -> None:
+    old = given("mm:f32:nn:24x40x64", "int-1").result
+    found = story("mm:f32:nn:24x40x64", lambda _x, _o: old.clone(), others={"rand-wide": old + 1, "int-1": old})
+    assert found.cause == "the bad elements are the answer for int-1: stale data"
+
+
+def test_coded_fillings_are_decoded() -> None:
+    found = story("mm:f32:nn:24x200x1000", lambda _, o: f32(product(o, slice(0, 999))), "k-cover")
+    assert found.cause == "of K = 1000: k = 999 dropped"
+
+    def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
+        x[5, 7] = x[9, 11]
+        return x
+
+    assert "the value at (5, 7) is that of (9, 11)" in story("mm:f32:nn:24x40x64", change, "tile-map").cause
+
+
+# -- beside eager -------------------------------------------------------------------------------------
+
+
+def test_bit_equal_and_nearly_so() -> None:
+    case = given("mm:f32:nn:33x65x127")
+    assert compare.against_eager(case.result, case.result.clone(), case.span).text() == "bit-equal"
+    near = case.result.clone()
+    near[0, :3] = torch.nextafter(near[0, :3], torch.tensor(math.inf))
+    found = compare.against_eager(near, case.result, case.span)
+    assert (found.bit_equal, found.max_ulps, found.differing, found.total) == (False, 1, 3, 2145)
+    assert 0 < found.eager_ratio <= 1
+    assert found.text().startswith("at most 1 ulp apart in 3 of 2145 elements; eager is at 0.")
+
+
+def test_eager_may_be_the_wrong_one() -> None:
+    case = given("mm:f32:nn:33x65x127")
+    found = compare.against_eager(case.result, case.result + 1, case.span)
+    assert found.eager_ratio > 1
+    assert "eager itself is outside the bound" in found.text()
+
+
+def test_signs_of_zeros_and_strange_dtypes() -> None:
+    case = given("mm:f32:nn:4x4x0")
+    assert compare.against_eager(-case.result, case.result, case.span).text() == "equal but for the sign of zeros"
+    assert compare.against_eager(case.result.double(), case.result, case.span).text() == "not comparable with eager"
+    integers = given("int_mm:i8-i8-i32:nn:33x64x128", "int-1")
+    assert compare.against_eager(integers.result, integers.result, integers.span).bit_equal

@@ -1,0 +1,343 @@
+"""The Inductor backend on real compiles: what it proves, refuses, rebinds, and leaves as it was."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+
+from pytest_gemm import operands, program
+from pytest_gemm.backend import Proof, Unsupported
+from pytest_gemm.backends import artifact as artifact_module
+from pytest_gemm.backends import torch_compat
+from pytest_gemm.backends.builtin import BUILTIN
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.inductor import DYN_M_HINT, InductorBackend, cache_dir
+from pytest_gemm.executed import products_in_source, record_products
+from pytest_gemm.problem import Problem
+
+pytestmark = pytest.mark.skipif(
+    not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"
+)
+
+
+@pytest.fixture(scope="module")
+def cpp() -> CppBackend:
+    return CppBackend(threads=1)
+
+
+def _error(problem: Problem, given: operands.Operands, result: torch.Tensor) -> float:
+    """Worst error over the gauge |A| |B| (|bias|): 1e-6 is a right f32 answer, 1 is another weight's."""
+    tensors = {n: t.double() for n, t in program.args(problem, given).items()}
+    want = program.build(problem)(**tensors)
+    gauge = tensors["a"].abs() @ given.b.double().abs()
+    return float(((result.double() - want).abs() / gauge).max())
+
+
+# -- proof -------------------------------------------------------------------------------------------
+
+
+def test_proof_names_the_micro_kernel_that_ran(cpp: CppBackend) -> None:
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    given = operands.make(problem, "rand", 1)
+    prepared = cpp.prepare(problem, given)
+    result = prepared.run(given)
+    proof = prepared.proof()
+    assert _error(problem, given, result) < 1e-5
+    assert proof.objection() is None
+    (chosen,), (executed,) = proof.chosen, proof.executed
+    assert chosen.startswith("CppMicro")
+    assert executed in proof.generated
+    assert prepared.contract.epilogue == "fused"
+    assert cpp.choices(problem, given) == proof.chosen
+    assert f"{executed} = async_compile" in prepared.source
+
+
+def test_proof_of_a_run_that_called_no_kernel_objects(cpp: CppBackend) -> None:
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    given = operands.make(problem, "rand", 1)
+    prepared = cpp.prepare(problem, given)
+    prepared.run(given)
+    prepared.artifact._compiled.calls.clear()
+    objection = prepared.proof().objection()
+    assert objection is not None
+    assert objection.code == "nothing-executed"
+
+
+def test_a_silent_fallback_of_inductor_is_seen_as_foreign(cpp: CppBackend) -> None:
+    """Forced to C++ only, torch 2.13 answers a linear with a transposed input by MKL (oneDNN without MKL)."""
+    problem = Problem.parse("linear:f32:tt:20x33x40")
+    refusal = cpp.supports(problem)
+    assert refusal is not None
+    assert refusal.reason.code == "a-transposed"
+    given = operands.make(problem, "rand", 1)
+    try:
+        prepared = cpp.prepare(problem, given)
+    except Unsupported:
+        return  # a build without MKL has no such path: refused, which is right too
+    prepared.run(given)
+    objection = prepared.proof().objection()
+    assert objection is not None
+    assert objection.code == "foreign-kernel"
+
+
+def test_a_forced_backend_without_a_choice_is_refused_not_answered_by_aten(cpp: CppBackend) -> None:
+    problem = Problem.parse("mm:f32:nn:20x33x40::var-b")
+    with pytest.raises(Unsupported) as caught:
+        cpp.prepare(problem, operands.make(problem, "rand", 1))
+    assert caught.value.reason.code == "no-choice"
+
+
+def test_products_are_recorded_and_read() -> None:
+    a = torch.ones(2, 2)
+    with record_products() as seen:
+        torch.relu(a @ a)
+        torch.nn.functional.linear(a, a, a[0])
+    assert seen == ["aten.mm.default", "aten.addmm.default"]
+    source = "extern_kernels.mm(a, b, out=c)\nbuf = torch.ops.mkl._mkl_linear.default(x)\nextern_kernels.relu(c)"
+    assert products_in_source(source) == ("extern_kernels.mm", "torch.ops.mkl._mkl_linear.default")
+
+
+# -- one artifact for all fillings ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "linear:f32:nt:20x33x40:bias+relu",
+        "mm:bf16:nn:20x33x40",
+        "addmm:f16:nn:20x33x40:bias",
+        "bmm:f32:nn:3x20x33x40::const-b",
+        "woq_int8:bf16-i8-bf16:nt:20x64x64",
+    ],
+)
+def test_rebinding_gives_the_new_weights_answer_without_a_compile(line: str) -> None:
+    problem = Problem.parse(line)
+    backend = CppBackend(threads=1)
+    first, second = (operands.make(problem, "rand", seed) for seed in (1, 2))
+    prepared = backend.prepare(problem, first)
+    before = prepared.run(first)
+    after = prepared.run(second)
+    again = prepared.run(first)
+    assert backend.compiles == 1
+    assert backend.unbindable == {}
+    assert torch.equal(before, again)
+    eager = program.build(problem)(**program.args(problem, second))
+    assert not torch.equal(before, after)
+    assert (after.double() - eager.double()).abs().max() < 0.02 * eager.double().abs().max()
+
+
+def test_rebinding_and_compiling_give_the_same_bits() -> None:
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    given = operands.make(problem, "rand", 3)
+    bound = CppBackend(threads=1).prepare(problem, given).run(given)
+    compiled = CppBackend(threads=1, rebind=False).prepare(problem, given).run(given)
+    assert torch.equal(bound, compiled)
+
+
+def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the recorded packing not the one that made the constant, every filling would be compiled."""
+    monkeypatch.setattr(artifact_module, "_replay", lambda packing, view, tensor: packing.replay(view(tensor)) * 1.5)
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    backend = CppBackend(threads=1)
+    first, second = (operands.make(problem, "rand", seed) for seed in (1, 2))
+    prepared = backend.prepare(problem, first)
+    assert _error(problem, first, prepared.run(first)) < 1e-5
+    assert _error(problem, second, prepared.run(second)) < 1e-5
+    assert "does not follow" in backend.unbindable[problem.line]
+    assert backend.recompiles == 2
+
+
+def test_a_small_bias_is_text_and_compiled_for_each_filling() -> None:
+    problem = Problem.parse("linear:f32:nt:20x7x40:bias")
+    backend = CppBackend(threads=1)
+    first, second = (operands.make(problem, "rand", seed) for seed in (1, 2))
+    prepared = backend.prepare(problem, first)
+    for given in (first, second, second):
+        assert _error(problem, given, prepared.run(given)) < 1e-5
+    assert (backend.compiles, backend.recompiles) == (2, 1)
+    assert "bias" in backend.unbindable[problem.line]
+
+
+def test_a_weight_changed_in_place_is_bound_again(cpp: CppBackend) -> None:
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    given = operands.make(problem, "rand", 4)
+    prepared = cpp.prepare(problem, given)
+    prepared.run(given)
+    given.b.mul_(-1)
+    assert _error(problem, given, prepared.run(given)) < 1e-5
+
+
+def test_stand_ins_have_the_geometry_of_a_parameter() -> None:
+    storage = torch.zeros(1000)
+    guarded = storage.as_strided((3, 5), (8, 1), 128)
+    shifted = storage.as_strided((5, 3), (1, 8), 129)
+    assert artifact_module.stand_in(guarded, 1).storage_offset() == 0
+    one = artifact_module.stand_in(shifted, 1)
+    assert (one.storage_offset(), one.stride()) == (1, (1, 8))
+    assert one.unique().numel() == 15
+
+
+# -- dyn-m ---------------------------------------------------------------------------------------------
+
+
+def test_dyn_m_is_one_artifact_for_several_m() -> None:
+    backend = CppBackend(threads=1)
+    lines = [f"linear:f32:nt:{m}x33x40:bias+add:dyn-m" for m in (5, 2, 96)]
+    prepared = []
+    for line in lines:
+        problem = Problem.parse(line)
+        given = operands.make(problem, "rand", 1)
+        one = backend.prepare(problem, given)
+        result = one.run(given)
+        assert result.shape == problem.result_shape
+        assert one.proof().objection() is None
+        assert _error(problem, given, result) < 1e-5
+        prepared.append(one)
+    assert backend.compiles == 1
+    assert len({id(p.artifact) for p in prepared}) == 1
+    assert prepared[0].artifact.problem.shape.m == DYN_M_HINT
+
+
+def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))
+    other = problem.with_m(21)
+    tensors = program.args(other, operands.make(other, "rand", 1))
+    with pytest.raises(artifact_module.RecompileError, match="20x33x40"):
+        prepared.artifact.run(tensors)
+
+
+# -- supports ------------------------------------------------------------------------------------------
+
+_CLAIMS = {
+    "mm:f32:nn:20x33x40": "",
+    "bmm:f32:nn:3x20x33x40": "",
+    "bmm:bf16:nn:3x20x33x40::bcast-a": "a-strided",
+    "bmm:f32:tn:3x20x33x40": "a-transposed",
+    "bmm:f32:nn:3x1x33x40": "decomposed",
+    "mm:f32:nn:1x1x40": "decomposed",
+    "addmm:f32:nn:1x12x10:bias": "decomposed",
+    "mm:f64:nn:20x33x40": "dtype",
+    "mm:f16:nn:20x33x40::var-b": "weight-not-constant",
+    "baddbmm:f32:nn:3x20x33x40:bias": "no-candidate",
+    "int_mm:i8-i8-i32:nt:20x33x40": "no-candidate",
+    "mixed_mm:bf16-i8-bf16:nn:20x33x40": "dequant-kept",
+}
+
+
+@pytest.mark.parametrize(("line", "code"), _CLAIMS.items(), ids=str)
+def test_supports_agrees_with_inductor(cpp: CppBackend, line: str, code: str) -> None:
+    problem = Problem.parse(line)
+    refusal = cpp.supports(problem)
+    assert (refusal.reason.code if refusal else "") == code
+    given = operands.make(problem, "rand", 1)
+    try:
+        prepared = cpp.prepare(problem, given)
+        prepared.run(given)
+        objection = prepared.proof().objection()
+        computed = objection is None
+    except Unsupported:
+        computed = False
+    assert computed == (not code)
+
+
+def test_an_m_that_no_dynamic_artifact_contains_is_refused(cpp: CppBackend) -> None:
+    refusal = cpp.supports(Problem.parse("mm:f32:nn:1x33x40::dyn-m"))
+    assert refusal is not None
+    assert refusal.reason.code == "dyn-m-0-1"
+
+
+# -- nothing is left behind ----------------------------------------------------------------------------
+
+
+def test_nothing_global_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    import torch._dynamo.config as dynamo_config
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+    from torch._dynamo import guards
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.codegen.common import KernelTemplate
+    from torch._inductor.codegen.cpp_gemm_template import CppGemmTemplate
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+    def state() -> list[object]:
+        return [
+            dict(os.environ),
+            inductor_config.get_config_copy(),
+            functorch_config.get_config_copy(),
+            dynamo_config.get_config_copy(),
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            AlgorithmSelectorCache.__call__,
+            CppGemmTemplate.prep_weight,
+            KernelTemplate._template_from_string,
+            PyCodeCache.load_by_key_path,
+            guards.profile_guard_manager,
+        ]
+
+    before = state()
+    problem = Problem.parse("mm:f32:nn:20x33x40::var-b")  # refused: the error's way out undoes everything too
+    assert str(cache_dir()).startswith(str(tmp_path))
+    with pytest.raises(Unsupported):
+        CppBackend(threads=torch.get_num_threads() + 1).prepare(problem, operands.make(problem, "rand", 1))
+    assert state() == before
+
+
+def test_the_users_cache_directory_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere/else")
+    assert str(cache_dir()) == "/somewhere/else"
+    with torch_compat.cache_dir_set("/ours"):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere/else"
+
+
+def test_few_artifacts_are_kept() -> None:
+    backend = CppBackend(threads=1, keep=1)
+    for line in ("mm:f32:nn:20x33x40", "linear:f32:nt:20x33x40:bias+relu", "mm:f32:nn:20x33x40"):
+        problem = Problem.parse(line)
+        given = operands.make(problem, "rand", 1)
+        assert backend.prepare(problem, given).run(given).shape == problem.result_shape
+    assert backend.compiles == 3
+
+
+# -- the other backends --------------------------------------------------------------------------------
+
+
+def test_this_torch_lacks_nothing() -> None:
+    assert torch_compat.lacks() == ()
+
+
+@pytest.mark.parametrize("make", BUILTIN, ids=lambda make: make.name)
+def test_a_backend_that_cannot_run_says_what_would_help(make: functools.partial[InductorBackend]) -> None:
+    backend = make()
+    for device in ("cpu", "cuda"):
+        reason = backend.availability(device).reason
+        assert reason is None or (reason.code and reason.text and reason.remedy)
+    refusal = backend.supports(Problem.parse("grouped_mm:bf16:nn:2x8x8x8"))
+    assert refusal is not None
+
+
+def test_kernels_are_found_in_a_generated_module() -> None:
+    source = (
+        "cpp_fused_0 = async_compile.cpp_pybinding(['float*'], r'''\nvoid kernel() {}\n''')\n"
+        "cpp_fused_mm_1 = async_compile.cpp_pybinding(['float*'], r'''\nkernel_micro_gemm<true>();\n''')\n"
+    )
+    assert torch_compat.kernels_of(source) == {"cpp_fused_0": False, "cpp_fused_mm_1": True}
+
+
+def test_a_fallback_in_the_wrapper_alone_is_foreign(cpp: CppBackend) -> None:
+    problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
+    prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))
+    compiled = prepared.artifact._compiled
+    proof: Proof = prepared.proof()
+    assert proof.foreign == ()
+    compiled.foreign_calls = ("extern_kernels.mm",)
+    try:
+        assert prepared.proof().foreign == ("extern_kernels.mm",)
+    finally:
+        compiled.foreign_calls = ()

@@ -1,0 +1,377 @@
+"""The ledger: what an entry matches, what a bad file is told, and when an entry is stale."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger, LedgerError, LedgerUse
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import Problem
+
+XEON = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni", "amx_tile"), "cpu")
+EPYC = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni"), "cpu")
+LINE = "linear:bf16:nt:8x256x2664:bias+gelu:pad-lda"
+SHIPPED = Path(__file__).parent.parent / "conformance" / "known_failures.toml"
+
+
+def load(path: Path, text: str) -> Ledger:
+    file = path / "ledger.toml"
+    file.write_text(text, encoding="utf-8")
+    return Ledger.load(file)
+
+
+def only(path: Path, body: str) -> Entry:
+    """The entry whose keys, beyond the required ones, are ``body``."""
+    text = f'[[known-failure]]\nid = "x"\nreason = "r"\n{body}\n'
+    (entry,) = load(path, text if "backend" in body else text.replace("\nreason", '\nbackend = "cpp"\nreason')).entries
+    return entry
+
+
+def outcome(status: Status = Status.INCORRECT, backend: str = "cpp", **facts: str) -> Outcome:
+    filling, line = facts.get("filling", "int-1"), facts.get("line", LINE)
+    return Outcome(backend, line, filling, 0, status, test=facts.get("test", "test_linear"))
+
+
+def matches(entry: Entry, ended: Outcome | None = None, environment: Environment = EPYC, line: str = LINE) -> bool:
+    ended = dataclasses.replace(ended or outcome(), problem=line)
+    return Ledger((entry,)).match(ended, Problem.parse(line), environment) is entry
+
+
+# -- matching --------------------------------------------------------------------------------------
+
+
+def test_an_entry_with_the_required_keys_matches_every_incorrect_case_of_its_backend(tmp_path: Path) -> None:
+    entry = only(tmp_path, "")
+    assert matches(entry)
+    assert not matches(entry, outcome(backend="aten"))
+    assert not matches(entry, outcome(Status.PASSED))
+    assert not matches(entry, outcome(Status.CRASHED))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('backend = "c*"', True),
+        ('backend = ["aten", "cpp"]', True),
+        ('backend = "!cpp"', False),
+        ('backend = ["*", "!cpp"]', False),
+        ('test = "test_lin*"', True),
+        ('test = "test_mm"', False),
+        ('filling = ["int-*", "one-hot"]', True),
+        ('filling = "random*"', False),
+        ('filling = "!int-2"', True),
+        ('device = "cuda"', False),
+        ('problem = "linear:bf16:*x2664:*"', True),
+        ('problem = "linear:f16:*"', False),
+        ('problem = ["mm:*", "linear:*"]', True),
+        (f'problem = "{LINE}"', True),
+        ('torch = ">=2.12,<2.14"', True),
+        ('torch = "==2.13.0"', True),
+        ('torch = "<2.13"', False),
+        ('isa = "avx512*"', True),
+        ('isa = "amx*"', False),
+        ('isa = ["avx512*", "!amx*"]', True),
+        ('isa = "!avx2"', False),
+        ('status = "incorrect"', True),
+        ('status = ["crashed", "fell-back"]', False),
+        ('where = { op = "linear" }', True),
+        ('where = { op = ["mm", "?mm"] }', False),
+        ('where = { dtypes = "bf16", layout = "?t" }', True),
+        ('where = { dtypes = "bf16", layout = "?n" }', False),
+        ('where = { epilogue = "gelu*" }', True),
+        ('where = { epilogue = ["relu", "bias"] }', True),
+        ('where = { epilogue = "relu" }', False),
+        ('where = { epilogue = "!*" }', False),
+        ('where = { flags = "pad-*" }', True),
+        ('where = { flags = "!dyn-m" }', True),
+        ('where = { flags = "!pad-lda" }', False),
+        ("where = { m = 8 }", True),
+        ("where = { m = 9 }", False),
+        ('where = { m = ">=4", n = "==256" }', True),
+        ('where = { m = ">=4", n = "!=256" }', False),
+        ('where = { k = ["%16!=0", "<4096"] }', True),
+        ('where = { k = ["%16!=0", "<2664"] }', False),
+        ('where = { batch = ">=0" }', False),
+    ],
+)
+def test_predicates(tmp_path: Path, body: str, expected: bool) -> None:
+    assert matches(only(tmp_path, body)) is expected
+
+
+def test_isa_patterns_see_all_names_of_the_machine_together(tmp_path: Path) -> None:
+    entry = only(tmp_path, 'isa = ["avx512*", "!amx*"]')
+    assert matches(entry, environment=EPYC)
+    assert not matches(entry, environment=XEON)
+
+
+def test_no_epilogue_and_no_flag_can_be_asked_for(tmp_path: Path) -> None:
+    entry = only(tmp_path, 'where = { epilogue = "!*", flags = "!*" }')
+    assert matches(entry, line="mm:f32:nn:8x8x8")
+    assert not matches(entry, line="mm:f32:nn:8x8x8:relu")
+    assert not matches(entry, line="mm:f32:nn:8x8x8::pad-lda")
+
+
+def test_batch_is_a_size_like_the_others(tmp_path: Path) -> None:
+    entry = only(tmp_path, 'where = { batch = ">2" }')
+    assert matches(entry, line="bmm:f32:nn:3x8x8x8")
+    assert not matches(entry, line="bmm:f32:nn:2x8x8x8")
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "expected"),
+    [
+        ("2.13.0+cu130", "==2.13.0", True),
+        ("2.14.0.dev20260101+cpu", "<2.14", False),
+        ("2.14.0a0+gitabcdef", ">=2.14", True),
+        ("2.13.1", ">=2.11,<2.13.1", False),
+        ("unknown", ">=2.11", False),
+    ],
+)
+def test_torch_versions(tmp_path: Path, version: str, specifier: str, expected: bool) -> None:
+    entry = only(tmp_path, f'torch = "{specifier}"')
+    assert matches(entry, environment=Environment(version)) is expected
+
+
+def test_the_first_matching_entry_explains(tmp_path: Path) -> None:
+    ledger = load(
+        tmp_path,
+        """
+        [[known-failure]]
+        id = "narrow"
+        reason = "r"
+        backend = "cpp"
+        where.m = ">100"
+        [[known-failure]]
+        id = "wide"
+        reason = "r"
+        backend = "*"
+        link = "https://example.org/1"
+        """,
+    )
+    found = ledger.match(outcome(), Problem.parse(LINE), EPYC)
+    assert found is not None
+    assert (found.id, found.link) == ("wide", "https://example.org/1")
+    big = Problem.parse(LINE).with_m(101)
+    found = ledger.match(outcome(line=big.line), big, EPYC)
+    assert found is not None
+    assert found.id == "narrow"
+
+
+def test_only_entries_that_crash_apply_before_a_run(tmp_path: Path) -> None:
+    ledger = load(
+        tmp_path,
+        """
+        [[known-failure]]
+        id = "wrong"
+        reason = "r"
+        backend = "cpp"
+        [[known-failure]]
+        id = "deadly"
+        reason = "r"
+        backend = "cpp"
+        crashes = true
+        where = { m = "<=16" }
+        """,
+    )
+    small = Problem.parse(LINE)
+    found = ledger.applicable("cpp", small, "test_linear", EPYC)
+    assert found is not None
+    assert found.id == "deadly"
+    assert ledger.applicable("aten", small, "test_linear", EPYC) is None
+    assert ledger.applicable("cpp", small.with_m(17), "test_linear", EPYC) is None
+
+
+def test_an_empty_ledger_knows_nothing() -> None:
+    assert Ledger().match(outcome(), Problem.parse(LINE), EPYC) is None
+    assert Ledger().applicable("cpp", Problem.parse(LINE), "", EPYC) is None
+
+
+@pytest.mark.parametrize("text", ["4", "=4", ">=", ">=-1", "%0==0", "% ==0", ">=4 and <8", "> 4.5"])
+def test_what_is_no_comparison(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a comparison"):
+        Comparison.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "below", "at", "above"),
+    [
+        ("<16", True, False, False),
+        ("<=16", True, True, False),
+        ("==16", False, True, False),
+        ("!=16", True, False, True),
+        (">=16", False, True, True),
+        (" > 16 ", False, False, True),
+        ("%16==0", False, True, False),
+        ("% 16 != 0", True, False, True),
+        ("%16>0", True, False, True),
+    ],
+)
+def test_comparisons(text: str, below: bool, at: bool, above: bool) -> None:
+    comparison = Comparison.parse(text)
+    assert [comparison.holds(size) for size in (15, 16, 17)] == [below, at, above]
+
+
+def test_globs_do_not_fold_case() -> None:
+    assert Globs(("CPP*",)).match("CPPx")
+    assert not Globs(("CPP*",)).match("cppx")
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+HEAD = '[[known-failure]]\nid = "first"\nreason = "r"\nbackend = "cpp"\n'
+# The id is on line 6, what follows begins on line 9.
+SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (SECOND + 'filing = "int-1"', 9, ["unknown key 'filing' (did you mean 'filling'?)", "known: id reason"]),
+        (SECOND + 'm = ">1"', 9, ["unknown key 'm' (it belongs into where = { m = ... })"]),
+        (SECOND + 'where = { epilog = "relu" }', 9, ["unknown key 'epilog' in where (did you mean 'epilogue'?)"]),
+        (SECOND + 'where.kk = ">1"', 9, ["unknown key 'kk' in where"]),
+        (SECOND + '[known-failure.where]\nop = "mm"\nm = ">=x"', 11, ["m '>=x' is no comparison", '"%16!=0"']),
+        (SECOND + "where = 3", 9, ["where is 3", "write where ="]),
+        (SECOND + "where = { n = [] }", 9, ["n is empty"]),
+        (SECOND + "where = { n = true }", 9, ["n true is no comparison"]),
+        (SECOND + 'where = { op = "bm" }', 9, ["op 'bm' matches nothing (did you mean 'bmm'?)", "known: mm addmm"]),
+        (SECOND + 'where = { layout = "!nx" }', 9, ["layout 'nx' matches nothing"]),
+        (SECOND + 'where = { flags = "pad_lda" }', 9, ["flags 'pad_lda' matches nothing (did you mean 'pad-lda'?)"]),
+        (SECOND + 'where = { epilogue = "gellu" }', 9, ["epilogue 'gellu' matches nothing (did you mean 'gelu'?)"]),
+        (SECOND + 'device = "gpu"', 9, ["device 'gpu' matches nothing", "known: cpu cuda"]),
+        (SECOND + 'status = ["incorect"]', 9, ["unknown status 'incorect' (did you mean 'incorrect'?)", "timed-out"]),
+        (SECOND + 'status = "passed"', 9, ["unknown status 'passed'"]),
+        (SECOND + "status = []", 9, ["status is empty"]),
+        (SECOND + 'torch = "2.13"', 9, ["torch '2.13' is no version range", ">=2.12,<2.14"]),
+        (SECOND + "torch = 2.13", 9, ["torch is 2.13", "between quotes"]),
+        (SECOND + "filling = 1", 9, ["filling is 1"]),
+        (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "use a pattern"]),
+        (SECOND + "isa = []", 9, ["isa is []"]),
+        (SECOND + 'crashes = "yes"', 9, ["crashes is 'yes'", "true or false"]),
+        (SECOND + 'crashes = true\nfilling = "int-1"', 10, ["filling beside crashes = true", "delete filling"]),
+        (SECOND + 'status = ["crashed"]\ncrashes = true', 9, ["status beside crashes = true"]),
+        (SECOND + 'problem = "mm:f99:nn:1x1x1"', 9, ["problem 'mm:f99:nn:1x1x1'", "unknown dtype 'f99'"]),
+        (
+            SECOND + 'problem = "mm:f32-f32-f32:nn:1x1x1"',
+            9,
+            ["problem 'mm:f32-f32-f32:nn:1x1x1' is not canonical", "write 'mm:f32:nn:1x1x1'"],
+        ),
+        (SECOND.replace("second", "first"), 6, ["id 'first' stands on line 2 already", "ids are unique"]),
+        (SECOND.replace('id = "second"\n', ""), 5, ["id is missing", 'id = "cpp-bf16-tail"']),
+        (SECOND.replace('id = "second"', 'id = " "'), 6, ["id is ' '"]),
+        (HEAD + '[[known-failure]]\nid = "b"\nreason = "r"\n', 5, ["backend is missing", 'backend = "cpp"']),
+        (HEAD + '[[known-failure]]\nid = "b"\nbackend = "r"\n', 5, ["reason is missing"]),
+        ('\n[[known_failure]]\nid = "x"', 2, ["unknown table 'known_failure' (did you mean 'known-failure'?)"]),
+        ('[known-failure]\nid = "x"', 1, ["known-failure is not a list of tables", "write [[known-failure]]"]),
+        ("known-failure = 3", 1, ["known-failure is not a list of tables"]),
+        ("\n\nid = x", 3, ["is not TOML", "Invalid value"]),
+        ('a = "x', 1, ["is not TOML"]),
+        ('# comment\n\na = """x', 3, ["is not TOML"]),
+    ],
+)
+def test_a_broken_file_is_told_where_and_what(tmp_path: Path, text: str, line: int, said: list[str]) -> None:
+    with pytest.raises(LedgerError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'ledger.toml'}:{line}: ")
+    assert caught.value.line == line
+    for words in said:
+        assert words in message
+
+
+def test_what_stands_inside_a_text_is_no_header_and_no_key(tmp_path: Path) -> None:
+    text = SECOND.replace('reason = "r"', 'reason = """\n[[known-failure]]\nfiling = 1\n"""') + "filing = 1"
+    with pytest.raises(LedgerError) as caught:
+        load(tmp_path, text)
+    assert caught.value.line == text.count("\n") + 1
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"nowhere\.toml: cannot be read \(No such file or directory\); name a TOML"):
+        Ledger.load(tmp_path / "nowhere.toml")
+
+
+def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot be read"):
+        Ledger.load(tmp_path)
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.toml"
+    file.write_bytes(b'# caf\xc3\xa9\nid = "\xff"\n')
+    with pytest.raises(LedgerError, match=r"ledger\.toml:2: is not UTF-8"):
+        Ledger.load(file)
+
+
+def test_an_inline_list_of_tables_is_read_too(tmp_path: Path) -> None:
+    ledger = load(tmp_path, 'known-failure = [{ id = "a", reason = "r", backend = "cpp" }]')
+    assert [entry.id for entry in ledger.entries] == ["a"]
+    with pytest.raises(LedgerError, match=r"ledger\.toml:1: backend is missing"):
+        load(tmp_path, 'known-failure = [{ id = "a", reason = "r" }]')
+
+
+def test_the_shipped_ledger_can_be_read_and_so_can_the_example_in_its_comments(tmp_path: Path) -> None:
+    Ledger.load(SHIPPED)
+    text = SHIPPED.read_text(encoding="utf-8")
+    example = [line[4:] for line in text.splitlines() if line.startswith("#   ")]
+    assert "crashes = true" in "\n".join(example)
+    (entry,) = load(tmp_path, "\n".join(line for line in example if "crashes" not in line)).entries
+    assert entry.backend == Globs(("cpp",))
+    assert dict(entry.sizes)["m"] == Comparison(">=", 4)
+    assert entry.line == 1
+
+
+# -- bookkeeping -----------------------------------------------------------------------------------
+
+
+def entry_named(name: str, backend: str = "cpp", statuses: tuple[Status, ...] = (Status.INCORRECT,)) -> Entry:
+    return Entry(name, "r", Globs((backend,)), status=frozenset(statuses))
+
+
+def note(use: LedgerUse, ledger: Ledger, *outcomes: Outcome) -> list[str]:
+    found = [use.note(ledger, o, Problem.parse(o.problem), EPYC) for o in outcomes]
+    return [entry.id if entry else "" for entry in found]
+
+
+def test_note_returns_what_explains_and_counts_for_every_entry_that_does() -> None:
+    ledger, use = Ledger((entry_named("a"), entry_named("b", "*"))), LedgerUse()
+    assert note(use, ledger, outcome(), outcome(backend="aten"), outcome(Status.PASSED)) == ["a", "b", ""]
+    assert use.failed == {"a": 1, "b": 2}
+    assert use.passed == {"a": 1, "b": 1}
+
+
+def test_an_entry_that_passes_wherever_it_applies_is_stale() -> None:
+    ledger, use = Ledger((entry_named("fixed"), entry_named("alive"), entry_named("elsewhere", "aten"))), LedgerUse()
+    note(use, Ledger(ledger.entries[:1]), outcome(Status.PASSED))
+    note(use, Ledger(ledger.entries[1:]), outcome(Status.PASSED), outcome(Status.INCORRECT))
+    assert [entry.id for entry in use.stale(ledger)] == ["fixed"]
+
+
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.NOT_RUN, Status.KNOWN_FAILURE])
+def test_what_did_not_run_is_no_pass(status: Status) -> None:
+    ledger, use = Ledger((entry_named("a"),)), LedgerUse()
+    assert note(use, ledger, outcome(status)) == [""]
+    assert use.stale(ledger) == ()
+
+
+def test_an_entry_whose_cases_fail_in_another_way_is_not_stale_and_explains_nothing() -> None:
+    ledger, use = Ledger((entry_named("a"),)), LedgerUse()
+    assert note(use, ledger, outcome(Status.CRASHED), outcome(Status.PASSED)) == ["", ""]
+    assert use.differed == {"a": 1}
+    assert use.stale(ledger) == ()
+
+
+def test_the_counts_of_workers_add_up() -> None:
+    ledger = Ledger((entry_named("a"),))
+    here, there, both = LedgerUse(), LedgerUse(), LedgerUse()
+    note(here, ledger, outcome(Status.PASSED))
+    note(there, ledger, outcome(Status.PASSED), outcome(), outcome(Status.CRASHED))
+    for use in (here, there):
+        both.merge(json.loads(json.dumps(use.to_dict())))
+    assert both.to_dict() == {"failed": {"a": 1}, "differed": {"a": 1}, "passed": {"a": 2}}
+    assert [entry.id for entry in here.stale(ledger)] == ["a"]
+    assert both.stale(ledger) == ()

@@ -1,0 +1,107 @@
+"""The harness is tested by liars: each planted bug is caught, and no honest backend is accused."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from liars import BIAS_LIARS, HONEST, LIARS
+
+CONFTEST = """
+    import sys
+    sys.path.insert(0, {here!r})
+    import liars
+
+    def pytest_gemm_register_backends(registry):
+        liars.register(registry)
+"""
+
+SUITE = """
+    import pytest
+
+    @pytest.mark.gemm(problems={lines!r})
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+# K with a tail, K long enough for the partial sums to matter, N with a tail.
+LINES = [
+    *(f"mm:{dtype}:nn:20x40x{k}" for dtype in ("f32", "bf16", "f16") for k in (250, 1000, 8200)),
+    *(f"mm:{dtype}:nn:20x40x250::pad-lda" for dtype in ("f32", "bf16", "f16")),
+    *(f"linear:{dtype}:nt:20x40x250:bias" for dtype in ("f32", "bf16", "f16")),
+]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """One run over all of them; outcomes by backend and problem."""
+    import subprocess
+    import sys
+    import textwrap
+
+    folder = tmp_path_factory.mktemp("liars")
+    (folder / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parent))))
+    (folder / "test_suite.py").write_text(textwrap.dedent(SUITE.format(lines=LINES)))
+    names = ",".join([*HONEST, *LIARS, *BIAS_LIARS, "silent-fallback"])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", f"--gemm-backends={names}", "--gemm-run-record=run.jsonl"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for line in (folder / "run.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        found[record["backend"], record["problem"]].append(record)
+    return found
+
+
+def statuses(outcomes: list[dict[str, Any]]) -> set[str]:
+    return {o["status"] for o in outcomes}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_backend_passes(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
+    for line in LINES:
+        outcomes = judged[name, line]
+        assert statuses(outcomes) == {"passed"}, outcomes
+        assert len(outcomes) >= 4
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_a_liar_is_caught_at_every_k_and_dtype_where_it_lies(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
+    liar = LIARS[name]
+    concerned = [line for line in LINES if line.split(":")[1] in liar.dtypes and (not liar.flags or liar.flags in line)]
+    assert concerned
+    for line in concerned:
+        caught = statuses(judged[name, line]) & {"incorrect", "crashed"}
+        assert caught, f"{name} got away with {line}: {judged[name, line]}"
+        if liar.code:
+            assert liar.code in {o["reason"]["code"] for o in judged[name, line] if o["reason"]}
+
+
+@pytest.mark.parametrize("name", BIAS_LIARS)
+def test_a_wrong_bias_is_caught(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
+    for line in LINES:
+        expected = {"incorrect"} if "bias" in line else {"unsupported"}
+        assert expected <= statuses(judged[name, line])
+
+
+def test_a_right_result_by_somebody_else_is_a_fallback(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    for line in LINES:
+        if "bias" in line:
+            assert statuses(judged["silent-fallback", line]) == {"fell-back"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("k-off-by-one", "k"),
+        ("tail-unwritten", "col"),
+        ("bias-missing-on-last-tile", "col"),
+    ],
+)
+def test_a_mismatch_is_located(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str, words: str) -> None:
+    texts = [o["details"] for (backend, _), group in judged.items() if backend == name for o in group if o["details"]]
+    assert texts
+    assert any(words in text for text in texts)

@@ -1,0 +1,444 @@
+"""Operands: reproducible to the byte, fenced in poison, exact where they say so, and telling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_gemm import operands as room
+from pytest_gemm.backend import Unsupported
+from pytest_gemm.problem import DTYPES, Problem, StepKind
+from pytest_gemm.program import torch_dtype
+
+EXACT = [name for name, filling in room.FILLINGS.items() if filling.exact]
+
+
+def make(line: str, filling: str, seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(line), filling, seed)
+
+
+def accumulator_bits(problem: Problem) -> int:
+    return {"f64": 53, "i32": 31}.get(problem.dtypes.out.name, 24)
+
+
+# -- reproducible -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "filling", "digest"),
+    [
+        ("mm:f32:nt:5x3x7", "rand", "a=5b298956a2c1111712bad27f6d0f44f7 b=9960bcbb77b3ab841f258cb99a0badeb"),
+        ("mm:bf16:nn:5x3x7", "int-2", "a=9f8784a6048ca0142ef220f265dd83c6 b=5e1fca3e4dc35cecf9334909e7fe5cf5"),
+        ("int_mm:i8-i8-i32:nt:5x3x7", "int-2", "a=79428e12793ada12c2db610daf4b67ad b=5cddcea40f425ca08195a62f8ce75249"),
+        ("mm:f64:tt:5x3x7", "rand-wide", "a=f957f9ec52d0489a67cfa43ebfcc4436 b=e22de702ffcfd2bc543cf4c67431459c"),
+        ("mm:f16:nt:5x3x7", "one-hot", "a=b2799a95c7e1dc328509b155c307003b b=9af7bcc83eaea85fbb82adfe39aa1b9f"),
+    ],
+)
+def test_the_same_bytes_on_every_machine(line: str, filling: str, digest: str) -> None:
+    assert make(line, filling, seed=11).digest() == digest
+
+
+def test_seed_filling_and_problem_decide_the_values() -> None:
+    line = "mm:f32:nt:5x3x7"
+    first = make(line, "rand", 1).digest()
+    assert make(line, "rand", 1).digest() == first
+    assert make(line, "rand", 2).digest() != first
+    assert make(line, "rand-positive", 1).digest() != first
+    assert make(line + ":relu", "rand", 1).digest() != first
+
+
+def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None:
+    line = "linear:bf16:nt:{}x24x40:bias+relu"
+    for filling in room.fillings_for(Problem.parse(line.format(8))):
+        eight = make(line.format(8), filling)
+        assert make(line.format(8) + ":dyn-m", filling).digest() == eight.digest()
+        seven = make(line.format(7) + ":dyn-m", filling)
+        assert eight.bias is not None
+        assert seven.bias is not None
+        # Bits: specials hold NaN.
+        assert torch.equal(seven.b.view(torch.int16), eight.b.view(torch.int16)), filling
+        assert torch.equal(seven.bias.view(torch.int16), eight.bias.view(torch.int16)), filling
+
+
+# -- fenced -----------------------------------------------------------------------------------------
+
+LAYOUTS = [
+    "mm:f32:nn:5x3x7",
+    "mm:bf16:tt:5x3x7::pad-lda+pad-ldb+off-a+off-b",
+    "mm:f16:nt:5x3x7::pad-lda+pad-ldb",
+    "int_mm:i8-i8-i32:tn:5x3x7::pad-lda+off-b",
+    "mixed_mm:f16-u8-f16:nt:5x3x7::pad-ldb",
+    "bmm:f32:nt:4x5x3x7::bcast-a+pad-lda",
+    "baddbmm:f32:nn:4x5x3x7:bias-mn:bcast-b+off-b+pad-ldb",
+    "linear:f32:nt:4x5x3x7:bias+add:pad-lda",
+    "mm:f32:nt:5x5x7::self+pad-lda+off-a",
+    "mm:f32:nn:0x3x7",
+    "mm:f32:nt:5x0x7::pad-lda+pad-ldb",
+    "mm:f32:tn:5x3x0::pad-lda+pad-ldb",
+    "bmm:f32:nn:0x5x3x7",
+]
+
+
+def poison_bytes(flat: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which elements of a storage are NaN, or for integers one of the two extremes at its place."""
+    if flat.is_floating_point():
+        return np.asarray(flat.isnan())
+    values = flat.numpy().astype(np.int64)
+    info = torch.iinfo(flat.dtype)
+    low = info.min if info.min else info.max - 1
+    return np.asarray(values == np.where(np.arange(len(values)) % 2 == 0, low, info.max))
+
+
+@pytest.mark.parametrize("line", LAYOUTS)
+def test_every_byte_outside_the_view_is_poison(line: str) -> None:
+    operands = make(line, "int-1")
+    assert operands.guards_intact()
+    for guarded in operands.buffers:
+        outside = np.ones(guarded.storage.numel(), dtype=bool)
+        reachable = torch.arange(guarded.storage.numel()).as_strided(
+            guarded.view.size(), guarded.view.stride(), guarded.view.storage_offset()
+        )
+        outside[reachable.numpy().ravel()] = False
+        assert poison_bytes(guarded.storage)[outside].all(), guarded.name
+        band = 512 // guarded.storage.element_size()
+        assert outside[:band].all(), guarded.name
+        assert outside[-band:].all(), guarded.name
+        if guarded.storage.is_floating_point():
+            assert not guarded.view.isnan().any(), guarded.name
+
+
+@pytest.mark.parametrize("line", LAYOUTS)
+def test_shapes_and_strides_are_those_of_the_layout(line: str) -> None:
+    problem = Problem.parse(line)
+    operands = room.make(problem, "int-1", 0)
+    shape, lead = problem.shape, () if problem.shape.batch is None else (problem.shape.batch,)
+    assert operands.a.shape == (*lead, shape.m, shape.k)
+    assert operands.b.shape == ((shape.k, shape.n) if problem.op.name == "linear" else (*lead, shape.k, shape.n))
+    pad_a, pad_b = 8 * problem.has("pad-lda"), 8 * problem.has("pad-ldb")
+    row_a, row_b = max(shape.k, 1) + pad_a, max(shape.n, 1) + pad_b
+    column_a, column_b = max(shape.m, 1) + pad_a, max(shape.k, 1) + pad_b
+    assert operands.a.stride()[-2:] == ((1, column_a) if problem.layout.a_transposed else (row_a, 1))
+    if problem.has("self"):
+        assert operands.b.data_ptr() == operands.a.data_ptr()
+        assert operands.b.stride() == operands.a.mT.stride()
+    else:
+        assert operands.b.stride()[-2:] == ((1, column_b) if problem.layout.b_transposed else (row_b, 1))
+    for flag, tensor in (("bcast-a", operands.a), ("bcast-b", operands.b)):
+        if problem.has(flag):
+            assert tensor.stride(0) == 0
+    for flag, tensor in (("off-a", operands.a), ("off-b", operands.b)):
+        offset = 1 if problem.has(flag) or (problem.has("self") and problem.has("off-a")) else 0
+        assert tensor.storage_offset() * tensor.element_size() % 64 == offset * tensor.element_size()
+
+
+def test_a_write_anywhere_is_noticed_and_named() -> None:
+    operands = make("linear:f32:nt:5x3x7:bias:pad-lda", "rand")
+    before = operands.digest()
+    assert operands.changed(before) == ()
+    operands.b[2, 1] += 1
+    assert operands.changed(before) == ("b",)
+    assert operands.guards_intact()
+    operands.buffers[0].storage[-1] = 0.0
+    assert operands.changed(before) == ("a", "b")
+    assert not operands.guards_intact()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int32])
+def test_a_poisoned_output_tells_a_write_past_its_end(dtype: torch.dtype) -> None:
+    out = room.poison_output((3, 5), dtype)
+    assert poison_bytes(out.storage).all()
+    other = room.poison_output((3, 5), dtype, fill="max")
+    assert not torch.equal(out.view, other.view)
+    out.view.zero_()
+    assert out.guards_intact()
+    out.storage[out.view.storage_offset() + 15] = 1
+    assert not out.guards_intact()
+
+
+# -- exact ------------------------------------------------------------------------------------------
+
+DTYPE_LINES = [
+    "mm:f32:nt:9x8x{}",
+    "mm:f16:nt:9x8x{}",
+    "mm:bf16:nn:9x8x{}",
+    "mm:f64:nt:9x8x{}",
+    "int_mm:i8-i8-i32:nt:9x8x{}",
+    "int_mm:i8-i8-i32:nt:9x8x{}:cast-f16",
+    "mixed_mm:f16-i8-f16:nt:9x8x{}",
+    "mixed_mm:u8-f32-f32:nt:9x8x{}",
+    "woq_int8:bf16-i8-bf16:nt:9x8x{}",
+    "woq_int8:f16-i8-f16:nt:9x8x{}:bias+mul",
+    "addmm:f16:nn:9x8x{}:bias-mn+alpha-4+beta-2",
+    "addmm:f32:nn:9x8x{}:bias+beta-0.5",
+    "linear:bf16:nt:9x8x{}:bias+gelu",
+    "linear:f16:nt:9x8x{}:bias+exp",
+    "mm:f32:nt:8x8x{}::self",
+    "mm:f16:tn:8x8x{}::self",
+]
+
+
+@pytest.mark.parametrize("k", [1, 7, 256, 1000, 8200])
+@pytest.mark.parametrize("line", DTYPE_LINES)
+def test_exact_fillings_sum_exactly_in_the_accumulator(line: str, k: int) -> None:
+    problem = Problem.parse(line.format(k))
+    bits = accumulator_bits(problem)
+    for filling in set(EXACT) & set(room.fillings_for(problem)):
+        o = room.make(problem, filling, 3)
+        a, b = o.a.double(), o.b.double()
+        scale = 1.0 if o.scale_b is None else o.scale_b.double()
+        grid = 0.0 if o.bias is None else abs(problem.beta) * o.bias.double().abs()
+        assert (a.abs() @ b.abs() * scale + grid).max() <= 2.0**bits * o.quantum, filling
+        # Products row 0 times all columns, each on the grid.
+        products = a[0][:, None] * b * scale / o.quantum
+        assert torch.equal(products, products.round()), filling
+        if o.bias is not None:
+            assert torch.equal(o.bias.double() / o.quantum, (o.bias.double() / o.quantum).round()), filling
+        assert not o.zero_mean
+        assert o.finite
+
+
+@pytest.mark.parametrize("k", [1, 1000, 16384])
+@pytest.mark.parametrize("line", DTYPE_LINES)
+def test_no_result_overflows(line: str, k: int) -> None:
+    problem = Problem.parse(line.format(k))
+    chain = [problem.dtypes.out] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
+    for filling in set(room.fillings_for(problem)) - {"specials"}:
+        o = room.make(problem, filling, 3)
+        product = o.a.double() @ o.b.double() * (1.0 if o.scale_b is None else o.scale_b.double())
+        addend = 0.0 if o.bias is None else problem.beta * o.bias.double()
+        value = problem.alpha * product + addend
+        if o.residuals:
+            value = value * o.residuals[0].double()
+        if problem.step("exp"):
+            value = value.exp()
+        assert value.abs().max() <= min(d.max_finite for d in chain), filling
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.parametrize("k", [7, 256, 1000])
+def test_int_2_notices_reduced_precision_in_either_operand(dtype: str, k: int) -> None:
+    # The next narrower significand: TF32 for f32, f32 for f64, bf16 for f16, fp8 for bf16.
+    narrower = {"f32": 11, "f64": 24, "f16": 8, "bf16": 4}[dtype]
+    o = make(f"mm:{dtype}:nt:9x8x{k}", "int-2")
+    for tensor in (o.a.double(), o.b.double()):
+        mantissa, exponent = torch.frexp(tensor)
+        cut = torch.ldexp((mantissa * 2**narrower).round() / 2**narrower, exponent)
+        assert (cut != tensor).any()
+
+
+def test_int_2_has_extremes_of_int8() -> None:
+    o = make("int_mm:i8-i8-i32:nt:64x48x100", "int-2")
+    assert {-128, 127, 0, 1} <= set(o.a.unique().tolist())
+
+
+def test_one_hot_gives_rows_of_b_with_full_significands() -> None:
+    for dtype in ("f32", "f16", "bf16", "f64"):
+        o = make(f"mm:{dtype}:nt:9x8x40", "one-hot")
+        assert torch.equal((o.a != 0).sum(1), torch.ones(9, dtype=torch.int64))
+        picked = o.b[o.a.float().argmax(1)]
+        assert torch.equal(o.a.double() @ o.b.double(), picked.double())
+        odd = (o.b.double() / o.quantum) % 2
+        assert 0.3 < odd.mean() < 0.7
+        assert o.b.double().abs().max() >= 2 ** (DTYPES[dtype].precision - 1) * o.quantum
+
+
+# -- decoders ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line", ["mm:f32:nt:3x200x1000", "mm:f16:nt:3x210x1000", "mm:bf16:nt:3x256x1000", "int_mm:i8-i8-i32:nt:3x251x1001"]
+)
+def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
+    problem = Problem.parse(line)
+    o = room.make(problem, "k-cover", 0)
+    digits = room.k_cover_digits(problem)
+    a, b = o.a.double(), o.b.double()
+    right = a @ b
+    assert torch.equal(right, right.to(torch_dtype(problem.dtypes.out)).double())
+    for k in (0, 13, problem.shape.k - 1):
+        for factor, word in ((-1, "dropped"), (1, "doubled"), (2, "tripled")):
+            wrong = right + factor * a[:, k : k + 1] * b[k : k + 1]
+            assert torch.equal(wrong, wrong.to(torch_dtype(problem.dtypes.out)).double())
+            columns = (wrong != right).any(0).nonzero().ravel().tolist()
+            assert columns[0] == k // digits
+            found = room.decode_k(problem, columns[0], right[0, columns[0]].item(), wrong[0, columns[0]].item())
+            assert found == [(k, word)]
+    tail = problem.shape.k - 3
+    wrong = a[:, :tail] @ b[:tail]
+    seen = {
+        k
+        for j in range(problem.shape.n)
+        for k, word in room.decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
+        if word == "dropped"
+    }
+    assert seen == {tail, tail + 1, tail + 2}
+
+
+def test_k_cover_carries_as_many_digits_as_operand_and_output_hold() -> None:
+    lines = {"mm:f32": 8, "mm:f16": 5, "mm:bf16": 4, "int_mm:i8-i8-i32": 4}
+    assert {x: room.k_cover_digits(Problem.parse(f"{x}:nt:3x999x1000")) for x in lines} == lines
+
+
+def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates() -> None:
+    for line in ("mm:f32:nt:3x2x1000", "mm:bf16:nt:3x1x1000", "mixed_mm:f16-u8-f16:nt:3x2x500"):
+        problem = Problem.parse(line)
+        o = room.make(problem, "k-cover", 0)
+        a, b = o.a.double(), o.b.double()
+        right = a @ b
+        for k in range(problem.shape.k):
+            wrong = right - a[:, k : k + 1] * b[k : k + 1]
+            j = int((wrong != right)[0].nonzero()[0])
+            found = room.decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
+            assert (k, "maybe dropped") in found, (line, k)
+
+
+def test_k_cover_does_not_explain_what_is_no_k() -> None:
+    problem = Problem.parse("mm:f32:nt:3x200x1000")
+    assert room.decode_k(problem, 0, 21845.0, 21845.5) == []
+    assert room.decode_k(problem, 0, 21845.0, math.nan) == []
+    assert room.decode_k(problem, 0, 21845.0, 1e9) == []
+    assert room.decode_k(problem, 0, 21845.0, 21845.0) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mm:f32:nt:33x65x7",
+        "mm:f16:nn:100x200x2",
+        "mm:bf16:tn:50x70x9",
+        "int_mm:i8-i8-i32:nt:200x300x4",
+        "bmm:f32:nn:2x4x5x6",
+    ],
+)
+def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
+    problem = Problem.parse(line)
+    o = room.make(problem, "tile-map", 0)
+    c = o.a.double() @ o.b.double()
+    assert torch.equal(c, c.to(torch_dtype(problem.dtypes.out)).double())
+    rows, columns = room.tile_map_period(problem)
+    c = c.reshape(-1, problem.shape.m, problem.shape.n)[0]
+    for i in range(0, problem.shape.m, 3):
+        for j in range(0, problem.shape.n, 7):
+            assert room.decode_source(problem, c[i, j].item()) == (i % rows, j % columns)
+    if problem.shape.m * problem.shape.n <= 2**24 and problem.dtypes.out.name == "f32":
+        assert (rows, columns) == (problem.shape.m, problem.shape.n)
+    assert room.decode_source(problem, 0.0) is None
+    assert room.decode_source(problem, 2.5) is None
+    assert room.decode_source(problem, math.nan) is None
+    # Tiles that lie 16, 32 or 64 apart never look alike.
+    for step in (16, 32, 64):
+        assert step % rows or step >= problem.shape.m
+        assert step % columns or step >= problem.shape.n
+
+
+# -- random -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
+    o = make(f"mm:{dtype}:nt:40x30x64", "specials")
+    assert not o.finite
+    bad_rows = ~o.a.isfinite().all(1)
+    bad_columns = ~o.b.isfinite().all(0)
+    assert bad_rows.sum() == 3
+    assert bad_columns.sum() == 3
+    c = o.a.double() @ o.b.double()
+    assert c[~bad_rows][:, ~bad_columns].isfinite().all()
+    for tensor in (o.a, o.b):
+        values = tensor.double()
+        assert values.isnan().sum() == 1
+        assert (values == math.inf).sum() == 1
+        assert (values == -math.inf).sum() == 1
+        assert ((values == 0) & values.signbit()).sum() == 1
+        tiny = DTYPES[dtype].emin - DTYPES[dtype].precision + 1
+        assert (values == 2.0**tiny).sum() == 1
+
+
+def test_specials_with_beta_0_make_the_addend_nan() -> None:
+    o = make("addmm:f32:nn:9x8x7:bias+beta-0", "specials")
+    assert o.bias is not None
+    assert o.bias.isnan().all()
+
+
+def test_random_regimes_are_where_they_say() -> None:
+    line = "mm:{}:nt:64x48x256"
+    for dtype in ("f32", "f16", "bf16", "f64"):
+        o = {f: make(line.format(dtype), f) for f in ("rand", "rand-positive", "rand-wide", "rand-large", "rand-small")}
+        assert o["rand"].zero_mean
+        assert o["rand"].a.double().abs().max() <= 1
+        assert o["rand"].a.double().abs().max() > 0.98
+        assert abs(o["rand"].a.double().mean()) < 0.02
+        assert o["rand-positive"].a.min() >= 0
+        assert not o["rand-positive"].zero_mean
+        exponents = torch.frexp(o["rand-wide"].a.double())[1]
+        assert exponents.max() - exponents.min() >= 9
+        c = {name: (x.a.double() @ x.b.double()).abs() for name, x in o.items()}
+        top = {"f16": 2.0**10, "f64": 2.0**380}.get(dtype, 2.0**110)
+        assert c["rand-large"].mean() > top
+        low = {"f16": 2.0**-8, "f64": 2.0**-390, "f32": 2.0**-70, "bf16": 2.0**-100}[dtype]
+        assert c["rand-small"].mean() < low
+        if dtype in {"f32", "bf16"}:
+            # Every exact product, and so every partial sum, is a multiple of the smallest normal number.
+            products = o["rand-small"].a.double()[0][:, None] * o["rand-small"].b.double() * 2.0**126
+            assert torch.equal(products, products.round())
+        # No operand is subnormal: flushing must not matter.
+        for x in o.values():
+            values = x.a.double().abs()
+            assert values[values > 0].min() >= 2.0 ** DTYPES[dtype].emin or dtype == "f16"
+
+
+# -- telling ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    ["", ":bias+relu", ":sigmoid", ":bias+gelu", ":tanh", ":clamp-0_6", ":exp", ":relu+mul", ":div", ":add+relu"],
+)
+@pytest.mark.parametrize("shape", ["24x16x1000", "7x33x1", "1x48x256", "48x1x1000", "3x3x40"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilogue: str) -> None:
+    from pytest_gemm.program import args, build
+
+    problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
+    wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")
+    for filling in set(room.fillings_for(problem)) - {"specials", "k-cover"}:
+        o = room.make(problem, filling, 5)
+        c = build(wide)(**{name: t.double() for name, t in args(problem, o).items()}).to(
+            torch_dtype(problem.dtypes.out)
+        )
+        assert c.isfinite().all()
+        assert (c != 0).double().mean() >= 0.1, filling
+        assert len(c.unique()) >= 3 or problem.shape.k == 1 or c.numel() < 10, filling
+
+
+def test_a_shifted_bias_shows_and_residuals_have_the_dtype_of_the_chain() -> None:
+    o = make("mm:f32:nt:4x64x100:bias+mul+cast-bf16+div", "int-1")
+    assert o.bias is not None
+    for shift in (1, 2, 8, 16, 32):
+        assert (o.bias[shift:] != o.bias[:-shift]).all()
+    assert [r.dtype for r in o.residuals] == [torch.float32, torch.bfloat16]
+    assert all(r.shape == (4, 64) for r in o.residuals)
+    mantissa, _ = torch.frexp(o.residuals[1].double().abs())
+    assert (mantissa == 0.5).all()
+
+
+def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
+    with pytest.raises(Unsupported, match="scaled_mm"):
+        make("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:tensorwise", "rand")
+    assert room.fillings_for(Problem.parse("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:tensorwise")) == ()
+    with pytest.raises(Unsupported, match="cast-i8"):
+        make("mm:f32:nt:4x4x4:cast-i8", "rand")
+    with pytest.raises(Unsupported, match="tile-map does not apply"):
+        make("mm:f32:nt:4x4x1", "tile-map")
+    with pytest.raises(ValueError, match="did you mean 'k-cover'"):
+        make("mm:f32:nt:4x4x4", "k-cove")
+
+
+def test_the_most_telling_filling_comes_first() -> None:
+    names = room.fillings_for(Problem.parse("mm:f32:nt:33x65x127"))
+    assert names[:3] == ("int-2", "rand", "k-cover")
+    assert set(names) == set(room.FILLINGS)
+    assert set(room.fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4"))) == {*EXACT, "rand"}

@@ -1,0 +1,452 @@
+"""The oracle: right results are accepted, planted errors are not, and the reference itself is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import mpmath  # type: ignore[import-untyped]  # it has no stubs
+import pytest
+import torch
+
+from pytest_gemm import operands as ops
+from pytest_gemm import oracle, program
+from pytest_gemm.backend import Contract
+from pytest_gemm.problem import DTYPES, Problem
+from pytest_gemm.rounding import round_to
+
+Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def contract_for(problem: Problem, **claims: object) -> Contract:
+    accumulate = "i32" if problem.op.name == "int_mm" else "f64" if problem.dtypes.out.name == "f64" else "f32"
+    return Contract(**{"accumulate": accumulate, "epilogue": "either", **claims})  # type: ignore[arg-type]  # fields by name
+
+
+def judged(line: str, filling: str, matmul: Matmul | None = None, **claims: object) -> tuple[int, oracle.Interval]:
+    """How many elements of the program's result (with ``matmul`` in it) are outside, and the interval."""
+    problem = Problem.parse(line)
+    given = ops.make(problem, filling, 11, "cpu")
+    result = program.build(problem, matmul)(**program.args(problem, given))
+    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, **claims))
+    return rejected(result, span), span
+
+
+def rejected(result: torch.Tensor, span: oracle.Interval) -> int:
+    x = result.double()
+    anything = (span.lo == -math.inf) & (span.hi == math.inf)
+    good = ((x >= span.lo) & (x <= span.hi)) | (x.isnan() & (span.lo.isnan() | anything))
+    return int((~good).sum())
+
+
+SHAPES = ["1x64x1000", "33x65x127", "4x48x8200", "1x1x1", "24x24x0"]
+PRODUCTS = [
+    "mm:{d}:nn:{s}",
+    "addmm:{d}:nt:{s}:bias+alpha-0.5+beta-2",
+    "addmm:{d}:nn:{s}:bias-mn+alpha-0.3+beta-1.7",
+    "addmm:{d}:nn:{s}:bias+beta-0",
+    "linear:{d}:nt:{s}:bias+relu",
+    "bmm:{d}:tn:3x{s}",
+    "baddbmm:{d}:nn:2x{s}:bias-mn",
+]
+STEPS = [
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "sigmoid",
+    "tanh",
+    "exp",
+    "hardswish",
+    "hardsigmoid",
+    "leaky_relu",
+    "leaky_relu-0.1",
+    "clamp-0_6",
+    "clamp--0.1_0.1",
+    "scale-0.3",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "add+mul+relu",
+    "mul+sub+gelu",
+    "cast-f32+gelu",
+]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_eager_products_are_right(dtype: str, shape: str) -> None:
+    for line in PRODUCTS:
+        problem = Problem.parse(line.format(d=dtype, s=shape))
+        for filling in ops.fillings_for(problem):
+            assert judged(problem.line, filling)[0] == 0, (problem.line, filling)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
+@pytest.mark.parametrize("steps", STEPS)
+def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
+    for line in (f"mm:{dtype}:nn:33x65x127:{steps}", f"linear:{dtype}:nt:17x33x1000:bias+{steps}"):
+        for filling in ops.fillings_for(Problem.parse(line)):
+            for epilogue in ("either", "eager"):
+                assert judged(line, filling, epilogue=epilogue)[0] == 0, (line, filling, epilogue)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mixed_mm:bf16-i8-bf16:nn:33x64x127",
+        "woq_int8:bf16-i8-bf16:nt:32x64x256:relu",
+        "woq_int8:f32-i8-f32:nt:3x64x1000",
+        "int_mm:i8-i8-i32:nn:33x64x128",
+        "int_mm:i8-i8-i32:nt:32x64x1000:cast-f32+relu",
+        "int_mm:i8-i8-i32:nt:32x64x1000:cast-bf16",
+    ],
+)
+def test_eager_integer_operands_are_right(line: str) -> None:
+    for filling in ops.fillings_for(Problem.parse(line)):
+        assert judged(line, filling)[0] == 0, filling
+
+
+# Honest kernels that are not eager's: other orders, blocks, slices.
+def reversed_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.flip(-1) @ b.flip(-2)
+
+
+def split_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    parts = zip(a.float().chunk(4, -1), b.float().chunk(4, -2), strict=True)
+    return sum((x @ y for x, y in parts), torch.zeros(())).to(a.dtype)
+
+
+def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(a.shape[1]):
+        total = total + a[:, k : k + 1].float() * b[k : k + 1].float()
+    return total.to(a.dtype)
+
+
+@pytest.mark.parametrize("matmul", [reversed_k, split_k, one_by_one])
+@pytest.mark.parametrize("line", ["mm:f32:nn:17x40x1000", "mm:bf16:nn:17x40x8200", "mm:f16:nt:17x40x256"])
+@pytest.mark.parametrize("epilogue", ["fused", "eager"])
+def test_honest_orders_are_right(matmul: Matmul, line: str, epilogue: str) -> None:
+    for filling in ("int-1", "int-2", "rand", "rand-positive", "rand-wide"):
+        if filling in ops.fillings_for(Problem.parse(line)):
+            assert judged(line, filling, matmul, epilogue=epilogue, slices=4)[0] == 0, filling
+
+
+# Planted errors.
+def last_k_dropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a[..., :-1] @ b[..., :-1, :]
+
+
+def through_bf16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a @ b).to(torch.bfloat16).to(a.dtype)
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    return (x.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+
+def truncated_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return tf32(a) @ tf32(b)
+
+
+def truncating_store(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    exact = a.double() @ b.double()
+    near = exact.to(a.dtype)
+    beyond = near.double().abs() > exact.abs()
+    integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return torch.where(beyond, (near.view(integers) - 1).view(a.dtype), near)
+
+
+def half_partials(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    parts = zip(a.float().chunk(4, -1), b.float().chunk(4, -2), strict=True)
+    return sum(((x @ y).to(a.dtype) for x, y in parts), torch.zeros((), dtype=a.dtype))
+
+
+def double_rounding(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).to(torch.float16).to(a.dtype)
+
+
+def one_percent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = a @ b
+    c[3, 5] *= 1.01
+    return c
+
+
+@pytest.mark.parametrize("k", [256, 1000, 8200])
+@pytest.mark.parametrize(
+    ("dtype", "matmul", "filling"),
+    [
+        ("f32", last_k_dropped, "int-1"),
+        ("f32", last_k_dropped, "rand"),
+        ("bf16", last_k_dropped, "rand"),
+        ("f32", through_bf16, "rand"),
+        ("f16", through_bf16, "rand"),
+        ("f32", through_bf16, "rand-positive"),
+        ("f32", truncated_inputs, "rand"),
+        ("f32", truncated_inputs, "int-2"),
+        ("bf16", truncating_store, "rand"),
+        ("f16", truncating_store, "rand"),
+        ("bf16", half_partials, "rand"),
+        ("f16", half_partials, "rand"),
+        ("bf16", double_rounding, "rand"),
+        ("f32", one_percent, "rand"),
+        ("bf16", one_percent, "rand"),
+    ],
+)
+@pytest.mark.parametrize("epilogue", ["fused", "either"])
+def test_planted_errors_are_rejected(dtype: str, matmul: Matmul, filling: str, k: int, epilogue: str) -> None:
+    assert judged(f"mm:{dtype}:nn:32x64x{k}", filling, matmul, epilogue=epilogue)[0] > 0
+
+
+def test_a_claim_of_tf32_excuses_tf32_only() -> None:
+    line = "mm:f32:nn:32x64x1000"
+    assert judged(line, "rand", truncated_inputs, input_error=2.0**-9)[0] == 0
+    assert judged(line, "rand", through_bf16, input_error=2.0**-13)[0] > 0
+
+
+def test_alignment_bits_of_a_tensor_core_are_accepted_under_their_contract() -> None:
+    def truncating_core(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        # Fasi et al. (2021): the terms of a chunk and the accumulator are aligned to the largest and cut.
+        total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+        for k in range(0, a.shape[1], 8):
+            terms = a[:, k : k + 8, None].double() * b[None, k : k + 8].double()
+            every = torch.cat([terms, total[:, None]], 1)
+            unit = torch.exp2(torch.frexp(every.abs().amax(1, keepdim=True))[1].double() - 1 - 24)
+            total = (torch.trunc(every / unit) * unit).sum(1)
+            unit = torch.exp2(torch.frexp(total)[1].double() - 24)
+            total = torch.trunc(total / unit) * unit
+        return total.to(a.dtype)
+
+    for filling in ("rand", "rand-positive", "int-1"):
+        claims = {"alignment_bits": 24, "chunk": 8, "epilogue": "fused"}
+        assert judged("mm:bf16:nn:16x24x1000", filling, truncating_core, **claims)[0] == 0, filling
+
+
+def fixed(line: str, a: list[list[float]], b: list[list[float]], bias: list[float] | None = None) -> ops.Operands:
+    """Operands with chosen values."""
+    problem = Problem.parse(line)
+    made = ops.make(problem, "rand", 0, "cpu")
+    dtype = made.a.dtype
+    return dataclasses.replace(
+        made,
+        a=torch.tensor(a, dtype=torch.float64).to(dtype),
+        b=torch.tensor(b, dtype=torch.float64).to(dtype),
+        bias=None if bias is None else torch.tensor(bias, dtype=torch.float64).to(dtype),
+        quantum=0.0,
+        zero_mean=False,
+    )
+
+
+def span_of(line: str, given: ops.Operands, **claims: object) -> oracle.Interval:
+    problem = Problem.parse(line)
+    return oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, **claims))
+
+
+def test_a_float64_reference_is_better_than_float64() -> None:
+    line = "mm:f64:nn:5x6x300"
+    problem = Problem.parse(line)
+    given = ops.make(problem, "rand", 3, "cpu")
+    found = oracle.reference(problem, given)
+    for i in range(5):
+        for j in range(6):
+            pairs = zip(given.a[i].tolist(), given.b[:, j].tolist(), strict=True)
+            exact = sum((Fraction(x) * Fraction(y) for x, y in pairs), Fraction(0))
+            error = abs(Fraction(float(found.c[i, j])) - exact)
+            assert found.slack is not None
+            assert error <= Fraction(float(found.slack[i, j]))
+            # The bound of the reference is far below the bound that a kernel is held to.
+            assert float(found.slack[i, j]) < 0.02 * 300 * 2.0**-53 * float(found.big[i, j])
+
+
+def test_a_wide_range_makes_the_float64_reference_humble_not_wrong() -> None:
+    line = "mm:f64:nn:1x1x3"
+    given = fixed(line, [[1e200, 1.0, 1e-30]], [[0.0], [1.0 / 3.0], [1.0]])
+    found = oracle.reference(Problem.parse(line), given)
+    assert found.slack is not None
+    exact = Fraction(1.0 / 3.0) + Fraction(1e-30)
+    assert abs(Fraction(float(found.c[0, 0])) - exact) <= Fraction(float(found.slack[0, 0]))
+
+
+def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
+    line = "mm:f32:nn:3x2x2"
+    inf, nan = math.inf, math.nan
+    given = fixed(line, [[1.0, 2.0], [inf, 1.0], [nan, 1.0]], [[1.0, 0.0], [1.0, 1.0]])
+    span = span_of(line, given)
+    assert span.expected[0].tolist() == [3.0, 2.0]
+    assert span.expected[1, 0] == inf
+    assert span.lo[1, 0] == span.hi[1, 0] == inf
+    assert span.lo[1, 1].isnan()  # inf * 0
+    assert span.lo[2].isnan().all()
+    assert span.lo[0].isfinite().all()
+    assert rejected(torch.tensor([[3.0, 2.0], [inf, nan], [nan, nan]]), span) == 0
+    assert rejected(torch.tensor([[3.0, 2.0], [inf, inf], [nan, 1.0]]), span) == 2
+
+
+def test_beta_zero_ignores_a_nan_bias() -> None:
+    line = "addmm:f32:nn:1x2x1:bias+beta-0"
+    span = span_of(line, fixed(line, [[2.0]], [[3.0, 4.0]], [math.nan, math.nan]))
+    assert span.expected.tolist() == [[6.0, 8.0]]
+    assert span.lo.isfinite().all()
+
+
+def test_k_zero_gives_beta_times_bias() -> None:
+    line = "addmm:f32:nn:2x3x0:bias+beta-2"
+    problem = Problem.parse(line)
+    given = ops.make(problem, "rand", 1, "cpu")
+    assert given.bias is not None
+    span = span_of(line, given)
+    assert torch.equal(span.lo, span.hi)
+    assert torch.equal(span.lo, (2 * given.bias.double()).expand(2, 3))
+
+
+def test_products_below_the_smallest_subnormal_may_vanish() -> None:
+    line = "mm:f32:nn:1x1x64"
+    # Each product is 0.75 * 2^-149 / 2 and rounds to 0 in f32; their exact sum does not.
+    given = fixed(line, [[0.75 * 2.0**-75] * 64], [[2.0**-75]] * 64)
+    span = span_of(line, given)
+    assert span.expected.item() > 0
+    assert rejected(torch.zeros(1, 1), span) == 0
+    assert rejected(torch.tensor([[2.0**-140]]), span) == 1
+
+
+def test_int32_wraps() -> None:
+    c = torch.tensor([2.0**31, 2.0**31 - 1, -(2.0**31) - 1, 5.0], dtype=torch.float64)
+    assert oracle._wrap_int32(c).tolist() == [-(2.0**31), 2.0**31 - 1, 2.0**31 - 1, 5.0]
+
+
+def test_an_overflow_that_depends_on_the_order_is_not_judged() -> None:
+    line = "mm:f32:nn:1x1x3"
+    given = fixed(line, [[3e38, 3e38, -3e38]], [[1.0], [1.0], [1.0]])
+    for result in (math.inf, 3e38):
+        assert rejected(torch.tensor([[result]]), span_of(line, given)) == 0
+    same_sign = fixed(line, [[3e38, 3e38, 3e38]], [[1.0], [1.0], [1.0]])
+    assert rejected(torch.tensor([[3e38]]), span_of(line, same_sign)) == 1
+    assert rejected(torch.tensor([[math.inf]]), span_of(line, same_sign)) == 0
+
+
+def test_exact_data_has_one_right_answer_and_random_data_of_each_tier_has_more() -> None:
+    line = "mm:f32:nn:16x16x256"
+    for filling, tier in (("int-1", "exact"), ("int-2", "exact"), ("rand", "statistical"), ("rand-positive", "hard")):
+        span = judged(line, filling)[1]
+        assert span.tier == tier
+        assert torch.equal(span.lo, span.hi) == (tier == "exact")
+        assert bool((span.bound == 0).all()) == (tier == "exact")
+
+
+def test_a_narrow_accumulator_is_exact_only_while_its_sums_fit() -> None:
+    line = "mm:f16:nn:8x8x{}"
+    assert judged(line.format(16), "int-1", accumulate="f16")[1].tier == "exact"
+    problem = Problem.parse(line.format(4096))
+    given = ops.make(problem, "int-1", 1, "cpu")
+    given = dataclasses.replace(given, a=torch.ones(8, 4096).half(), b=torch.ones(4096, 8).half(), quantum=1.0)
+    span = oracle.interval(problem, given, oracle.reference(problem, given), Contract(accumulate="f16"))
+    assert span.tier != "exact"
+
+
+def test_small_k_is_never_judged_statistically() -> None:
+    assert judged("mm:f32:nn:16x16x32", "rand")[1].tier == "hard"
+
+
+@pytest.mark.parametrize("steps", ["relu", "clamp--8_8", "scale-0.5", "scale-3", "leaky_relu-0.5", "relu+scale-2"])
+def test_exact_epilogues_keep_the_exact_tier_exact(steps: str) -> None:
+    span = judged(f"mm:f32:nn:16x16x64:{steps}", "int-1", epilogue="fused")[1]
+    assert torch.equal(span.lo, span.hi)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid"])
+def test_functions_enclose_the_truth_and_little_more(name: str) -> None:
+    """Against mpmath on a grid, for points and for spans that contain a minimum."""
+    f = {
+        "gelu": lambda x: x * (1 + mpmath.erf(x / mpmath.sqrt(2))) / 2,
+        "gelu_tanh": lambda x: x
+        * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
+        / 2,
+        "silu": lambda x: x / (1 + mpmath.exp(-x)),
+        "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+        "tanh": mpmath.tanh,
+        "exp": mpmath.exp,
+        "hardswish": lambda x: x * min(max(x + 3, 0), 6) / 6,
+        "hardsigmoid": lambda x: min(max(x + 3, 0), 6) / mpmath.mpf(6),
+    }[name]
+    step = Problem.parse(f"mm:f32:nn:1x1x1:{name}").passes[0]
+    arithmetic = oracle._Arithmetic(DTYPES["f32"], "fused")
+    x = torch.linspace(-12, 12, 481, dtype=torch.float64)
+    for width in (0.0, 1e-6, 0.3, 3.0):
+        hi = x if width == 0.0 else x + width
+        span = oracle._step_span(step, oracle._Span(x, hi), None, arithmetic, DTYPES["f32"])
+        for i in range(0, len(x), 7):
+            points = [mpmath.mpf(float(x[i])) + mpmath.mpf(float(hi[i] - x[i])) * n / 8 for n in range(9)]
+            values = [float(f(p)) for p in points]
+            assert float(span.lo[i]) <= min(values)
+            assert float(span.hi[i]) >= max(values)
+            slope = max(1.2, float(f(mpmath.mpf(float(hi[i])))) if name == "exp" else 0.0)
+            room = 2e-5 * max(1.0, *map(abs, values)) + slope * width / 8
+            assert float(span.hi[i] - span.lo[i]) <= max(values) - min(values) + room
+
+
+def test_a_reference_is_refused_for_an_op_that_is_not_known() -> None:
+    problem = Problem.parse("grouped_mm:f32:nn:2x4x4x4")
+    given = ops.make(Problem.parse("bmm:f32:nn:2x4x4x4"), "rand", 0, "cpu")
+    with pytest.raises(ValueError, match="no reference for grouped_mm"):
+        oracle.reference(problem, given)
+
+
+# -- insensitive -------------------------------------------------------------------------------------
+
+
+def doubt(line: str, filling: str = "rand", **changes: object) -> str | None:
+    problem = Problem.parse(line)
+    given = dataclasses.replace(ops.make(problem, filling, 5, "cpu"), **changes)  # type: ignore[arg-type]  # fields by name
+    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
+    reason = oracle.insensitive(problem, given, span)
+    return None if reason is None else reason.code
+
+
+def test_zeros_are_mistrusted() -> None:
+    assert doubt("mm:f32:nn:16x16x8", a=torch.zeros(16, 8)) == "mostly-zero"
+
+
+def test_a_saturated_epilogue_is_mistrusted() -> None:
+    big = 1000 * torch.ones(16, 8)
+    assert doubt("mm:f32:nn:16x16x8:sigmoid", a=big, b=torch.rand(8, 16) + 1) == "saturated"
+
+
+def test_a_bound_that_admits_zero_is_mistrusted() -> None:
+    problem = Problem.parse("mm:f16:nn:16x16x4000")
+    given = dataclasses.replace(ops.make(problem, "rand", 5, "cpu"), zero_mean=False)
+    span = oracle.interval(problem, given, oracle.reference(problem, given), Contract(accumulate="f16"))
+    reason = oracle.insensitive(problem, given, span)
+    assert reason is not None
+    assert reason.code == "bound-too-wide"
+
+
+@pytest.mark.parametrize("line", ["mm:f32:nn:16x16x0", "mm:f32:nn:0x16x8", "mm:f32:nn:1x1x8", "mm:bf16:nn:64x64x8200"])
+def test_legitimate_cases_are_trusted(line: str) -> None:
+    for filling in ops.fillings_for(Problem.parse(line)):
+        assert doubt(line, filling) is None, filling
+
+
+def test_relu_is_trusted_whatever_the_seed() -> None:
+    problem = Problem.parse("mm:f32:nn:8x8x64:relu")
+    for seed in range(30):
+        given = ops.make(problem, "int-1", seed, "cpu")
+        span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
+        assert oracle.insensitive(problem, given, span) is None
+
+
+def test_expected_is_rounded_once() -> None:
+    line = "mm:f16:nn:1x1x2"
+    # 1 + 2^-11 + 2^-22: above the midpoint of two float16, and exact in the accumulator.
+    given = fixed(line, [[1.0, 2.0**-11]], [[1.0], [1.0 + 2.0**-10]])
+    span = span_of(line, dataclasses.replace(given, quantum=2.0**-21))
+    assert span.expected.item() == 1.0009765625
+    assert round_to(span.value, DTYPES["f16"]).item() == 1.0009765625

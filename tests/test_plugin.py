@@ -1,0 +1,369 @@
+"""The plugin as its users meet it: every option, every kind of wrong input, every way a case can end."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PRODUCT = """
+    import pytest
+
+    @pytest.mark.gemm(problems=[{problems}], any_problem=True)
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+MINE = """
+    import torch
+
+    def mine(a, b):
+        return (a.float() @ b.float()).to(a.dtype)
+
+    def off(a, b):
+        c = mine(a, b)
+        c[..., 4:, :] += 1
+        return c
+
+    def crash(a, b):
+        raise RuntimeError("out of registers")
+
+    def die(a, b):
+        import os
+        os.abort()
+
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("mine", mine)
+        registry.add_callable("off", off)
+        registry.add_callable("crash", crash)
+        registry.add_callable("die", die)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A stranger's repository: a conftest that registers callables, and one test."""
+    pytester.makeconftest(MINE)
+    pytester.makepyfile(test_it=PRODUCT.format(problems="'mm:f32:nn:8x16x32', 'mm:bf16:nt:17x33x65', 'int_mm:i8-i8-i32:nt:17x16x16'"))
+    return pytester
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *args)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- what is selected ------------------------------------------------------------------------------
+
+
+def test_ids_are_backend_and_line(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=mine,aten", "--collect-only", "-q")
+    result.stdout.fnmatch_lines_random(["*test_product[[]mine-mm:f32:nn:8x16x32]", "*test_product[[]aten-mm:bf16:nt:17x33x65]"])
+
+
+def test_a_good_callable_passes_and_a_refusal_is_not_a_skip(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=mine", "-v")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*mm:f32:nn:8x16x32*PASSED*", "*int_mm*UNSUPPORTED*", "mine  *mm *2 *", "mine refused 1: *registered without i8*"])
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["unsupported"]) == (2, 1)
+    assert "skipped" not in outcomes
+
+
+def test_problem_runs_just_that_even_when_no_test_lists_it(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:5x6x7:relu", "-v")
+    assert result.ret == 0
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*test_product[[]mine-mm:f32:nn:5x6x7:relu]*"])
+
+
+def test_a_test_with_its_own_list_is_left_out_quietly(project: pytest.Pytester) -> None:
+    project.makepyfile(test_own=PRODUCT.format(problems="'mm:f32:nn:8x16x32'").replace(", any_problem=True", ""))
+    result = run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:5x6x7", "-v")
+    result.assert_outcomes(passed=1, deselected=1)
+
+
+def test_ops_narrow_down(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=aten", "--gemm-ops=int_mm")
+    result.assert_outcomes(passed=1)
+
+
+def test_keyword_selection_takes_a_line_unquoted(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=mine", "-k", "mm:bf16:nt:17x33x65")
+    result.assert_outcomes(passed=1, deselected=2)
+
+
+def test_ini_twins_and_the_command_line_wins(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\ngemm_backends = mine\ngemm_seed = 7\ngemm_ops = mm\n")
+    result = run(project)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["gemm: backends mine; level quick, seed 7,*"])
+    run(project, "--gemm-seed=8").stdout.fnmatch_lines(["gemm: *seed 8,*"])
+
+
+def test_the_seed_changes_the_values_and_the_level_the_number_of_fillings(project: pytest.Pytester) -> None:
+    quick, full = project.path / "quick.jsonl", project.path / "full.jsonl"
+    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={quick}")
+    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-level=full", f"--gemm-run-record={full}")
+    assert len(records(quick)) == 4
+    assert len(records(full)) == 6
+    assert len({r["filling"] for r in records(full)}) == 6
+
+
+# -- how a case ends -------------------------------------------------------------------------------
+
+
+def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-seed=3")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "mm:f32:nn:8x16x32 on off: incorrect: 64 of 128 elements*",
+            "*row >= 4*",
+            "*kernel off; filling *, seed 3",
+            "*rerun: pytest test_it.py::test_product --gemm-backends=off --gemm-problem=mm:f32:nn:8x16x32 --gemm-seed=3*",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert "pytest_gemm/" not in result.stdout.str()
+
+
+def test_a_rerun_line_reproduces_its_failure(project: pytest.Pytester) -> None:
+    first = run(project, "--gemm-backends=off", "--gemm-seed=5", "-k", "bf16")
+    line = next(text for text in first.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
+    again = run(project, *line.split())
+    again.assert_outcomes(failed=1)
+    again.stdout.fnmatch_lines(["mm:bf16:nt:17x33x65 on off: incorrect*"])
+
+
+def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Pytester) -> None:
+    record = project.path / "run.jsonl"
+    result = run(project, "--gemm-backends=crash,mine", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["*on crash: crashed: RuntimeError in run: out of registers", "*rerun: pytest *"])
+    by_backend = {(r["backend"], r["status"]) for r in records(record)}
+    assert by_backend == {("crash", "crashed"), ("mine", "passed")}
+
+
+def test_a_dead_worker_is_one_crashed_case_and_the_rest_still_run(project: pytest.Pytester) -> None:
+    record = project.path / "run.jsonl"
+    result = project.runpytest_subprocess("-n1", "--gemm-backends=die,mine", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result.assert_outcomes(passed=2, failed=2)
+    statuses = sorted((r["backend"], r["problem"], r["status"]) for r in records(record) if r["status"] == "crashed")
+    assert statuses == [("die", "mm:bf16:nt:17x33x65", "crashed"), ("die", "mm:f32:nn:8x16x32", "crashed")]
+    result.stdout.fnmatch_lines(["die *mm *2 *"])
+
+
+def test_junit_says_backend_kernel_status_and_error(project: pytest.Pytester) -> None:
+    path = project.path / "junit.xml"
+    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", f"--junit-xml={path}")
+    found = {p.get("name"): p.get("value") for p in ET.parse(path).iter("property")}
+    assert found["gemm_backend"] == "mine"
+    assert found["gemm_kernel"] == "mine"
+    assert found["gemm_status"] == "passed"
+    assert 0.0 <= float(found["gemm_error_over_bound"] or "nan") <= 1.0
+
+
+def test_artifacts_hold_report_and_tensors(project: pytest.Pytester) -> None:
+    folder = project.path / "artifacts"
+    run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-artifacts={folder}")
+    import torch
+
+    place = sorted(folder.iterdir())[0]
+    assert "on off: incorrect" in (place / "report.txt").read_text()
+    tensors = torch.load(place / "tensors.pt")
+    wrong = (tensors["actual"].double() < tensors["lo"]) | (tensors["actual"].double() > tensors["hi"])
+    assert wrong.any()
+
+
+# -- the ledger ------------------------------------------------------------------------------------
+
+LEDGER = """
+[[known-failure]]
+id = "off-by-one-rows"
+backend = "off"
+reason = "rows from 4 on are one too large"
+where = {{ op = "mm", m = ">={m}" }}
+"""
+
+
+def test_a_known_failure_is_green_and_counted(project: pytest.Pytester) -> None:
+    ledger = project.path / "known.toml"
+    ledger.write_text(LEDGER.format(m=5))
+    result = run(project, "--gemm-backends=off", "--gemm-ops=mm", f"--gemm-known-failures={ledger}", "-v")
+    assert result.ret == 0
+    assert result.parseoutcomes()["known-failure"] == 2
+    result.stdout.fnmatch_lines(["*KNOWN-FAILURE*", "known failure off-by-one-rows: 2 problem(s)"])
+
+
+def test_a_ledger_entry_that_passes_everywhere_is_an_error(project: pytest.Pytester) -> None:
+    ledger = project.path / "known.toml"
+    ledger.write_text(LEDGER.format(m=5).replace('"off"', '"mine"'))
+    result = run(project, "--gemm-backends=mine", f"--gemm-known-failures={ledger}")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["known failure 'off-by-one-rows' passed everywhere it applied: delete it*"])
+
+
+def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> None:
+    ledger = project.path / "known.toml"
+    ledger.write_text(LEDGER.format(m=5).replace('"off"', '"mine"'))
+    assert run(project, "--gemm-backends=mine", f"--gemm-known-failures={ledger}", "--gemm-ops=mm").ret == 0
+
+
+# -- wrong input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--gemm-backends=mien", ["--gemm-backends=mien", "did you mean 'mine'", "aten"]),
+        ("--gemm-backends=", ["--gemm-backends", "auto"]),
+        ("--gemm-problem=mm:f32:nq:1x1x1", ["--gemm-problem", "layout", "nn nt tn tt", "^"]),
+        ("--gemm-ops=mm,nm", ["--gemm-ops", "'nm'", "addmm"]),
+        ("--gemm-level=fast", ["--gemm-level=fast", "quick, full, exhaustive"]),
+        ("--gemm-missing=no", ["--gemm-missing=no", "fail, skip"]),
+        ("--gemm-device=tpu", ["--gemm-device=tpu", "cpu"]),
+        ("--gemm-seed=-1", ["--gemm-seed=-1", "whole number"]),
+        ("--gemm-threads=0", ["--gemm-threads=0", "1 or more"]),
+        ("--gemm-known-failures=absent.toml", ["--gemm-known-failures", "absent.toml"]),
+        ("--gemm-known-failures=broken.toml", ["--gemm-known-failures", "broken.toml", "3"]),
+        ("--gemm-run-record=/proc/no/run.jsonl", ["--gemm-run-record=/proc/no/run.jsonl", "cannot be written"]),
+        ("--gemm-artifacts=/proc/no", ["--gemm-artifacts=/proc/no", "cannot be written"]),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error_in_one_paragraph(project: pytest.Pytester, option: str, words: list[str]) -> None:
+    (project.path / "broken.toml").write_text('[[known-failure]]\nid = "x"\nbackend = \n')
+    result = run(project, option)
+    text = result.stderr.str() + result.stdout.str()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    for word in words:
+        assert word in text
+    assert "Traceback" not in text
+    assert "INTERNALERROR" not in text
+
+
+def test_an_unknown_marker_keyword_is_named(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it=PRODUCT.format(problems="'mm:f32:nn:1x1x1'").replace("any_problem", "any_problems"))
+    result = run(project, "--gemm-backends=mine")
+    assert result.ret != 0
+    text = result.stdout.str()
+    assert "no keyword 'any_problems' (did you mean 'any_problem'?)" in text
+    assert "pytest_gemm/" not in text
+
+
+def test_a_wrong_line_in_a_marker_points_at_the_character(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it=PRODUCT.format(problems="'mm:f32:nn:1x1'"))
+    result = run(project, "--gemm-backends=mine")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*shape: 2 sizes*", "*mm:f32:nn:1x1", "*^"])
+
+
+def test_gemm_case_without_the_marker_says_so(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it="def test_product(gemm_case):\n    pass\n")
+    result = run(project, "--gemm-backends=mine")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*gemm_case needs the marker*"])
+
+
+def test_two_backends_of_one_name_are_refused(project: pytest.Pytester) -> None:
+    project.makeconftest("def pytest_gemm_register_backends(registry):\n    registry.add_callable('aten', lambda a, b: a @ b)\n")
+    result = run(project)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "two backends are called 'aten'" in result.stderr.str()
+
+
+# -- backends that cannot run here -----------------------------------------------------------------
+
+ABSENT = """
+    from pytest_gemm.backend import Availability
+    from pytest_gemm.outcome import Reason
+
+    class Absent:
+        name = "absent"
+        devices = ("cpu",)
+        def availability(self, device):
+            return Availability(Reason("no-board", "there is no board", "plug in the board"))
+        def supports(self, problem): ...
+        def prepare(self, problem, operands): ...
+
+    def pytest_gemm_register_backends(registry):
+        registry.add(Absent())
+"""
+
+
+def test_a_named_backend_that_cannot_run_fails_the_run_with_its_remedy(project: pytest.Pytester) -> None:
+    project.makeconftest(ABSENT)
+    result = run(project, "--gemm-backends=absent,aten")
+    assert result.ret == 1
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
+
+
+def test_missing_skip_only_shows_it(project: pytest.Pytester) -> None:
+    project.makeconftest(ABSENT)
+    result = run(project, "--gemm-backends=absent,aten", "--gemm-missing=skip")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["absent did not run: there is no board"])
+
+
+def test_auto_leaves_out_what_cannot_run(project: pytest.Pytester) -> None:
+    project.makeconftest(ABSENT)
+    project.makepyfile(test_it=PRODUCT.format(problems="'int_mm:i8-i8-i32:nt:32x16x16'"))
+    result = run(project)
+    assert result.ret == 0
+    assert "absent" not in "".join(line for line in result.outlines if "did not run" in line)
+
+
+# -- with others -----------------------------------------------------------------------------------
+
+
+def test_workers_divide_the_cores(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_threads="""
+        import torch
+        def test_threads(gemm_check, gemm_config):
+            import pytest_gemm.config
+            assert gemm_config.threads == torch.get_num_threads() == max(1, pytest_gemm.config.cores() // 2)
+        """
+    )
+    result = project.runpytest_subprocess("-n2", "--gemm-backends=mine", "test_threads.py")
+    result.assert_outcomes(passed=1)
+
+
+def test_outcomes_of_two_workers_are_put_together(project: pytest.Pytester) -> None:
+    record = project.path / "run.jsonl"
+    result = project.runpytest_subprocess("-n2", "--gemm-backends=mine,off", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["mine *mm *2 *", "off *mm *2 *", "*4 problems judged*"])
+    assert len({(r["backend"], r["problem"]) for r in records(record)}) == 4
+
+
+def test_other_peoples_parametrized_tests_run(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        @pytest.mark.parametrize("x", [1, 2])
+        def test_other(x):
+            pass
+        """
+    )
+    run(pytester, "--gemm-backends=aten").assert_outcomes(passed=2)
+
+
+def test_other_peoples_tests_never_import_torch(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_other="""
+        import sys
+        def test_other():
+            assert "torch" not in sys.modules
+        """
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    assert "GEMM backends" not in result.stdout.str()
