@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -268,6 +269,10 @@ def _memoised() -> Iterator[None]:
         if hasattr(guards, "profile_guard_manager"):
             # A latency for the log, for which it flushes the CPU's caches: 22 ms.
             stack.enter_context(patch.object(guards, "profile_guard_manager", lambda *_args: 0.0))
+
+        if not os.environ.get("TORCH_TRACE"):
+            # The structured trace writes a record for every step to whoever listens; pytest listens to every logger.
+            stack.enter_context(patch.object(logging.getLogger("torch.__trace"), "handlers", []))
         yield
 
 

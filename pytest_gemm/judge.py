@@ -11,7 +11,6 @@ import dataclasses
 import time
 import traceback
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,17 +78,17 @@ _KEEP_BYTES = 1 << 20
 class Judge:
     """Judges cases and shares operands and references between the backends of one problem.
 
+    They are kept until another problem comes: pytest asks for the backends of one problem one after the other.
+
     Args:
-        memory: bytes of operands and references that may be kept between cases.
         may_run_eager: whether eager ATen may be run on a problem, to set results beside its own; it
             is not asked where it is known to kill the process.
     """
 
-    def __init__(self, memory: int = 1 << 28, may_run_eager: Callable[[Problem, str], bool] = lambda *_: True) -> None:
-        self._memory = memory
+    def __init__(self, may_run_eager: Callable[[Problem, str], bool] = lambda *_: True) -> None:
         self._may_run_eager = may_run_eager
         self._earlier: tuple[str, dict[str, torch.Tensor]] = ("", {})
-        self._truths: OrderedDict[tuple[str, str, int, str], _Truth] = OrderedDict()
+        self._known: tuple[tuple[str, int, str], dict[str, _Truth]] = (("", 0, ""), {})
         self.evidence: list[tuple[Outcome, Evidence]] = []
 
     def judge(self, case: Case) -> Iterator[Outcome]:
@@ -216,23 +215,13 @@ class Judge:
     # -- what backends share ---------------------------------------------------------------------
 
     def _truth(self, case: Case, filling: str) -> _Truth:
-        key = (case.problem.line, filling, case.seed, case.device)
-        found = self._truths.get(key)
-        if found is None:
-            found = _Truth(operands.make(case.problem, filling, case.seed, case.device))
-            self._truths[key] = found
-            self._forget(case.problem)
-        self._truths.move_to_end(key)
-        return found
-
-    def _forget(self, current: Problem) -> None:
-        """Drop the oldest truths beyond the memory limit, never those of the problem at hand."""
-        used = sum(_footprint(key[0]) for key in self._truths)
-        for key in list(self._truths):
-            if used <= self._memory or key[0] == current.line:
-                break
-            used -= _footprint(key[0])
-            del self._truths[key]
+        key = (case.problem.line, case.seed, case.device)
+        if self._known[0] != key:
+            self._known = (key, {})
+        truths = self._known[1]
+        if filling not in truths:
+            truths[filling] = _Truth(operands.make(case.problem, filling, case.seed, case.device))
+        return truths[filling]
 
     def _beside_eager(self, case: Case, truth: _Truth, actual: torch.Tensor, interval: oracle.Interval) -> str:
         if case.backend.name == "aten":
@@ -255,13 +244,6 @@ def run_once(case: Case, threads: int) -> None:
     given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
     with _quiet():
         case.backend.prepare(case.problem, given).run(given)
-
-
-def _footprint(line: str) -> int:
-    """Bytes that a truth of this problem holds, roughly: operands and two float64 results."""
-    shape = Problem.parse(line).shape
-    batch = shape.batch or 1
-    return 8 * batch * (shape.m * shape.k + shape.k * shape.n + 3 * shape.m * shape.n) + 4096
 
 
 @contextlib.contextmanager

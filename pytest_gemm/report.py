@@ -212,8 +212,10 @@ def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
         row = backend, problem.split(":")[0]
         counts[row][status_of(group)] += 1
         for outcome in group:
-            if outcome.ratio is not None:
-                cases[row] += 1
+            if outcome.ratio is None:
+                continue
+            cases[row] += 1
+            if outcome.status is not Status.KNOWN_FAILURE:
                 worst[row] = max(worst.get(row, 0.0), outcome.ratio)
     used = {status for row in counts.values() for status in row} | _ALWAYS
     columns = [status for status in _COLUMNS if status in used]
