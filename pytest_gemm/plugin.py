@@ -41,6 +41,14 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspec)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A crash is a result."""
+    from pytest_gemm.distribution import allow_crashes
+
+    allow_crashes(config)
+
+
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend
 def pytest_configure(config: pytest.Config) -> None:
     """Read the configuration once."""
@@ -192,7 +200,7 @@ def pytest_runtest_makereport(
     judged = item.stash.get(_JUDGED, None)
     if call.when == "call" and judged is not None:
         made.gemm = {**judged, "process": os.environ.get("PYTEST_XDIST_WORKER", "main")}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
-        made.user_properties += text.junit_properties(judged["outcomes"])
+        item.user_properties += text.junit_properties(judged["outcomes"])  # read again for the teardown's report
     return made
 
 

@@ -9,6 +9,19 @@ from typing import Any
 
 import pytest
 
+import torch
+import torch._dynamo
+import torch._inductor.test_operators
+
+# All of torch that an inner run loads, loaded here: pytester forgets on return what it imported, and torch can be
+# loaded only once in a process.
+import pytest_gemm.check
+import pytest_gemm.plain
+from pytest_gemm.executed import record_products
+
+with record_products():
+    torch.mm(torch.ones(1, 1), torch.ones(1, 1))
+
 PRODUCT = """
     import pytest
 
@@ -173,8 +186,6 @@ def test_junit_says_backend_kernel_status_and_error(project: pytest.Pytester) ->
 def test_artifacts_hold_report_and_tensors(project: pytest.Pytester) -> None:
     folder = project.path / "artifacts"
     run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-artifacts={folder}")
-    import torch
-
     place = sorted(folder.iterdir())[0]
     assert "on off: incorrect" in (place / "report.txt").read_text()
     tensors = torch.load(place / "tensors.pt")
@@ -198,7 +209,7 @@ def test_a_known_failure_is_green_and_counted(project: pytest.Pytester) -> None:
     ledger.write_text(LEDGER.format(m=5))
     result = run(project, "--gemm-backends=off", "--gemm-ops=mm", f"--gemm-known-failures={ledger}", "-v")
     assert result.ret == 0
-    assert result.parseoutcomes()["known-failure"] == 2
+    result.stdout.fnmatch_lines(["*= 2 known-failure in *"])
     result.stdout.fnmatch_lines(["*KNOWN-FAILURE*", "known failure off-by-one-rows: 2 problem(s)"])
 
 
