@@ -320,7 +320,8 @@ def session(options: Mapping[str, Any], *, directory: str, user_caches: str = ""
         stack.enter_context(inductor_config.patch(dict(options)))
         stack.enter_context(inductor_config.patch(fx_graph_cache=bool(user_caches), fx_graph_remote_cache=False))
         stack.enter_context(functorch_config.patch({"enable_autograd_cache": bool(user_caches)}))
-        stack.enter_context(compiler_config.patch({"cache_key_tag": user_caches}))
+        # Not its patch(): the module is made a configuration at import, which type checkers do not see.
+        stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
         stack.enter_context(_memoised())
         stack.enter_context(_watch_selection(seen))
         stack.enter_context(_watch_modules(seen))

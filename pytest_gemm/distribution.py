@@ -57,7 +57,7 @@ def scheduler(config: pytest.Config, log: Any) -> object | None:
             return scope(nodeid)
 
         def _reschedule(self, node: Any) -> None:
-            """Keep more than two tests with a worker: it runs one only when it knows the next, or that there is none."""
+            """Keep more than two tests with a worker: it runs one when it knows the next, or that there is none."""
             while not node.shutting_down and self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
                 self._assign_work_unit(node)
             super()._reschedule(node)

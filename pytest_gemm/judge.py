@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -98,14 +99,22 @@ class Judge:
         if refusal is not None:
             yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
             return
-        truths = {filling: self._truth(case, filling) for filling in case.fillings}
+        try:
+            truths = {filling: self._truth(case, filling) for filling in case.fillings}
+        except Unsupported as missing:
+            yield _outcome(case, "", Status.UNSUPPORTED, missing.reason)
+            return
+        if not truths:
+            reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
+            yield _outcome(case, "", Status.UNSUPPORTED, reason)
+            return
         first = next(iter(truths.values()))
         started = time.perf_counter()
         try:
             with _quiet():
                 prepared = case.backend.prepare(case.problem, first.operands)
-        except Unsupported as refusal:
-            yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
+        except Unsupported as late:
+            yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
             return
         except Exception as error:  # any exception of a backend is its case's failure
             seconds = Seconds(compile=time.perf_counter() - started)
@@ -142,7 +151,7 @@ class Judge:
         proof = prepared.proof()
         kernels = proof.kernels
 
-        def end(status: Status, reason: Reason | None = None, **facts: object) -> Outcome:
+        def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
             return _outcome(case, filling, status, reason, kernels=kernels, seconds=seconds, **facts)
 
         objection = proof.objection()
@@ -150,7 +159,9 @@ class Judge:
             return end(Status.FELL_BACK, objection)
         written = given.changed(before)
         if written:
-            return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}"))
+            return end(
+                Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
+            )
 
         started = time.perf_counter()
         if truth.reference is None:
@@ -161,7 +172,7 @@ class Judge:
         eager = self._beside_eager(case, truth, actual, interval)
         seconds += Seconds(reference=time.perf_counter() - started)
 
-        facts = {"tier": interval.tier, "ratio": verdict.ratio, "eager": eager}
+        facts: dict[str, Any] = {"tier": interval.tier, "ratio": verdict.ratio, "eager": eager}
         if verdict.mismatch is not None:
             reason = Reason(verdict.mismatch.code, verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=verdict.mismatch.text(), **facts)
@@ -193,13 +204,17 @@ class Judge:
         def end(code: str, text: str) -> Outcome:
             seconds = Seconds(run=time.perf_counter() - started)
             filling = first.truth.operands.filling
-            return _outcome(case, filling, Status.INCORRECT, Reason(code, text), kernels=prepared.proof().kernels, seconds=seconds)
+            return _outcome(
+                case, filling, Status.INCORRECT, Reason(code, text), kernels=prepared.proof().kernels, seconds=seconds
+            )
 
         try:
             with _quiet():
                 second = prepared.run(first.truth.operands)
         except Exception as error:  # as above
-            return _crash(case, first.truth.operands.filling, error, "run again", Seconds(run=time.perf_counter() - started))
+            return _crash(
+                case, first.truth.operands.filling, error, "run again", Seconds(run=time.perf_counter() - started)
+            )
         for run in runs:
             if run.kept is not None and _bytes(run.result) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
@@ -257,7 +272,12 @@ def _quiet() -> Iterator[None]:
 def _prime_allocator(problem: Problem, device: str) -> None:
     """Leave NaN in the memory that the result is likely to get, so that unwritten elements show."""
     dtype = program.torch_dtype(problem.result_dtype)
-    torch.full(problem.result_shape, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max, dtype=dtype, device=device)
+    torch.full(
+        problem.result_shape,
+        float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max,
+        dtype=dtype,
+        device=device,
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -275,8 +295,8 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
 
 
-def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: object) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)  # type: ignore[arg-type]  # the facts are Outcome's own fields
+def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

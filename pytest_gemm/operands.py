@@ -461,9 +461,9 @@ def _spread(stream: _Stream, lines: Array, count: int, values: Callable[[tuple[i
 
 
 @functools.lru_cache(maxsize=16)
-def _signed_table(low: int, high: int, real: type[Any], signed: bool) -> Array:
+def _signed_table(low: int, high: int, wide: bool, signed: bool) -> Array:
     """65536 integers of [low, high]; when signed, a run of them for each sign, so that both are independent."""
-    table = np.resize(np.arange(low, high + 1, dtype=real), 65536)
+    table: Array = np.resize(np.arange(low, high + 1, dtype=np.float64 if wide else np.float32), 65536)
     if signed:
         table[32768:] = -table[:32768]
     return table
@@ -484,7 +484,7 @@ def _magnitudes(
 
     def draw(shape: tuple[int, ...]) -> Array:
         if high < 16384:
-            return stream.look_up(shape, _signed_table(low, high, real, dtype.name != "u8"))
+            return stream.look_up(shape, _signed_table(low, high, real is np.float64, dtype.name != "u8"))
         bits = stream.words(shape, 64 if high >= 2**31 else 32)
         one = bits.dtype.type(1)
         values = (bits >> one) % bits.dtype.type(high - low + 1) + bits.dtype.type(low)
@@ -895,12 +895,11 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
         plant("b", drawn.b, frame.b)
-    for one, other in ((drawn.a, drawn.b), (drawn.b, drawn.a)):
-        if one is not None:
-            other = drawn.a if other is None else other  # self: A meets itself
-            infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
-            tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
-            one[tiny & infinite] = 1.0
+    b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    for one, other in ((drawn.a, b), (b, drawn.a)):
+        infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
+        tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
+        one[tiny & infinite] = 1.0
     return drawn
 
 

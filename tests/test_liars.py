@@ -46,7 +46,17 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], li
     (folder / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parent))))
     (folder / "test_suite.py").write_text(textwrap.dedent(SUITE.format(lines=LINES)))
     names = ",".join([*HONEST, *LIARS, *BIAS_LIARS, "silent-fallback"])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", f"--gemm-backends={names}", "--gemm-run-record=run.jsonl"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        f"--gemm-backends={names}",
+        "--gemm-run-record=run.jsonl",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -69,7 +79,9 @@ def test_an_honest_backend_passes(judged: dict[tuple[str, str], list[dict[str, A
 
 
 @pytest.mark.parametrize("name", LIARS)
-def test_a_liar_is_caught_at_every_k_and_dtype_where_it_lies(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
+def test_a_liar_is_caught_at_every_k_and_dtype_where_it_lies(
+    judged: dict[tuple[str, str], list[dict[str, Any]]], name: str
+) -> None:
     liar = LIARS[name]
     concerned = [line for line in LINES if line.split(":")[1] in liar.dtypes and (not liar.flags or liar.flags in line)]
     assert concerned
