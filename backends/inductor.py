@@ -254,7 +254,7 @@ def no_cuda() -> Reason | None:
             return Reason(
                 "no-cuda-torch",
                 f"torch {torch.__version__} is built without CUDA",
-                "pip install torch --index-url https://download.pytorch.org/whl/cu130",
+                "install a build of PyTorch for CUDA",
             )
         return Reason("no-cuda-device", "PyTorch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
     return None

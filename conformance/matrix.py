@@ -334,7 +334,7 @@ def _integers(level: str) -> tuple[Problem, ...]:
     nks = (
         ("64x128", "65x144", "64x1024")
         if level == "quick"
-        else ("64x128", "65x144", "64x1024", "1024x128", "1024x144", "64x144", "65x128", "64x1000")
+        else ("64x128", "65x144", "64x1024", "1024x128", "1024x144", "64x144", "65x128", "64x1000", "1x128")
     )
     woq = Cases().combine(
         m=ms, nk=nks, dtypes=("bf16-i8-bf16",) if level == "quick" else ("bf16-i8-bf16", "f16-i8-f16", "f32-i8-f32")

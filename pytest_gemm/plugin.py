@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ from pytest_gemm.session import RunState
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
     from pytest_gemm.judge import Case, Judge
+
+# Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
+_GC_THRESHOLD = 50_000
 
 _CONFIG = pytest.StashKey[GemmConfig]()
 _STATE = pytest.StashKey[RunState]()
@@ -151,7 +155,7 @@ def gemm_config(pytestconfig: pytest.Config) -> GemmConfig:
 
 
 @pytest.fixture(scope="session")
-def _gemm_judge(gemm_config: GemmConfig) -> Judge:
+def _gemm_judge(gemm_config: GemmConfig) -> Iterator[Judge]:
     """One judge a process, so that backends share operands and references."""
     import torch
 
@@ -159,7 +163,13 @@ def _gemm_judge(gemm_config: GemmConfig) -> Judge:
     from pytest_gemm.session import eager_is_safe
 
     torch.set_num_threads(gemm_config.threads)
-    return Judge(may_run_eager=eager_is_safe(gemm_config.ledger))
+    # What is loaded by now stays: torch and a compiler are millions of objects that every full collection would visit.
+    gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD, *before[1:])
+    yield Judge(may_run_eager=eager_is_safe(gemm_config.ledger))
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shlex
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -56,8 +57,9 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
     """What went wrong, where, how far past the bound, with which kernel, and how to run it again."""
     reason = outcome.reason.text if outcome.reason else str(outcome.status)
     lines = [f"{outcome.problem} on {outcome.backend}: {outcome.status}: {reason}"]
-    if outcome.details:
-        lines.append(_indent(outcome.details))
+    details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
+    if details:
+        lines.append(_indent(textwrap.dedent(details)))
     kernels = ", ".join(outcome.kernels) or "unknown"
     lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
     if outcome.eager:
