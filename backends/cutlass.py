@@ -124,7 +124,9 @@ class CutlassBackend(InductorBackend):
         if problem.has("dyn-m") and op == "int_mm":
             return Unsupported("dyn-m", "Inductor asks CUTLASS for int_mm at static shapes only")
         if op == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
-            return Unsupported("layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt")
+            return Unsupported(
+                "layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt"
+            )
         return tensor_core.unaligned(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:

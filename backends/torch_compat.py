@@ -186,7 +186,30 @@ def _watch_selection(seen: Session, candidate: int | None = None) -> Iterator[No
             choice.output_node = _noting(choice, choice.output_node, seen)
         return original(self, name, choices, *args, **kwargs)
 
-    with patch.object(AlgorithmSelectorCache, "__call__", watched):
+    with patch.object(AlgorithmSelectorCache, "__call__", watched), _watch_deferred(seen):
+        yield
+
+
+@contextlib.contextmanager
+def _watch_deferred(seen: Session) -> Iterator[None]:
+    """Note the Triton candidate that a selection ended with which was put off until epilogues could be benchmarked.
+
+    A buffer may be finalised more than once, with the last one holding.
+    """
+    from torch._inductor.ir import MultiTemplateBuffer
+
+    original: Any = MultiTemplateBuffer.finalize_as_triton_caller
+    places: dict[int, tuple[Any, int]] = {}  # by buffer, which is kept so that its id stays its own
+
+    def watched(self: Any, caller: Any) -> Any:
+        if id(self) in places:
+            seen.chosen[places[id(self)][1]] = _caller_name(caller)
+        else:
+            places[id(self)] = (self, len(seen.chosen))
+            seen.chosen.append(_caller_name(caller))
+        return original(self, caller)
+
+    with patch.object(MultiTemplateBuffer, "finalize_as_triton_caller", watched):
         yield
 
 
