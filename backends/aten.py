@@ -35,7 +35,11 @@ class AtenBackend:
 
             if not torch.cuda.is_available():
                 return Availability(
-                    Reason("no-cuda-device", "PyTorch sees no CUDA device", "run on a machine with one, or --gemm-device=cpu")
+                    Reason(
+                        "no-cuda-device",
+                        "PyTorch sees no CUDA device",
+                        "run on a machine with one, or --gemm-device=cpu",
+                    )
                 )
         return Availability()
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -320,6 +321,10 @@ def _memoised() -> Iterator[None]:
         if hasattr(guards, "profile_guard_manager"):
             # A latency for the log, for which it flushes the CPU's caches: 22 ms.
             stack.enter_context(patch.object(guards, "profile_guard_manager", lambda *_args: 0.0))
+
+        if not os.environ.get("TORCH_TRACE"):
+            # The structured trace writes a record for every step to whoever listens; pytest listens to every logger.
+            stack.enter_context(patch.object(logging.getLogger("torch.__trace"), "handlers", []))
         yield
 
 
@@ -370,7 +375,8 @@ def session(
         stack.enter_context(inductor_config.patch(dict(options)))
         stack.enter_context(inductor_config.patch(fx_graph_cache=bool(user_caches), fx_graph_remote_cache=False))
         stack.enter_context(functorch_config.patch({"enable_autograd_cache": bool(user_caches)}))
-        stack.enter_context(compiler_config.patch({"cache_key_tag": user_caches}))
+        # Not its patch(): the module is made a configuration at import, which type checkers do not see.
+        stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
         stack.enter_context(_memoised())
         stack.enter_context(_watch_selection(seen, candidate))
         stack.enter_context(_watch_modules(seen))

@@ -143,30 +143,46 @@ def _sizes(level: str) -> tuple[str, ...]:
 
 def _shapes(level: str) -> tuple[Problem, ...]:
     """Sizes against dtypes."""
-    cases = Cases().combine(shape=_sizes(level), dtype=(*FLOATS, "f64")).filter(
-        lambda p: p["dtype"] != "f64" or _at_least(level, "full") or p["shape"] in ("17x65x127", "1x64x64", "64x48x1000")
+    cases = (
+        Cases()
+        .combine(shape=_sizes(level), dtype=(*FLOATS, "f64"))
+        .filter(
+            lambda p: (
+                p["dtype"] != "f64" or _at_least(level, "full") or p["shape"] in ("17x65x127", "1x64x64", "64x48x1000")
+            )
+        )
     )
     found = cases.problems("mm:{dtype}:nn:{shape}")
     if _at_least(level, "exhaustive"):
         sizes = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
-        cube = Cases().combine(dtype=FLOATS, m=sizes, n=sizes, k=(1, 7, 16, 33, 64, 127)).problems("mm:{dtype}:nn:{m}x{n}x{k}")
+        cube = (
+            Cases()
+            .combine(dtype=FLOATS, m=sizes, n=sizes, k=(1, 7, 16, 33, 64, 127))
+            .problems("mm:{dtype}:nn:{m}x{n}x{k}")
+        )
         found += cube
     return found
 
 
 def _layouts(level: str) -> tuple[Problem, ...]:
     """Transposed operands."""
-    shapes = ("17x65x127", "32x64x128") + (("1x64x64", "64x48x1000", "127x1x65", "33x97x1") if _at_least(level, "full") else ())
+    shapes = ("17x65x127", "32x64x128") + (
+        ("1x64x64", "64x48x1000", "127x1x65", "33x97x1") if _at_least(level, "full") else ()
+    )
     if _at_least(level, "exhaustive"):
         shapes = _sizes(level)
-    return Cases().combine(shape=shapes, layout=("nt", "tn", "tt"), dtype=FLOATS).problems("mm:{dtype}:{layout}:{shape}")
+    return (
+        Cases().combine(shape=shapes, layout=("nt", "tn", "tt"), dtype=FLOATS).problems("mm:{dtype}:{layout}:{shape}")
+    )
 
 
 def _linear(level: str) -> tuple[Problem, ...]:
     """``torch.nn.Linear``: with and without bias, 2-D and 3-D input."""
     shapes = ("1x64x64", "8x256x2664", "17x65x127") if level == "quick" else _sizes(level)
     flat = Cases().combine(shape=shapes, dtype=FLOATS, epilogue=("", "bias"))
-    deep = Cases().combine(shape=("2x17x65x127", "3x1x64x64", "4x16x48x100"), dtype=FLOATS, epilogue=("", "bias", "bias+relu"))
+    deep = Cases().combine(
+        shape=("2x17x65x127", "3x1x64x64", "4x16x48x100"), dtype=FLOATS, epilogue=("", "bias", "bias+relu")
+    )
     if level == "quick":
         deep = deep.filter(lambda p: p["shape"] == "2x17x65x127" and p["epilogue"] != "bias")
     return (flat + deep).problems("linear:{dtype}:nt:{shape}:{epilogue}")
@@ -178,54 +194,92 @@ def _epilogues(level: str) -> tuple[Problem, ...]:
     cases = Cases().combine(epilogue=[*steps, *_CHAINS], dtype=FLOATS, shape=["19x49x65"])
     if level == "quick":  # each in one dtype: the dtype decides how a step is vectorised, not which steps there are
         order = [*steps, *_CHAINS]
-        cases = cases.filter(lambda p: FLOATS[order.index(p["epilogue"]) % 3] == p["dtype"] or p["epilogue"] == "bias+relu")
+        cases = cases.filter(
+            lambda p: FLOATS[order.index(p["epilogue"]) % 3] == p["dtype"] or p["epilogue"] == "bias+relu"
+        )
     if _at_least(level, "full"):
         alone = [*_UNARY, *_BINARY, "relu+add", "mul+relu", "add+cast-f32"]
-        cases += Cases().combine(epilogue=[*steps, *_CHAINS, *alone], dtype=FLOATS, shape=["32x384x64", "32x385x64", "1x64x65"])
+        cases += Cases().combine(
+            epilogue=[*steps, *_CHAINS, *alone], dtype=FLOATS, shape=["32x384x64", "32x385x64", "1x64x65"]
+        )
     if _at_least(level, "exhaustive"):
         pairs = [f"bias+{first}+{second}" for first in (*_UNARY, *_BINARY) for second in (*_UNARY, *_BINARY)]
         shapes = ["19x49x65", "32x384x64", "32x385x64", "1x64x65", "3x7x5", "128x96x192"]
         cases += Cases().combine(epilogue=pairs, dtype=FLOATS, shape=shapes)
     # A cast to the dtype that the value has already is no step.
-    honest = cases.filter(lambda p: not p["epilogue"].endswith(f"cast-{p['dtype']}") and f"cast-{p['dtype']}+" not in p["epilogue"])
+    honest = cases.filter(
+        lambda p: not p["epilogue"].endswith(f"cast-{p['dtype']}") and f"cast-{p['dtype']}+" not in p["epilogue"]
+    )
     return honest.problems("linear:{dtype}:nt:{shape}:{epilogue}")
 
 
 def _addends(level: str) -> tuple[Problem, ...]:
     """addmm: bias shapes against alpha and beta."""
-    factors = ("", "+alpha-0.5+beta-2", "+beta-0", "+alpha--1")
-    shapes = ("17x65x127",) if level == "quick" else ("17x65x127", "32x64x128", "1x64x64", "5x385x7", "33x97x1")
+    factors: tuple[str, ...] = ("", "+alpha-0.5+beta-2", "+beta-0", "+alpha--1")
+    shapes: tuple[str, ...] = (
+        ("17x65x127",) if level == "quick" else ("17x65x127", "32x64x128", "1x64x64", "5x385x7", "33x97x1")
+    )
     if _at_least(level, "exhaustive"):
         factors += ("+alpha-0", "+alpha-0.3", "+beta-0.7", "+alpha-0+beta-0", "+alpha-3+beta--1.5")
         shapes = _sizes(level)
     cases = Cases().combine(shape=shapes, dtype=FLOATS, bias=("bias", "bias-1n", "bias-m1", "bias-mn"), factors=factors)
     if level == "quick":  # every pair, not every combination: the bias's shape and its dtype rarely meet
         cases = cases.filter(
-            lambda p: p["bias"] == "bias" if p["dtype"] == "f32" else p["factors"] == factors[1] or p["bias"] == "bias-mn"
+            lambda p: (
+                p["bias"] == "bias" if p["dtype"] == "f32" else p["factors"] == factors[1] or p["bias"] == "bias-mn"
+            )
         )
     return cases.problems("addmm:{dtype}:nn:{shape}:{bias}{factors}")
 
 
 def batched(level: str) -> tuple[Problem, ...]:
     """bmm and baddbmm: batches, layouts, a broadcast operand, a self product."""
-    shapes = ("1x17x33x65", "3x32x16x24", "4x128x96x192") if level == "quick" else ("1x17x33x65", "3x32x16x24", "4x128x96x192", "50x7x5x9", "2x1x64x64", "16x64x64x64", "7x33x1x17")
-    layouts = Cases().combine(shape=shapes, dtype=FLOATS, layout=("nn", "nt", "tn", "tt"), op=["bmm"], epilogue=[""], flags=[""])
+    shapes = (
+        ("1x17x33x65", "3x32x16x24", "4x128x96x192")
+        if level == "quick"
+        else ("1x17x33x65", "3x32x16x24", "4x128x96x192", "50x7x5x9", "2x1x64x64", "16x64x64x64", "7x33x1x17")
+    )
+    layouts = Cases().combine(
+        shape=shapes, dtype=FLOATS, layout=("nn", "nt", "tn", "tt"), op=["bmm"], epilogue=[""], flags=[""]
+    )
     if level == "quick":
         layouts = layouts.filter(lambda p: p["shape"] == "3x32x16x24" or p["layout"] == "nn")
-    special = Cases().combine(shape=["3x32x16x24"], dtype=FLOATS, layout=["nn"], op=["bmm"]).expand(
-        "pair", lambda p: [("", "bcast-b"), ("", "bcast-a"), ("", "const-b"), ("relu", ""), ("add", ""), ("gelu+mul", "")]
+    special = (
+        Cases()
+        .combine(shape=["3x32x16x24"], dtype=FLOATS, layout=["nn"], op=["bmm"])
+        .expand(
+            "pair",
+            lambda _: [("", "bcast-b"), ("", "bcast-a"), ("", "const-b"), ("relu", ""), ("add", ""), ("gelu+mul", "")],
+        )
     )
     split = Cases({**p, "epilogue": p["pair"][0], "flags": p["pair"][1]} for p in special)
-    own = Cases().combine(shape=["3x24x24x17"], dtype=FLOATS, layout=["nt", "tn"], op=["bmm"], epilogue=[""], flags=["self"])
-    added = Cases().combine(shape=shapes[:2], dtype=FLOATS, layout=["nn"], op=["baddbmm"], epilogue=["bias-mn", "bias", "bias-mn+alpha-0.5+beta-2", "bias-mn+beta-0"], flags=[""])
+    own = Cases().combine(
+        shape=["3x24x24x17"], dtype=FLOATS, layout=["nt", "tn"], op=["bmm"], epilogue=[""], flags=["self"]
+    )
+    added = Cases().combine(
+        shape=shapes[:2],
+        dtype=FLOATS,
+        layout=["nn"],
+        op=["baddbmm"],
+        epilogue=["bias-mn", "bias", "bias-mn+alpha-0.5+beta-2", "bias-mn+beta-0"],
+        flags=[""],
+    )
     return (layouts + split + own + added).problems("{op}:{dtype}:{layout}:{shape}:{epilogue}:{flags}")
 
 
 def _views(level: str) -> tuple[Problem, ...]:
     """Operands that are views: wide rows, odd bases, a matrix with itself."""
     flags = ("pad-lda", "pad-ldb", "off-a", "off-b", "pad-lda+off-a", "pad-lda+pad-ldb+off-a+off-b", "var-b")
-    shapes = ("17x65x127", "32x64x128") if level == "quick" else ("17x65x127", "32x64x128", "1x64x64", "5x385x7", "33x97x1", "127x1x65")
-    views = Cases().combine(shape=shapes, dtype=FLOATS, layout=("nn", "nt") if level == "quick" else ("nn", "nt", "tn", "tt"), flags=flags)
+    shapes = (
+        ("17x65x127", "32x64x128")
+        if level == "quick"
+        else ("17x65x127", "32x64x128", "1x64x64", "5x385x7", "33x97x1", "127x1x65")
+    )
+    views = Cases().combine(
+        shape=shapes, dtype=FLOATS, layout=("nn", "nt") if level == "quick" else ("nn", "nt", "tn", "tt"), flags=flags
+    )
+    if level == "quick":
+        views = views.filter(lambda p: p["layout"] == "nn" if p["shape"] == "17x65x127" else p["flags"] == "pad-ldb")
     own = Cases().combine(shape=("24x24x65", "33x33x17"), dtype=FLOATS, layout=("nt", "tn"), flags=("self",))
     return (views + own).problems("mm:{dtype}:{layout}:{shape}::{flags}")
 
@@ -249,22 +303,52 @@ def dynamic(level: str) -> tuple[Problem, ...]:
 
 def _integers(level: str) -> tuple[Problem, ...]:
     """int_mm, mixed_mm and int8 weights."""
-    shapes = ("17x64x128", "32x64x128", "33x96x1024") if level == "quick" else ("17x64x128", "32x64x128", "33x96x1024", "18x24x40", "128x128x128", "64x1000x1000", "512x1024x2048")
-    int_mm = Cases().combine(shape=shapes, layout=("nn", "nt", "tn", "tt")).problems("int_mm:i8-i8-i32:{layout}:{shape}")
-    int_mm += Cases().combine(shape=shapes, epilogue=("cast-f32", "cast-f32+scale-0.125", "cast-f32+relu")).problems("int_mm:i8-i8-i32:nt:{shape}:{epilogue}")
-    mixed = Cases().combine(shape=(*shapes[:3], "1x64x64"), dtypes=("f16-i8-f16", "bf16-i8-bf16", "f32-i8-f32", "i8-f16-f16"), layout=("nn", "nt")).problems("mixed_mm:{dtypes}:{layout}:{shape}")
-    mixed += Cases().combine(shape=shapes[:1], dtypes=("f16-i8-f16", "bf16-i8-bf16"), epilogue=("bias", "bias+relu")).problems("mixed_mm:{dtypes}:nt:{shape}:{epilogue}")
+    shapes = (
+        ("17x64x128", "32x64x128", "33x96x1024")
+        if level == "quick"
+        else ("17x64x128", "32x64x128", "33x96x1024", "18x24x40", "128x128x128", "64x1000x1000", "512x1024x2048")
+    )
+    int_mm = (
+        Cases().combine(shape=shapes, layout=("nn", "nt", "tn", "tt")).problems("int_mm:i8-i8-i32:{layout}:{shape}")
+    )
+    int_mm += (
+        Cases()
+        .combine(shape=shapes, epilogue=("cast-f32", "cast-f32+scale-0.125", "cast-f32+relu"))
+        .problems("int_mm:i8-i8-i32:nt:{shape}:{epilogue}")
+    )
+    mixed = (
+        Cases()
+        .combine(
+            shape=(*shapes[:3], "1x64x64"),
+            dtypes=("f16-i8-f16", "bf16-i8-bf16", "f32-i8-f32", "i8-f16-f16"),
+            layout=("nn", "nt"),
+        )
+        .problems("mixed_mm:{dtypes}:{layout}:{shape}")
+    )
+    mixed += (
+        Cases()
+        .combine(shape=shapes[:1], dtypes=("f16-i8-f16", "bf16-i8-bf16"), epilogue=("bias", "bias+relu"))
+        .problems("mixed_mm:{dtypes}:nt:{shape}:{epilogue}")
+    )
     ms = (1, 4, 16, 17, 32) if level == "quick" else (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64)
-    nks = ("64x128", "65x144", "64x1024") if level == "quick" else ("64x128", "65x144", "64x1024", "1024x128", "1024x144", "64x144", "65x128", "64x1000")
-    woq = Cases().combine(m=ms, nk=nks, dtypes=("bf16-i8-bf16",) if level == "quick" else ("bf16-i8-bf16", "f16-i8-f16", "f32-i8-f32"))
+    nks = (
+        ("64x128", "65x144", "64x1024")
+        if level == "quick"
+        else ("64x128", "65x144", "64x1024", "1024x128", "1024x144", "64x144", "65x128", "64x1000")
+    )
+    woq = Cases().combine(
+        m=ms, nk=nks, dtypes=("bf16-i8-bf16",) if level == "quick" else ("bf16-i8-bf16", "f16-i8-f16", "f32-i8-f32")
+    )
     return int_mm + mixed + woq.problems("woq_int8:{dtypes}:nt:{m}x{nk}")
 
 
-def _empty(level: str) -> tuple[Problem, ...]:
+def _empty(_level: str) -> tuple[Problem, ...]:
     """No rows, no columns, nothing to sum."""
     shapes = ("0x16x16", "16x0x16", "16x16x0")
     plain = Cases().combine(shape=shapes, dtype=FLOATS).problems("mm:{dtype}:nn:{shape}")
-    added = Cases().combine(shape=shapes, dtype=("f32", "bf16")).problems("addmm:{dtype}:nn:{shape}:bias+alpha-0.5+beta-2")
+    added = (
+        Cases().combine(shape=shapes, dtype=("f32", "bf16")).problems("addmm:{dtype}:nn:{shape}:bias+alpha-0.5+beta-2")
+    )
     batch = Cases().combine(shape=("0x4x4x4", "2x0x4x4", "2x4x4x0")).problems("bmm:f32:nn:{shape}")
     return plain + added + batch
 

@@ -145,9 +145,7 @@ class Proof:
     def kernels(self) -> tuple[str, ...]:
         """What ran, by name: the executed kernels with the choice that they came from."""
         if self.chosen and len(self.chosen) == len(self.executed):
-            return tuple(
-                e if c == e else f"{e} ({c})" for e, c in zip(self.executed, self.chosen, strict=True)
-            )
+            return tuple(e if c == e else f"{e} ({c})" for e, c in zip(self.executed, self.chosen, strict=True))
         return self.executed + tuple(f"({c})" for c in self.chosen)
 
     def objection(self) -> Reason | None:
@@ -247,7 +245,9 @@ class Registry:
         """
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name == "auto":
-            raise RegistryError(f"a backend needs a name of letters, digits and dashes, other than 'auto'; got {name!r}")
+            raise RegistryError(
+                f"a backend needs a name of letters, digits and dashes, other than 'auto'; got {name!r}"
+            )
         missing = [m for m in ("availability", "supports", "prepare") if not callable(getattr(backend, m, None))]
         if missing:
             raise RegistryError(f"backend {name!r} ({type(backend).__name__}) lacks {', '.join(missing)}()")
@@ -283,7 +283,11 @@ class Registry:
         """
         from pytest_gemm.plain import CallableBackend  # needs torch at run time only
 
-        self.add(CallableBackend(name, matmul, frozenset(dtypes), batched, Contract(accumulate, "eager", deterministic=deterministic)))
+        self.add(
+            CallableBackend(
+                name, matmul, frozenset(dtypes), batched, Contract(accumulate, "eager", deterministic=deterministic)
+            )
+        )
 
     def __getitem__(self, name: str) -> Backend:
         try:

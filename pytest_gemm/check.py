@@ -13,8 +13,8 @@ import pytest
 from pytest_gemm import report, session
 from pytest_gemm.backend import Backend, Caching
 from pytest_gemm.config import GemmConfig, cores
-from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.judge import Case, Judge, run_once
+from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status
 
 __all__ = ["GemmCheck"]
@@ -70,10 +70,11 @@ class GemmCheck:
 
         Each call starts with empty caches.  Ends the test as *unsupported* for a backend that keeps none.
         """
-        if not isinstance(case.backend, Caching):
-            reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
-            self._finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
-        return case.backend.with_user_caches(uuid.uuid4().hex)
+        if isinstance(case.backend, Caching):
+            return case.backend.with_user_caches(uuid.uuid4().hex)
+        reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
+        self._finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
+        raise AssertionError("an unsupported case ends its test")
 
     def run_elsewhere(self, case: Case) -> None:
         """Compile and run a case in a process of its own, for what it leaves in caches on disk."""

@@ -185,9 +185,7 @@ def _score(x: torch.Tensor, interval: Interval) -> _Score:
     return score
 
 
-def _score_chunk(
-    score: _Score, x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor
-) -> None:
+def _score_chunk(score: _Score, x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor) -> None:
     count = x.numel()
     equal = int((x == expected).sum())
     good = (x >= lo) & (x <= hi)

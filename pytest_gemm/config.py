@@ -54,7 +54,13 @@ class Option:
 
 OPTIONS = (
     Option("backends", "auto", "LIST", "backends to run, comma separated; auto: every one that can run here"),
-    Option("missing", "fail", "fail|skip", "a named backend that cannot run here fails the run, or is only shown", ("fail", "skip")),
+    Option(
+        "missing",
+        "fail",
+        "fail|skip",
+        "a named backend that cannot run here fails the run, or is only shown",
+        ("fail", "skip"),
+    ),
     Option("level", "quick", "quick|full|exhaustive", "how much of the matrix", LEVELS),
     Option("problem", "", "LINE", "run just this problem (several: separate by commas), in every test that takes it"),
     Option("ops", "", "LIST", "only problems of these ops, comma separated"),
@@ -126,7 +132,9 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("gemm", "GEMM backends")
     for option in OPTIONS:
         default = option.default or "none"
-        group.addoption(option.flag, dest=option.ini, metavar=option.metavar, default=None, help=f"{option.help} [{default}]")
+        group.addoption(
+            option.flag, dest=option.ini, metavar=option.metavar, default=None, help=f"{option.help} [{default}]"
+        )
         parser.addini(option.ini, f"default of {option.flag}", default=option.default)
 
 
@@ -225,7 +233,9 @@ def _writable_file(text: str) -> Path | None:
         with path.open("a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise pytest.UsageError(f"--gemm-run-record={text}: cannot be written ({error.strerror}); name a file in a folder of yours") from None
+        raise pytest.UsageError(
+            f"--gemm-run-record={text}: cannot be written ({error.strerror}); name a file in a folder of yours"
+        ) from None
     return path
 
 
@@ -239,5 +249,7 @@ def _writable_folder(text: str) -> Path | None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise pytest.UsageError(f"--gemm-artifacts={text}: cannot be written ({error.strerror}); name a folder of yours") from None
+        raise pytest.UsageError(
+            f"--gemm-artifacts={text}: cannot be written ({error.strerror}); name a folder of yours"
+        ) from None
     return path

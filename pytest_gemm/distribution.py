@@ -9,7 +9,7 @@ import pytest
 from pytest_gemm.config import OPTIONS
 from pytest_gemm.selection import split_id
 
-__all__ = ["scheduler", "scope"]
+__all__ = ["allow_crashes", "scheduler", "scope"]
 
 
 def scope(nodeid: str) -> str:
@@ -24,6 +24,21 @@ def scope(nodeid: str) -> str:
     return (problem.with_m(0) if problem.has("dyn-m") else problem).line
 
 
+def _asked_for(config: pytest.Config) -> bool:
+    """Whether this is a run of GEMM tests: somebody else's run is scheduled as xdist does."""
+    return any(config.getoption(option.ini) is not None for option in OPTIONS)
+
+
+def allow_crashes(config: pytest.Config) -> None:
+    """Let any number of workers be replaced, unless the user set a limit: a crash is a result here.
+
+    xdist stops the run after four crashes a worker otherwise, and a backend that crashes in ten cases would keep
+    the others from being judged.
+    """
+    if _asked_for(config) and getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = str(10**6)
+
+
 def scheduler(config: pytest.Config, log: Any) -> object | None:
     """A scheduler for a run that asked for GEMM tests with plain ``-n``; ``None`` leaves xdist's own.
 
@@ -31,8 +46,7 @@ def scheduler(config: pytest.Config, log: Any) -> object | None:
         config: pytest's, of the controller.
         log: xdist's logger.
     """
-    asked = any(config.getoption(option.ini) is not None for option in OPTIONS)
-    if not asked or config.getoption("dist") != "load":
+    if not _asked_for(config) or config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
@@ -41,5 +55,22 @@ def scheduler(config: pytest.Config, log: Any) -> object | None:
 
         def _split_scope(self, nodeid: str) -> str:
             return scope(nodeid)
+
+        def _reschedule(self, node: Any) -> None:
+            """Keep more than two tests with a worker: it runs one when it knows the next, or that there is none."""
+            while not node.shutting_down and self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
+                self._assign_work_unit(node)
+            super()._reschedule(node)
+
+        def remove_node(self, node: Any) -> str | None:
+            """Give back a dead worker's tests, without the one that killed it: xdist would run it again and again."""
+            for unit in self.assigned_work.get(node, {}).values():
+                for nodeid, completed in unit.items():
+                    if not completed:
+                        unit[nodeid] = True
+                        super().remove_node(node)
+                        return str(nodeid)
+            super().remove_node(node)
+            return None
 
     return GemmScheduling(config, log)

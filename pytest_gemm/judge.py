@@ -11,9 +11,9 @@ import dataclasses
 import time
 import traceback
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,6 +59,7 @@ class _Truth:
     """What is known about a problem and a filling whoever computes it."""
 
     operands: operands.Operands
+    digest: str
     reference: oracle.Reference | None = None
     eager: torch.Tensor | Exception | None = None
 
@@ -79,17 +80,17 @@ _KEEP_BYTES = 1 << 20
 class Judge:
     """Judges cases and shares operands and references between the backends of one problem.
 
+    They are kept until another problem comes: pytest asks for the backends of one problem one after the other.
+
     Args:
-        memory: bytes of operands and references that may be kept between cases.
         may_run_eager: whether eager ATen may be run on a problem, to set results beside its own; it
             is not asked where it is known to kill the process.
     """
 
-    def __init__(self, memory: int = 1 << 28, may_run_eager: Callable[[Problem, str], bool] = lambda *_: True) -> None:
-        self._memory = memory
+    def __init__(self, may_run_eager: Callable[[Problem, str], bool] = lambda *_: True) -> None:
         self._may_run_eager = may_run_eager
         self._earlier: tuple[str, dict[str, torch.Tensor]] = ("", {})
-        self._truths: OrderedDict[tuple[str, str, int, str], _Truth] = OrderedDict()
+        self._known: tuple[tuple[str, int, str], dict[str, _Truth]] = (("", 0, ""), {})
         self.evidence: list[tuple[Outcome, Evidence]] = []
 
     def judge(self, case: Case) -> Iterator[Outcome]:
@@ -99,14 +100,22 @@ class Judge:
         if refusal is not None:
             yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
             return
-        truths = {filling: self._truth(case, filling) for filling in case.fillings}
+        try:
+            truths = {filling: self._truth(case, filling) for filling in case.fillings}
+        except Unsupported as missing:
+            yield _outcome(case, "", Status.UNSUPPORTED, missing.reason)
+            return
+        if not truths:
+            reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
+            yield _outcome(case, "", Status.UNSUPPORTED, reason)
+            return
         first = next(iter(truths.values()))
         started = time.perf_counter()
         try:
             with _quiet():
                 prepared = case.backend.prepare(case.problem, first.operands)
-        except Unsupported as refusal:
-            yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
+        except Unsupported as late:
+            yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
             return
         except Exception as error:  # any exception of a backend is its case's failure
             seconds = Seconds(compile=time.perf_counter() - started)
@@ -129,7 +138,6 @@ class Judge:
         self, case: Case, prepared: Prepared, filling: str, truth: _Truth, runs: list[_Run], seconds: Seconds
     ) -> Outcome:
         given = truth.operands
-        before = given.digest()
         started = time.perf_counter()
         _prime_allocator(case.problem, case.device)
         try:
@@ -143,15 +151,17 @@ class Judge:
         proof = prepared.proof()
         kernels = proof.kernels
 
-        def end(status: Status, reason: Reason | None = None, **facts: object) -> Outcome:
+        def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
             return _outcome(case, filling, status, reason, kernels=kernels, seconds=seconds, **facts)
 
         objection = proof.objection()
         if objection is not None:
             return end(Status.FELL_BACK, objection)
-        written = given.changed(before)
+        written = given.changed(truth.digest)
         if written:
-            return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}"))
+            return end(
+                Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
+            )
 
         started = time.perf_counter()
         if truth.reference is None:
@@ -162,7 +172,7 @@ class Judge:
         eager = self._beside_eager(case, truth, actual, interval)
         seconds += Seconds(reference=time.perf_counter() - started)
 
-        facts = {"tier": interval.tier, "ratio": verdict.ratio, "eager": eager}
+        facts: dict[str, Any] = {"tier": interval.tier, "ratio": verdict.ratio, "eager": eager}
         if verdict.mismatch is not None:
             reason = Reason(verdict.mismatch.code, verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=verdict.mismatch.text(), **facts)
@@ -183,24 +193,30 @@ class Judge:
         return self._earlier[1]
 
     def _run_again(self, case: Case, prepared: Prepared, runs: list[_Run]) -> Outcome | None:
-        """The first filling once more: the same bits, and no earlier result touched since.
+        """One filling once more: the same bits, and no earlier result touched since.
+
+        It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
 
         Catches a cached result, a stale workspace, results that share memory, writes that come late and
         kernels that are not deterministic.
         """
-        first = runs[0]
+        first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         started = time.perf_counter()
 
         def end(code: str, text: str) -> Outcome:
             seconds = Seconds(run=time.perf_counter() - started)
             filling = first.truth.operands.filling
-            return _outcome(case, filling, Status.INCORRECT, Reason(code, text), kernels=prepared.proof().kernels, seconds=seconds)
+            return _outcome(
+                case, filling, Status.INCORRECT, Reason(code, text), kernels=prepared.proof().kernels, seconds=seconds
+            )
 
         try:
             with _quiet():
                 second = prepared.run(first.truth.operands)
         except Exception as error:  # as above
-            return _crash(case, first.truth.operands.filling, error, "run again", Seconds(run=time.perf_counter() - started))
+            return _crash(
+                case, first.truth.operands.filling, error, "run again", Seconds(run=time.perf_counter() - started)
+            )
         for run in runs:
             if run.kept is not None and _bytes(run.result) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
@@ -216,23 +232,16 @@ class Judge:
     # -- what backends share ---------------------------------------------------------------------
 
     def _truth(self, case: Case, filling: str) -> _Truth:
-        key = (case.problem.line, filling, case.seed, case.device)
-        found = self._truths.get(key)
-        if found is None:
-            found = _Truth(operands.make(case.problem, filling, case.seed, case.device))
-            self._truths[key] = found
-            self._forget(case.problem)
-        self._truths.move_to_end(key)
-        return found
-
-    def _forget(self, current: Problem) -> None:
-        """Drop the oldest truths beyond the memory limit, never those of the problem at hand."""
-        used = sum(_footprint(key[0]) for key in self._truths)
-        for key in list(self._truths):
-            if used <= self._memory or key[0] == current.line:
-                break
-            used -= _footprint(key[0])
-            del self._truths[key]
+        key = (case.problem.line, case.seed, case.device)
+        if self._known[0] != key:
+            self._known = (key, {})
+        truths = self._known[1]
+        known = truths.get(filling)
+        # A backend that wrote to its inputs must not spoil the next one's.
+        if known is None or known.operands.changed(known.digest):
+            made = operands.make(case.problem, filling, case.seed, case.device)
+            known = truths[filling] = _Truth(made, made.digest())
+        return known
 
     def _beside_eager(self, case: Case, truth: _Truth, actual: torch.Tensor, interval: oracle.Interval) -> str:
         if case.backend.name == "aten":
@@ -259,13 +268,6 @@ def run_once(case: Case, threads: int) -> None:
         case.backend.prepare(case.problem, given).run(given)
 
 
-def _footprint(line: str) -> int:
-    """Bytes that a truth of this problem holds, roughly: operands and two float64 results."""
-    shape = Problem.parse(line).shape
-    batch = shape.batch or 1
-    return 8 * batch * (shape.m * shape.k + shape.k * shape.n + 3 * shape.m * shape.n) + 4096
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """A compiler's own deprecation warnings are no finding, whatever filters the user's pytest has."""
@@ -277,7 +279,12 @@ def _quiet() -> Iterator[None]:
 def _prime_allocator(problem: Problem, device: str) -> None:
     """Leave NaN in the memory that the result is likely to get, so that unwritten elements show."""
     dtype = program.torch_dtype(problem.result_dtype)
-    torch.full(problem.result_shape, float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max, dtype=dtype, device=device)
+    torch.full(
+        problem.result_shape,
+        float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max,
+        dtype=dtype,
+        device=device,
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -295,8 +302,8 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
 
 
-def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: object) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)  # type: ignore[arg-type]  # the facts are Outcome's own fields
+def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping
@@ -191,10 +192,15 @@ class _Stream:
         """One integer of [0, limit)."""
         return int(self.words((1,), 64)[0]) % limit
 
-    def look_up(self, shape: tuple[int, ...], table: Array) -> Array:
-        """Values of a table of 256 or 65536 entries, each equally likely."""
-        found: Array = table[self.words(shape, 8 if len(table) == 256 else 16)]
-        return found
+    def look_up(self, shape: tuple[int, ...], values: Array, bits: int = 16) -> Array:
+        """Values picked by random words of ``bits`` bits, word w picks ``values[w % len(values)]``."""
+        words = self.words(shape, bits)
+        if words.size > 1 << bits:  # a full table is made faster than that many remainders are taken
+            values, found = np.resize(values, 1 << bits), words
+        else:
+            found = words % np.asarray(len(values), dtype=np.uint32)
+        picked: Array = values[found]
+        return picked
 
     def uniform(self, shape: tuple[int, ...], wide: bool) -> Array:
         """Uniform in [-1, 1], float64 with 53 random bits when ``wide``, else float32."""
@@ -372,7 +378,7 @@ def _exact_scale(frame: _Frame, draw: _Draw) -> Array | None:
     """Scales 1, 1/2, 1/4, 1/8 for the columns of B: exact, and a neighbour's differs more often than not."""
     if not frame.scaled:
         return None
-    return draw("scale").look_up((frame.b_shape[1],), np.resize(np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 256))
+    return draw("scale").look_up((frame.b_shape[1],), np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
 
 
 # The smallest scale of _exact_scale, and its root mean square.
@@ -424,8 +430,8 @@ def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
 
     def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
         codes = [0, 0, 1, 1, 1, -1, -1, -1] if frame.k > 1 else [1, -1]
-        table = np.resize(np.array(codes, dtype=_real(frame)), 256)
-        return draw(name).look_up(shape, np.abs(table) if dtype.name == "u8" else table)
+        values = np.array(codes, dtype=_real(frame))
+        return draw(name).look_up(shape, np.abs(values) if dtype.name == "u8" else values, 8)
 
     b = None if frame.twin else lines("b", frame.b_shape, frame.b)
     rms = 0.75 * math.sqrt(max(frame.k, 1))
@@ -454,6 +460,23 @@ def _spread(stream: _Stream, lines: Array, count: int, values: Callable[[tuple[i
     np.put_along_axis(lines, edges[:-1] + offset, values(shape), axis=-1)
 
 
+@functools.lru_cache(maxsize=16)
+def _signed_table(low: int, high: int, wide: bool, signed: bool) -> Array:
+    """65536 integers of [low, high]; when signed, a run of them for each sign, so that both are independent."""
+    table: Array = np.resize(np.arange(low, high + 1, dtype=np.float64 if wide else np.float32), 65536)
+    if signed:
+        table[32768:] = -table[:32768]
+    return table
+
+
+@functools.lru_cache(maxsize=1)
+def _int8_table() -> Array:
+    """65536 int8 values, half of them the extremes and the others all equally likely."""
+    table = np.resize(np.arange(-128, 128, dtype=np.float32), 65536)
+    table[:32768] = np.resize(np.array([-128, 127], dtype=np.float32), 32768)
+    return table
+
+
 def _magnitudes(
     stream: _Stream, dtype: DType, low: int, high: int, real: type[Any]
 ) -> Callable[[tuple[int, ...]], Array]:
@@ -461,11 +484,7 @@ def _magnitudes(
 
     def draw(shape: tuple[int, ...]) -> Array:
         if high < 16384:
-            table = np.resize(np.arange(low, high + 1, dtype=real), 65536)
-            if dtype.name != "u8":
-                # A run of one magnitude for each sign, so that signs and magnitudes are independent.
-                table[32768:] = -table[:32768]
-            return stream.look_up(shape, table)
+            return stream.look_up(shape, _signed_table(low, high, real is np.float64, dtype.name != "u8"))
         bits = stream.words(shape, 64 if high >= 2**31 else 32)
         one = bits.dtype.type(1)
         values = (bits >> one) % bits.dtype.type(high - low + 1) + bits.dtype.type(low)
@@ -531,9 +550,7 @@ def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
     """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates."""
 
     def lines(name: str, shape: tuple[int, ...]) -> Array:
-        table = np.resize(np.arange(-128, 128, dtype=np.float32), 65536)
-        table[:32768] = np.resize(np.array([-128, 127], dtype=np.float32), 32768)
-        return draw(name).look_up(shape, table)
+        return draw(name).look_up(shape, _int8_table())
 
     b = None if frame.twin else lines("b", frame.b_shape)
     k = max(frame.k, 1)
@@ -721,8 +738,8 @@ def _integers(
 ) -> Array:
     """Uniform integers of the full range, or of magnitude up to ``most``."""
     if dtype.name == "u8" or positive:
-        return stream.look_up(shape, np.resize(np.arange(0, min(most, int(dtype.max_finite)) + 1, dtype=real), 65536))
-    return stream.look_up(shape, np.resize(np.arange(-min(most, 128), min(most, 127) + 1, dtype=real), 65536))
+        return stream.look_up(shape, np.arange(0, min(most, int(dtype.max_finite)) + 1, dtype=real))
+    return stream.look_up(shape, np.arange(-min(most, 128), min(most, 127) + 1, dtype=real))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -839,7 +856,7 @@ def _rand_wide(frame: _Frame, draw: _Draw) -> _Drawn:
     def lines(stream: _Stream, shape: tuple[int, ...], wide: bool) -> Array:
         values = stream.binade(shape, wide)
         powers = 2.0 ** -np.arange(binades, dtype=np.float64)
-        return values * stream.look_up(shape, np.resize(powers, 65536).astype(values.dtype))
+        return values * stream.look_up(shape, powers.astype(values.dtype))
 
     side = _Side(lines, 7 / 12 * (4 / 3) / binades)
     return _random(frame, draw, side)
@@ -878,12 +895,11 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
         plant("b", drawn.b, frame.b)
-    for one, other in ((drawn.a, drawn.b), (drawn.b, drawn.a)):
-        if one is not None:
-            other = drawn.a if other is None else other  # self: A meets itself
-            infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
-            tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
-            one[tiny & infinite] = 1.0
+    b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    for one, other in ((drawn.a, b), (b, drawn.a)):
+        infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
+        tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
+        one[tiny & infinite] = 1.0
     return drawn
 
 
@@ -965,7 +981,7 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
                 values = stream.binade(shape, frame.wide) * _real(frame)(2.0 ** round(math.log2(level / 2 or 1.0)))
         elif exact or not dtype.is_float:
             small = [1, 2, 3] if step.name == "mul" else [1, 2, 4, 0.5] if dtype.is_float else [1, 2, 4]
-            values = stream.look_up(shape, np.resize(np.array(small + [-x for x in small], dtype=_real(frame)), 65536))
+            values = stream.look_up(shape, np.array(small + [-x for x in small], dtype=_real(frame)))
         else:
             values = stream.binade(shape, frame.wide) * _real(frame)(2.0)  # [1, 2): no division by nearly zero
         found.append((np.abs(values) if drawn.positive else values, dtype))

@@ -522,8 +522,10 @@ def _sums_are_plain(problem: Problem, contract: Contract) -> bool:
 
 
 def _statistics_apply(problem: Problem, operands: Operands, contract: Contract) -> bool:
-    return operands.zero_mean and problem.shape.k >= _STATISTICAL_K and (
-        contract.alignment_bits == 0 or contract.alignment_bits >= 24
+    return (
+        operands.zero_mean
+        and problem.shape.k >= _STATISTICAL_K
+        and (contract.alignment_bits == 0 or contract.alignment_bits >= 24)
     )
 
 

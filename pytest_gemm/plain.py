@@ -47,7 +47,9 @@ class CallableBackend:
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
         if not given <= self.dtypes:
             names = " ".join(sorted(given - self.dtypes))
-            return Unsupported("dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}")
+            return Unsupported(
+                "dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}"
+            )
         if problem.op.batch == "always" and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
         if problem.op.name not in program.PROGRAMS:

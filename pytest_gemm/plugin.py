@@ -41,6 +41,14 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspec)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A crash is a result."""
+    from pytest_gemm.distribution import allow_crashes
+
+    allow_crashes(config)
+
+
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend
 def pytest_configure(config: pytest.Config) -> None:
     """Read the configuration once."""
@@ -69,7 +77,8 @@ def register_builtin(registry: Registry) -> None:
 def default_ledger() -> Path:
     """The ledger that is shipped with the conformance suite."""
     spec = find_spec("pytest_gemm.conformance")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None, "the conformance suite is part of the package"
+    assert spec.origin is not None
     return Path(spec.origin).parent / "known_failures.toml"
 
 
@@ -180,7 +189,11 @@ def _target(item: pytest.Function) -> str:
     name = item.originalname
     if path.is_relative_to(here):
         return f"{path.relative_to(here).as_posix()}::{name}"
-    return f"--pyargs {item.module.__name__}::{name}" if item.module.__name__.startswith("pytest_gemm.") else f"{path}::{name}"
+    return (
+        f"--pyargs {item.module.__name__}::{name}"
+        if item.module.__name__.startswith("pytest_gemm.")
+        else f"{path}::{name}"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -192,7 +205,7 @@ def pytest_runtest_makereport(
     judged = item.stash.get(_JUDGED, None)
     if call.when == "call" and judged is not None:
         made.gemm = {**judged, "process": os.environ.get("PYTEST_XDIST_WORKER", "main")}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
-        made.user_properties += text.junit_properties(judged["outcomes"])
+        item.user_properties += text.junit_properties(judged["outcomes"])  # read again for the teardown's report
     return made
 
 
@@ -248,7 +261,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A backend that is missing, or a stale ledger entry, turns a green run red."""
     state = session.config.stash[_STATE]
-    if not _is_worker(session.config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and state.is_red:
+    if (
+        not _is_worker(session.config)
+        and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        and state.is_red
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

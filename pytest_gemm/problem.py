@@ -516,7 +516,9 @@ class Problem:
             if step.kind in (StepKind.FACTOR, StepKind.BIAS) and step in self.epilogue[:index]:
                 fail("epilogue", f"{step} stands twice", "once is enough")
             if step.name in {"alpha", "beta"} and not self.op.addend:
-                fail("epilogue", f"{self.op.name} has no {step.name}", "addmm and baddbmm take it; scale-X goes anywhere")
+                fail(
+                    "epilogue", f"{self.op.name} has no {step.name}", "addmm and baddbmm take it; scale-X goes anywhere"
+                )
             if step.name in {"tensorwise", "rowwise", "group"} and step.name not in self.op.scales:
                 takers = " ".join(op.name for op in OPS.values() if step.name in op.scales)
                 fail("epilogue", f"{self.op.name} takes no {step.name} scales", f"these do: {takers}")

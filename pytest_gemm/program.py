@@ -76,7 +76,13 @@ def apply_step(step: Step, x: torch.Tensor, residual: torch.Tensor | None) -> to
     if step.kind is StepKind.CAST:
         return x.to(torch_dtype(step.dtype))
     assert residual is not None, step
-    binary = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "bias": torch.add}
+    binary: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "div": torch.div,
+        "bias": torch.add,
+    }
     return binary[step.name](x, residual)
 
 

@@ -29,7 +29,12 @@ class Rerun:
 
     def line(self, outcome: Outcome) -> str:
         """The command that runs just this case again."""
-        words = ["pytest", *self.target.split(), f"--gemm-backends={outcome.backend}", f"--gemm-problem={outcome.problem}"]
+        words = [
+            "pytest",
+            *self.target.split(),
+            f"--gemm-backends={outcome.backend}",
+            f"--gemm-problem={outcome.problem}",
+        ]
         words += [f"--gemm-seed={outcome.seed}", *self.options]
         return " ".join(map(shlex.quote, words))
 
@@ -212,8 +217,10 @@ def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
         row = backend, problem.split(":")[0]
         counts[row][status_of(group)] += 1
         for outcome in group:
-            if outcome.ratio is not None:
-                cases[row] += 1
+            if outcome.ratio is None:
+                continue
+            cases[row] += 1
+            if outcome.status is not Status.KNOWN_FAILURE:
                 worst[row] = max(worst.get(row, 0.0), outcome.ratio)
     used = {status for row in counts.values() for status in row} | _ALWAYS
     columns = [status for status in _COLUMNS if status in used]
@@ -270,7 +277,8 @@ def _time_lines(outcomes: Sequence[Outcome], processes: int, wall_seconds: float
     total = sum((o.seconds for o in outcomes), Seconds())
     judged = [o for o in outcomes if o.ratio is not None]
     problems = len({(o.backend, o.problem) for o in judged})
-    return [
+    text = (
         f"{len(judged)} cases of {problems} problems judged in {wall_seconds:.0f} s by {processes} process(es): "
         f"compile {total.compile:.1f} s, run {total.run:.1f} s, reference and comparison {total.reference:.1f} s"
-    ]
+    )
+    return [text]

@@ -185,5 +185,7 @@ def crash_record(nodeid: str) -> dict[str, Any] | None:
     if found is None:
         return None
     backend, problem = found
-    reason = Reason("process-died", "the test process died: a kernel crashed it", "run the case alone to see the signal")
+    reason = Reason(
+        "process-died", "the test process died: a kernel crashed it", "run the case alone to see the signal"
+    )
     return to_record(Outcome(backend, problem.line, "", 0, Status.CRASHED, reason, test=nodeid))

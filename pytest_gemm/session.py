@@ -119,9 +119,10 @@ def explain(
     explained = []
     for outcome in outcomes:
         entry = use.note(ledger, outcome, problem, env)
-        if entry is not None:
-            outcome = dataclasses.replace(outcome, status=Status.KNOWN_FAILURE, known_failure=entry.id)
-        explained.append(outcome)
+        if entry is None:
+            explained.append(outcome)
+        else:
+            explained.append(dataclasses.replace(outcome, status=Status.KNOWN_FAILURE, known_failure=entry.id))
     return explained, use
 
 

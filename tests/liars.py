@@ -222,7 +222,7 @@ def wrong_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return store(exact(a, b), a)[:-1]
 
 
-def raises(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def raises(*_operands: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("planted: out of registers")
 
 
@@ -265,7 +265,7 @@ def bias_missing_on_last_tile(tensors: dict[str, torch.Tensor], problem: Problem
     tensors["bias"][..., problem.shape.n // 16 * 16 :] = 0
 
 
-def bias_shifted(tensors: dict[str, torch.Tensor], problem: Problem) -> None:
+def bias_shifted(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
     tensors["bias"] = tensors["bias"].roll(1, -1)
 
 

@@ -44,9 +44,28 @@ def test_the_quick_level_has_what_the_templates_branch_on() -> None:
     assert {str(p.layout) for p in quick if p.op.name == "mm"} == {"nn", "nt", "tn", "tt"}
     assert {p.shape.m for p in quick} >= {0, 1, 2, 3, 16, 17, 32, 1000}
     assert max(p.shape.k for p in quick) == 16384
-    assert {flag for p in quick for flag in p.flags} >= {"dyn-m", "pad-lda", "pad-ldb", "off-a", "off-b", "bcast-b", "self"}
+    assert {flag for p in quick for flag in p.flags} >= {
+        "dyn-m",
+        "pad-lda",
+        "pad-ldb",
+        "off-a",
+        "off-b",
+        "bcast-b",
+        "self",
+    }
     steps = {step.name for p in quick for step in p.epilogue}
-    assert steps >= {"bias", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu"}
+    assert steps >= {
+        "bias",
+        "relu",
+        "gelu",
+        "gelu_tanh",
+        "silu",
+        "sigmoid",
+        "tanh",
+        "hardswish",
+        "hardsigmoid",
+        "leaky_relu",
+    }
     assert steps >= {"clamp", "add", "mul", "sub", "div", "scale", "cast", "alpha", "beta"}
 
 

@@ -292,8 +292,16 @@ def test_nothing_global_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: ob
 def test_the_users_cache_directory_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere/else")
     assert str(cache_dir()) == "/somewhere/else"
+    assert torch_compat.users_cache_dir() == "/somewhere/else"
+
+
+def test_the_default_that_inductor_sets_by_itself_is_nobodys_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime import cache_dir_utils
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache_dir_utils.default_cache_dir())
+    assert "pytest-gemm" in str(cache_dir())
     with torch_compat.cache_dir_set("/ours"):
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere/else"
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/ours"
 
 
 def test_few_artifacts_are_kept() -> None:

@@ -367,9 +367,9 @@ def test_functions_enclose_the_truth_and_little_more(name: str) -> None:
     """Against mpmath on a grid, for points and for spans that contain a minimum."""
     f = {
         "gelu": lambda x: x * (1 + mpmath.erf(x / mpmath.sqrt(2))) / 2,
-        "gelu_tanh": lambda x: x
-        * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
-        / 2,
+        "gelu_tanh": lambda x: (
+            x * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))) / 2
+        ),
         "silu": lambda x: x / (1 + mpmath.exp(-x)),
         "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
         "tanh": mpmath.tanh,

@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
+import torch._inductor.test_operators
+
+# All of torch that an inner run loads, loaded here: pytester forgets on return what it imported, and torch can be
+# loaded only once in a process.
+from pytest_gemm.executed import record_products
+
+with record_products():
+    torch.mm(torch.ones(1, 1), torch.ones(1, 1))
 
 PRODUCT = """
     import pytest
@@ -47,7 +57,9 @@ MINE = """
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A stranger's repository: a conftest that registers callables, and one test."""
     pytester.makeconftest(MINE)
-    pytester.makepyfile(test_it=PRODUCT.format(problems="'mm:f32:nn:8x16x32', 'mm:bf16:nt:17x33x65', 'int_mm:i8-i8-i32:nt:17x16x16'"))
+    pytester.makepyfile(
+        test_it=PRODUCT.format(problems="'mm:f32:nn:8x16x32', 'mm:bf16:nt:17x33x65', 'int_mm:i8-i8-i32:nt:17x16x16'")
+    )
     return pytester
 
 
@@ -64,13 +76,22 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def test_ids_are_backend_and_line(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=mine,aten", "--collect-only", "-q")
-    result.stdout.fnmatch_lines_random(["*test_product[[]mine-mm:f32:nn:8x16x32]", "*test_product[[]aten-mm:bf16:nt:17x33x65]"])
+    result.stdout.fnmatch_lines_random(
+        ["*test_product[[]mine-mm:f32:nn:8x16x32]", "*test_product[[]aten-mm:bf16:nt:17x33x65]"]
+    )
 
 
 def test_a_good_callable_passes_and_a_refusal_is_not_a_skip(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=mine", "-v")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*mm:f32:nn:8x16x32*PASSED*", "*int_mm*UNSUPPORTED*", "mine  *mm *2 *", "mine refused 1: *registered without i8*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*mm:f32:nn:8x16x32*PASSED*",
+            "*int_mm*UNSUPPORTED*",
+            "mine  *mm *2 *",
+            "mine refused 1: *registered without i8*",
+        ]
+    )
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["unsupported"]) == (2, 1)
     assert "skipped" not in outcomes
@@ -110,7 +131,13 @@ def test_ini_twins_and_the_command_line_wins(project: pytest.Pytester) -> None:
 def test_the_seed_changes_the_values_and_the_level_the_number_of_fillings(project: pytest.Pytester) -> None:
     quick, full = project.path / "quick.jsonl", project.path / "full.jsonl"
     run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={quick}")
-    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-level=full", f"--gemm-run-record={full}")
+    run(
+        project,
+        "--gemm-backends=mine",
+        "--gemm-problem=mm:f32:nn:8x16x32",
+        "--gemm-level=full",
+        f"--gemm-run-record={full}",
+    )
     assert len(records(quick)) == 4
     assert len(records(full)) == 6
     assert len({r["filling"] for r in records(full)}) == 6
@@ -127,7 +154,7 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
             "mm:f32:nn:8x16x32 on off: incorrect: 64 of 128 elements*",
             "*row >= 4*",
             "*kernel off; filling *, seed 3",
-            "*rerun: pytest test_it.py::test_product --gemm-backends=off --gemm-problem=mm:f32:nn:8x16x32 --gemm-seed=3*",
+            "*rerun: pytest test_it.py::test_product --gemm-backends=off --gemm-problem=mm:f32:nn:8x16x32*-seed=3*",
         ]
     )
     assert "Traceback" not in result.stdout.str()
@@ -153,7 +180,9 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
 
 def test_a_dead_worker_is_one_crashed_case_and_the_rest_still_run(project: pytest.Pytester) -> None:
     record = project.path / "run.jsonl"
-    result = project.runpytest_subprocess("-n1", "--gemm-backends=die,mine", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result = project.runpytest_subprocess(
+        "-n1", "--gemm-backends=die,mine", "--gemm-ops=mm", f"--gemm-run-record={record}"
+    )
     result.assert_outcomes(passed=2, failed=2)
     statuses = sorted((r["backend"], r["problem"], r["status"]) for r in records(record) if r["status"] == "crashed")
     assert statuses == [("die", "mm:bf16:nt:17x33x65", "crashed"), ("die", "mm:f32:nn:8x16x32", "crashed")]
@@ -173,8 +202,6 @@ def test_junit_says_backend_kernel_status_and_error(project: pytest.Pytester) ->
 def test_artifacts_hold_report_and_tensors(project: pytest.Pytester) -> None:
     folder = project.path / "artifacts"
     run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-artifacts={folder}")
-    import torch
-
     place = sorted(folder.iterdir())[0]
     assert "on off: incorrect" in (place / "report.txt").read_text()
     tensors = torch.load(place / "tensors.pt")
@@ -198,7 +225,7 @@ def test_a_known_failure_is_green_and_counted(project: pytest.Pytester) -> None:
     ledger.write_text(LEDGER.format(m=5))
     result = run(project, "--gemm-backends=off", "--gemm-ops=mm", f"--gemm-known-failures={ledger}", "-v")
     assert result.ret == 0
-    assert result.parseoutcomes()["known-failure"] == 2
+    result.stdout.fnmatch_lines(["*= 2 known-failure in *"])
     result.stdout.fnmatch_lines(["*KNOWN-FAILURE*", "known failure off-by-one-rows: 2 problem(s)"])
 
 
@@ -237,7 +264,9 @@ def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> 
         ("--gemm-artifacts=/proc/no", ["--gemm-artifacts=/proc/no", "cannot be written"]),
     ],
 )
-def test_a_wrong_option_is_a_usage_error_in_one_paragraph(project: pytest.Pytester, option: str, words: list[str]) -> None:
+def test_a_wrong_option_is_a_usage_error_in_one_paragraph(
+    project: pytest.Pytester, option: str, words: list[str]
+) -> None:
     (project.path / "broken.toml").write_text('[[known-failure]]\nid = "x"\nbackend = \n')
     result = run(project, option)
     text = result.stderr.str() + result.stdout.str()
@@ -272,7 +301,9 @@ def test_gemm_case_without_the_marker_says_so(project: pytest.Pytester) -> None:
 
 
 def test_two_backends_of_one_name_are_refused(project: pytest.Pytester) -> None:
-    project.makeconftest("def pytest_gemm_register_backends(registry):\n    registry.add_callable('aten', lambda a, b: a @ b)\n")
+    project.makeconftest(
+        "def pytest_gemm_register_backends(registry):\n    registry.add_callable('aten', lambda a, b: a @ b)\n"
+    )
     result = run(project)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "two backends are called 'aten'" in result.stderr.str()
@@ -338,7 +369,9 @@ def test_workers_divide_the_cores(project: pytest.Pytester) -> None:
 
 def test_outcomes_of_two_workers_are_put_together(project: pytest.Pytester) -> None:
     record = project.path / "run.jsonl"
-    result = project.runpytest_subprocess("-n2", "--gemm-backends=mine,off", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result = project.runpytest_subprocess(
+        "-n2", "--gemm-backends=mine,off", "--gemm-ops=mm", f"--gemm-run-record={record}"
+    )
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["mine *mm *2 *", "off *mm *2 *", "*4 problems judged*"])
     assert len({(r["backend"], r["problem"]) for r in records(record)}) == 4

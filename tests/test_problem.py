@@ -50,12 +50,19 @@ def test_every_problem_is_read_back_from_its_line(problem: Problem | None) -> No
         assert not set(str(problem)) - set("abcdefghijklmnopqrstuvwxyz0123456789:+-._")
 
 
+def complaint(line: str) -> ProblemError | None:
+    """What the parser says against a line; ``None`` when it can be read."""
+    try:
+        Problem.parse(line)
+    except ProblemError as error:
+        return error
+    return None
+
+
 @given(st.text(max_size=40))
 def test_no_text_makes_the_parser_fail_in_another_way(text: str) -> None:
-    try:
-        Problem.parse(text)
-    except ProblemError as error:
-        assert 0 <= error.column <= len(error.line)
+    error = complaint(text)
+    assert error is None or 0 <= error.column <= len(error.line)
 
 
 @given(problems(), st.data())
@@ -64,10 +71,8 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         return
     at = data.draw(st.integers(0, len(problem.line) - 1))
     line = problem.line[:at] + data.draw(st.sampled_from("x:+-_9q")) + problem.line[at + 1 :]
-    try:
-        Problem.parse(line)
-    except ProblemError as error:
-        assert error.field in {"op", "dtypes", "layout", "shape", "epilogue", "flags"}
+    error = complaint(line)
+    assert error is None or error.field in {"op", "dtypes", "layout", "shape", "epilogue", "flags"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,9 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32", "layout", 6, ["is missing"]),
     ],
 )
-def test_a_wrong_line_is_told_where_and_what_would_be_right(line: str, field: str, column: int, words: list[str]) -> None:
+def test_a_wrong_line_is_told_where_and_what_would_be_right(
+    line: str, field: str, column: int, words: list[str]
+) -> None:
     with pytest.raises(ProblemError) as caught:
         Problem.parse(line)
     assert (caught.value.field, caught.value.column) == (field, column)
