@@ -119,7 +119,8 @@ class Contract:
         if not self.alignment_bits:
             return scalar + self.input_error
         chunks = math.ceil(k / self.chunk) if k else 0
-        theta = chunks * (self.chunk * 2.0**-self.alignment_bits + 2.0**-23) + (self.slices - 1 + extra_terms) * 2.0**-24
+        theta = chunks * (self.chunk * 2.0**-self.alignment_bits + 2.0**-23)
+        theta += (self.slices - 1 + extra_terms) * 2.0**-24
         return (max(theta, scalar) if self.or_scalar else theta) + self.input_error
 
 
