@@ -334,13 +334,14 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 torch_compat.mark_dynamic(t, dims[name])
     candidate = spec.candidate
     while True:
-        function: Callable[..., torch.Tensor] = torch.compile(_flatten(module, inputs), fullgraph=True)
         with (
             _threads(spec.threads),
             torch_compat.session(
                 spec.options, directory=spec.directory, user_caches=spec.user_caches, candidate=candidate
             ) as seen,
         ):
+            # In here: it makes Inductor set its folder in the environment.
+            function: Callable[..., torch.Tensor] = torch.compile(_flatten(module, inputs), fullgraph=True)
             try:
                 function(*args)
                 break
