@@ -262,9 +262,10 @@ class _Counted:
         return self.kernel(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Triton and CUTLASS kernels are objects: the wrapper calls kernel.run(...).
+        # Triton's kernels are objects of which the wrapper calls kernel.run(...); CUTLASS's are libraries, and the
+        # wrapper calls the function in them, which has the kernel's name.
         value = getattr(self.kernel, name)
-        if name not in {"run", "__call__"} or not callable(value):
+        if name not in {"run", self.name} or not callable(value):
             return value
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -323,6 +324,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
     inputs = tuple(n for n in tensors if n not in constants)
     module = _Program(problem, constants, inputs)
     args = [tensors[n] for n in inputs]
+    dropped: dict[str, str] = {}
     if problem.has("dyn-m"):
         dims = m_dimensions(problem)
         # Fresh views: the mark is an attribute, and the operands are not ours to mark.
@@ -330,20 +332,32 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
         for name, t in zip(inputs, args, strict=True):
             if name in dims:
                 torch_compat.mark_dynamic(t, dims[name])
-    with (
-        _threads(spec.threads),
-        torch_compat.session(spec.options, directory=spec.directory, user_caches=spec.user_caches) as seen,
-    ):
-        function: Callable[..., torch.Tensor] = torch.compile(_flatten(module, inputs), fullgraph=True)
-        try:
-            function(*args)
-        except Exception as error:
-            if seen.refused:
-                raise Unsupported(
-                    "no-choice",
-                    f"Inductor has no {spec.inductor_name} candidate for {', '.join(seen.refused)} of {problem}",
-                ) from error
-            raise
+    candidate = spec.candidate
+    while True:
+        with (
+            _threads(spec.threads),
+            torch_compat.session(
+                spec.options, directory=spec.directory, user_caches=spec.user_caches, candidate=candidate
+            ) as seen,
+        ):
+            # In here: it makes Inductor set its folder in the environment.
+            function: Callable[..., torch.Tensor] = torch.compile(_flatten(module, inputs), fullgraph=True)
+            try:
+                function(*args)
+                break
+            except Exception as error:
+                if seen.refused:
+                    raise Unsupported(
+                        "no-choice",
+                        f"Inductor has no {spec.inductor_name} candidate for {', '.join(seen.refused)} of {problem}",
+                    ) from error
+                reason = torch_compat.out_of_resources(error)
+                if candidate is None or not reason or len(dropped) + 1 >= len(set(seen.choices)):
+                    raise
+                # Inductor drops such a candidate when it benchmarks; the next one takes its place.
+                dropped[seen.choices[torch_compat.nth(candidate, len(seen.choices))]] = reason
+                candidate += 1
+    seen.dropped.update(dropped)
     modules = tuple({id(m): m for m in seen.modules}.values())
     source = "\n".join(map(_source, modules))
     kernels: dict[str, bool] = {}
@@ -354,7 +368,8 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             kernel = getattr(loaded, name, None)
             if isinstance(kernel, _Counted):  # the module served an earlier compile of the same program
                 kernel = kernel.kernel
-            if callable(kernel):
+            # Functions for C++, objects with a method run() for Triton and the CuTe DSL, libraries for CUTLASS.
+            if kernel is not None:
                 setattr(loaded, name, _Counted(name, kernel, calls))
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
     with _threads(spec.threads), torch.no_grad(), torch_compat.never_recompile(), record_products() as observed:
@@ -369,6 +384,7 @@ class CompileSpec:
     """How to compile: Inductor's options, where its caches live, and what may be answered from them.
 
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
+    ``candidate`` compiles that one of the candidates, counted round, instead of benchmarking all.
     """
 
     inductor_name: str
@@ -377,6 +393,7 @@ class CompileSpec:
     threads: int
     user_caches: str = ""
     rebind: bool = True
+    candidate: int | None = None
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -403,7 +420,8 @@ class Artifact:
         self._bindings: list[_Binding] = []
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
-        names = constant_names(problem)
+        # Without freezing a parameter is an argument of the compiled program like any other.
+        names = constant_names(problem) if spec.options.get("freezing") else frozenset()
         self._names = tuple(n for n in tensors if n in names)
         inlined = [n for n in self._names if _inlined(tensors[n])]
         if not self._names:
@@ -508,6 +526,11 @@ class Artifact:
     def choices(self) -> tuple[str, ...]:
         """All candidates that the selection was given."""
         return tuple(self._compiled.session.choices)
+
+    @property
+    def dropped(self) -> dict[str, str]:
+        """Candidates that were tried alone before the one that ran and did not fit the device: name -> exception."""
+        return dict(self._compiled.session.dropped)
 
     @property
     def source(self) -> str:

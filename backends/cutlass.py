@@ -9,8 +9,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm.backend import Availability, Unsupported
-from pytest_gemm.backends.inductor import InductorBackend, cache_dir, has_no_kernel, installed, no_cuda, unclaimed
+from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.inductor import (
+    InductorBackend,
+    cache_dir,
+    cuda_options,
+    has_no_kernel,
+    installed,
+    no_cuda,
+    unclaimed,
+)
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
@@ -61,11 +70,21 @@ def cutlass_tree() -> Path | None:
 
 
 class CutlassBackend(InductorBackend):
-    """The CUTLASS templates alone."""
+    """The CUTLASS templates alone, held to TMA warp-specialised kernels.
+
+    Attributes:
+        allowlist: pattern that a configuration's name must match.  Without one Inductor comes to the kernels that
+            copy with ``cp.async`` first.
+        swizzles: orders of the tiles to offer.
+    """
 
     name: str = "cutlass"
     inductor_name: str = "CUTLASS"
     devices: tuple[str, ...] = ("cuda",)
+    candidates: str = "one"
+    variety: int = 3  # nvcc takes half a minute or more for each; problems of a layout share a kernel
+    allowlist: str = r"align(8|16)_.*warpspecialized.*epi_tma"
+    swizzles: tuple[int, ...] = (1,)
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
@@ -89,7 +108,10 @@ class CutlassBackend(InductorBackend):
         return Availability(versions=(("nvcc", compiler), *installed("nvidia-cutlass")))
 
     def supports(self, problem: Problem) -> Unsupported | None:
-        """f16 and bf16 products, and int8 to int32 with B column-major; rows of 8 elements or more."""
+        """f16 and bf16 products, and int8 to int32 with B column-major, where TMA can load the operands.
+
+        TMA needs every row (or column, for a transposed view) to begin at a multiple of 16 bytes.
+        """
         if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
             return refusal
         op, out = problem.op.name, problem.dtypes.out.name
@@ -97,20 +119,35 @@ class CutlassBackend(InductorBackend):
             return Unsupported("op", f"Inductor's lowering of {op} has no CUTLASS candidate")
         if out not in {"f16", "bf16", "i32"}:
             return Unsupported("dtype", f"Inductor's CUTLASS templates write f16, bf16 and i32, not {out}")
+        if problem.shape.is_empty or problem.shape.k == 0:
+            return Unsupported("empty", "Inductor asks CUTLASS for products that are not empty only")
         if problem.has("dyn-m") and op == "int_mm":
             return Unsupported("dyn-m", "Inductor asks CUTLASS for int_mm at static shapes only")
-        if op == "int_mm" and not problem.layout.b_transposed:
-            return Unsupported("layout", "CUTLASS's int8 tensor core kernels need B column-major", "use layout nt")
-        return None
+        if op == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
+            return Unsupported(
+                "layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt"
+            )
+        return tensor_core.unaligned(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """With epilogue fusion on, and the tree that Inductor takes for a checkout."""
         from pytest_gemm.backends import torch_compat
 
-        options = {**super().options(problem), "freezing": False}
-        options[torch_compat.option("cutlass.cutlass_dir", "cuda.cutlass_dir")] = str(cutlass_tree())
-        fusion = torch_compat.option("cutlass.cutlass_epilogue_fusion_enabled", "cuda.cutlass_epilogue_fusion_enabled")
-        options[fusion] = True
-        # One kernel takes nvcc half a minute or more on a core.
-        options["compile_threads"] = max(1, (os.cpu_count() or 2) // 2)
+        own: dict[str, Any] = {
+            "cutlass_dir": str(cutlass_tree()),
+            "cutlass_epilogue_fusion_enabled": True,
+            "cutlass_op_allowlist_regex": self.allowlist,
+            "cutlass_max_profiling_swizzle_options": list(self.swizzles),
+        }
+        options = {**super().options(problem), **cuda_options()}
+        # An epilogue is fused into the chosen kernel only where Inductor does not defer the choice to benchmark both.
+        options["benchmark_epilogue_fusion"] = False
+        options.update((torch_compat.option(f"cutlass.{name}", f"cuda.{name}"), value) for name, value in own.items())
+        if self.candidates == "all":
+            # One kernel takes nvcc half a minute or more on a core.
+            options["compile_threads"] = max(1, (os.cpu_count() or 2) // 2)
         return options
+
+    def sum(self, problem: Problem) -> Contract:
+        """Tensor cores into f32, or int8 into int32."""
+        return tensor_core.contract(problem)

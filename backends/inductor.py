@@ -8,7 +8,9 @@ something is to be compiled.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,16 @@ if TYPE_CHECKING:
     from pytest_gemm.backends.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands import Operands
 
-__all__ = ["DYN_M_HINT", "InductorBackend", "cache_dir", "has_no_kernel", "installed", "no_cuda", "unclaimed"]
+__all__ = [
+    "DYN_M_HINT",
+    "InductorBackend",
+    "cache_dir",
+    "cuda_options",
+    "has_no_kernel",
+    "installed",
+    "no_cuda",
+    "unclaimed",
+]
 
 # The M at which a dyn-m artifact is compiled, whatever M is asked for first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
@@ -60,11 +71,17 @@ class InductorBackend:
             keeps these entries apart.  "" turns them off: every compile is one.
         rebind: give new constants to a compiled program instead of compiling again, see ``artifact.py``.
         keep: how many artifacts to keep alive.
+        candidates: ``all``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
+            ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
+            line and from nothing else, so that a rerun meets the same kernel and a matrix of problems meets many
+            different ones.  A candidate that does not fit the device gives way to the next, see ``Artifact.dropped``.
+            "" takes the backend's own default.
 
     Attributes:
         name: what ``--gemm-backends`` takes.
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
+        variety: over how many of its candidates ``one`` spreads the problems.
         compiles: how often the compiler ran.
         recompiles: how many of those only because constants could not be replaced.
         unbindable: why, by problem line.
@@ -73,6 +90,8 @@ class InductorBackend:
     name: str = ""
     inductor_name: str = ""
     devices: tuple[str, ...] = ("cuda",)
+    candidates: str = "all"
+    variety: int = 1 << 31
 
     def __init__(
         self,
@@ -81,8 +100,10 @@ class InductorBackend:
         user_caches: str = "",
         rebind: bool = True,
         keep: int = _KEPT_ARTIFACTS,
+        candidates: str = "",
     ) -> None:
         self.threads = threads
+        self.candidates = candidates or type(self).candidates
         self.user_caches = user_caches
         self.rebind = rebind and not user_caches
         self.unbindable: dict[str, str] = {}
@@ -123,7 +144,11 @@ class InductorBackend:
         """
         fused = artifact is not None and artifact.fused and not _casts(problem)
         plain = not problem.passes and problem.step("bias") is None
-        return Contract("f32", "fused" if fused or plain else "either")
+        return dataclasses.replace(self.sum(problem), epilogue="fused" if fused or plain else "either")
+
+    def sum(self, problem: Problem) -> Contract:
+        """The arithmetic of the sum of products alone."""
+        return Contract("f32")
 
     # -- the protocol ----------------------------------------------------------------------------------
 
@@ -140,7 +165,7 @@ class InductorBackend:
 
     def with_user_caches(self, tag: str) -> InductorBackend:
         """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
-        return type(self)(threads=self.threads, user_caches=tag, keep=0)
+        return type(self)(threads=self.threads, user_caches=tag, keep=0, candidates=self.candidates)
 
     def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
         """Names of the candidates that Inductor has for the problem, in its order."""
@@ -167,6 +192,7 @@ class InductorBackend:
             threads=self._threads(),
             user_caches=self.user_caches,
             rebind=self.rebind,
+            candidate=zlib.crc32(first.line.encode()) % self.variety if self.candidates == "one" else None,
         )
         artifact = Artifact(first, tensors, spec)
         if artifact.rebind_reason and self.rebind:
@@ -238,6 +264,16 @@ def _strides_at(tensor: torch.Tensor, dim: int, m: int) -> list[int]:
 def _casts(problem: Problem) -> bool:
     """Whether the graph itself says where to round: by a cast, before which the value has the product's dtype."""
     return any(s.kind is StepKind.CAST for s in problem.epilogue)
+
+
+def cuda_options() -> dict[str, Any]:
+    """What the backends on CUDA set beside their own.
+
+    No freezing: constants are not packed on a GPU, and a user's parameters are arguments there.  No padding of odd
+    sizes: it depends on a benchmark, and it would keep every tail away from the kernels under test.  No
+    decompose-K: its product is one of cuBLAS, and where it applies Inductor offers no template beside it.
+    """
+    return {"freezing": False, "shape_padding": False, "triton.num_decompose_k_splits": 0}
 
 
 def no_cuda() -> Reason | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from pytest_gemm.backend import Availability, Unsupported
-from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, installed, no_cuda, unclaimed
+from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
@@ -19,6 +20,7 @@ class NvgemmBackend(InductorBackend):
     name: str = "nvgemm"
     inductor_name: str = "NVGEMM"
     devices: tuple[str, ...] = ("cuda",)
+    candidates: str = "one"
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, the CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
@@ -26,7 +28,7 @@ class NvgemmBackend(InductorBackend):
             return Availability(Reason("device", f"nvgemm computes on cuda, not on {device}", "--gemm-device=cuda"))
         if reason := no_cuda():
             return Availability(reason)
-        if not _has("cutlass.cute"):
+        if not _has("cutlass"):
             return Availability(
                 Reason(
                     "no-cutlass-dsl", "the CuTe DSL is not installed", "pip install 'nvidia-cutlass-dsl[cu13]==4.6.3'"
@@ -52,15 +54,17 @@ class NvgemmBackend(InductorBackend):
             return Unsupported("op", "Inductor asks NVGEMM for mm, bmm and grouped products only, with no addend")
         if out not in {"f16", "bf16"}:
             return Unsupported("dtype", f"NVGEMM's kernels for mm and bmm take f16 and bf16, not {out}")
-        if problem.has("off-a") or problem.has("off-b"):
-            return Unsupported(
-                "alignment", "NVGEMM needs operands at 16-byte aligned addresses", "drop off-a and off-b"
-            )
-        return None
+        if problem.shape.is_empty or problem.shape.k == 0:
+            return Unsupported("empty", "Inductor asks NVGEMM for products that are not empty only")
+        return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:
-        """With the weight as an argument: freezing buys nothing on a GPU."""
-        return {**super().options(problem), "freezing": False}
+        """What every backend on CUDA sets."""
+        return {**super().options(problem), **cuda_options()}
+
+    def sum(self, problem: Problem) -> Contract:
+        """Tensor cores into f32."""
+        return tensor_core.contract(problem)
 
 
 def _has(module: str) -> bool:

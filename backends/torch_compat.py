@@ -33,7 +33,9 @@ __all__ = [
     "lacks",
     "mark_dynamic",
     "never_recompile",
+    "nth",
     "option",
+    "out_of_resources",
     "recompiled",
     "same_bits",
     "session",
@@ -104,6 +106,7 @@ class Session:
 
     Attributes:
         choices: names of all candidates that the selection was given.
+        dropped: names of candidates that were tried alone and could not be compiled or launched, with the reason.
         chosen: names of those that became a node of the program.
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         refused: ops for which the selection had no candidate at all.
@@ -112,6 +115,7 @@ class Session:
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
+    dropped: dict[str, str] = dataclasses.field(default_factory=dict)
     chosen: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
@@ -128,13 +132,25 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _caller_name(choice: Any) -> str:
-    """A choice by what it is: ``CppMicroGemmFP32Vec(8x48x1)``, or the caller's own name."""
+    """A choice by what it is: ``CppMicroGemmFP32Vec(8x48x1)``, ``triton_mm(64x32x128,s4,w8)``, a CUTLASS configuration.
+
+    Inductor numbers Triton's callers in the order in which a process makes them, so the number says nothing.
+    """
     choice = getattr(choice, "_wrapped", choice)
     template: Any = getattr(choice, "template", None)
     blocking = getattr(template, "register_blocking", None)
     if blocking is not None:
         return f"{template.name}({blocking.block_m}x{blocking.block_n}x{blocking.block_k})"
-    return str(getattr(choice, "name", choice))
+    name = str(getattr(choice, "name", choice))
+    if (operation := (getattr(choice, "info_kwargs", None) or {}).get("op")) is not None:
+        return f"{operation.configuration_name()},swizzle={choice.info_kwargs.get('swizzle')}"
+    if (metadata := getattr(getattr(choice, "kernel", None), "metadata", None)) is not None:
+        return str(getattr(metadata, "kernel_name", None) or getattr(metadata, "operator_name", name))
+    log = getattr(choice, "log_info", None)
+    if isinstance(log, dict) and "tile_shape" in log:
+        tile = re.sub(r"[^\d,-]", "", str(log["tile_shape"])).replace(",", "x")  # Inductor's order: M, K, N
+        return f"{re.sub(r'_[0-9]+$', '', name)}({tile},s{log.get('num_stages')},w{log.get('num_warps')})"
+    return re.sub(r"_[0-9]+$", "", name) if name.startswith("decompose_k") else name
 
 
 def _is_extern(choice: Any) -> bool:
@@ -143,9 +159,19 @@ def _is_extern(choice: Any) -> bool:
     return isinstance(getattr(choice, "_wrapped", choice), ExternKernelCaller)
 
 
+def nth(candidate: int, count: int) -> int:
+    """Index of a candidate among ``count``: consecutive numbers lie far apart, for neighbours differ least."""
+    return candidate * 7919 % count
+
+
 @contextlib.contextmanager
-def _watch_selection(seen: Session) -> Iterator[None]:
-    """Note the candidates of every selection, and the one whose node enters the program."""
+def _watch_selection(seen: Session, candidate: int | None = None) -> Iterator[None]:
+    """Note the candidates of every selection, and the one whose node enters the program.
+
+    Args:
+        seen: where to note them.
+        candidate: leave only this one of them, counted round; ``None``: Inductor chooses by benchmarking.
+    """
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     original = AlgorithmSelectorCache.__call__
@@ -153,12 +179,38 @@ def _watch_selection(seen: Session) -> Iterator[None]:
     def watched(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
         if not choices:
             seen.refused.append(name)
+        seen.choices.extend(map(_caller_name, choices))
+        if candidate is not None and choices:
+            # In place: an epilogue's lowering may hold the same list.
+            choices[:] = [choices[nth(candidate, len(choices))]]
         for choice in choices:
-            seen.choices.append(_caller_name(choice))
             choice.output_node = _noting(choice, choice.output_node, seen)
         return original(self, name, choices, *args, **kwargs)
 
-    with patch.object(AlgorithmSelectorCache, "__call__", watched):
+    with patch.object(AlgorithmSelectorCache, "__call__", watched), _watch_deferred(seen):
+        yield
+
+
+@contextlib.contextmanager
+def _watch_deferred(seen: Session) -> Iterator[None]:
+    """Note the Triton candidate that a selection ended with which was put off until epilogues could be benchmarked.
+
+    A buffer may be finalised more than once, with the last one holding.
+    """
+    from torch._inductor.ir import MultiTemplateBuffer
+
+    original: Any = MultiTemplateBuffer.finalize_as_triton_caller
+    places: dict[int, tuple[Any, int]] = {}  # by buffer, which is kept so that its id stays its own
+
+    def watched(self: Any, caller: Any) -> Any:
+        if id(self) in places:
+            seen.chosen[places[id(self)][1]] = _caller_name(caller)
+        else:
+            places[id(self)] = (self, len(seen.chosen))
+            seen.chosen.append(_caller_name(caller))
+        return original(self, caller)
+
+    with patch.object(MultiTemplateBuffer, "finalize_as_triton_caller", watched):
         yield
 
 
@@ -298,7 +350,9 @@ def cache_dir_set(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def session(options: Mapping[str, Any], *, directory: str, user_caches: str = "") -> Iterator[Session]:
+def session(
+    options: Mapping[str, Any], *, directory: str, user_caches: str = "", candidate: int | None = None
+) -> Iterator[Session]:
     """Compile inside the block with these Inductor options and record what becomes of it.
 
     Args:
@@ -307,6 +361,7 @@ def session(options: Mapping[str, Any], *, directory: str, user_caches: str = ""
         directory: where kernels are kept, see :func:`cache_dir_set`.
         user_caches: a tag that separates these compiles' entries in AOTAutograd's and the FX graph cache from all
             others; "" turns both off, so that every compile is a compile.
+        candidate: compile only this one of the candidates instead of benchmarking all, see ``_watch_selection``.
     """
     import torch._functorch.config as functorch_config
     import torch._inductor.compile_fx  # first: the modules below import each other in a circle
@@ -323,7 +378,7 @@ def session(options: Mapping[str, Any], *, directory: str, user_caches: str = ""
         # Not its patch(): the module is made a configuration at import, which type checkers do not see.
         stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
         stack.enter_context(_memoised())
-        stack.enter_context(_watch_selection(seen))
+        stack.enter_context(_watch_selection(seen, candidate))
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))
         stack.enter_context(torch.no_grad())
@@ -361,6 +416,29 @@ def recompiled(error: RuntimeError) -> bool:
     return "fail_on_recompile" in str(error)
 
 
+# Exceptions that say that a candidate needs more of the device than there is; Inductor drops such a one when it
+# benchmarks several.  By name: torch and triton move them between modules.
+_OUT_OF_RESOURCES = frozenset({"NoTritonConfigsError", "OutOfResources", "PTXASError"})
+
+
+def out_of_resources(error: BaseException) -> str:
+    """Name of the exception by which a candidate says that it does not fit the device, "" for any other error.
+
+    Inductor wraps what a compile raises, so the causes are looked at too.
+    """
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if type(one).__name__ in _OUT_OF_RESOURCES:
+            return type(one).__name__
+        todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
+    return ""
+
+
 def vector_isa() -> str:
     """The instruction set that C++ kernels are generated for, ``avx512`` for instance."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -377,7 +455,7 @@ _KERNEL = re.compile(
 # What only the text of a matrix product template contains, by kind of kernel.
 _TEMPLATE_MARKS: Mapping[str, re.Pattern[str]] = {
     "cpp_pybinding": re.compile(r"_micro_gemm\b|micro_gemm_kernel|brgemm"),
-    "triton": re.compile(r"\btl\.dot\b|triton_helpers\.dot|TRITON_TEMPLATE|@triton_heuristics\.template"),
+    "triton": re.compile(r"\btl\.dot\b|@triton_heuristics\.template"),
     "cuda": re.compile(r"cutlass::gemm"),
     "cutlass": re.compile(r"cutlass::gemm"),
     "nv_universal_gemm": re.compile(r""),

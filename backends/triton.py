@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from pytest_gemm.backend import Availability, Unsupported
-from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, installed, no_cuda, unclaimed
+from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
@@ -21,6 +22,8 @@ class TritonBackend(InductorBackend):
     name: str = "triton"
     inductor_name: str = "TRITON"
     devices: tuple[str, ...] = ("cuda",)
+    # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
+    candidates: str = "one"
 
     def availability(self, device: str) -> Availability:
         """A CUDA device and the package ``triton``."""
@@ -37,6 +40,8 @@ class TritonBackend(InductorBackend):
         if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
             return refusal
         out = problem.dtypes.out.name
+        if problem.shape.is_empty or (problem.shape.k == 0 and problem.op.name != "bmm"):
+            return Unsupported("empty", "Inductor asks Triton for products that are not empty only, and ATen for those")
         if problem.op.name == "woq_int8":
             return Unsupported("op", "Inductor lowers _weight_int8pack_mm with ATen and C++ candidates only")
         if out not in _DTYPES and problem.op.name != "int_mm":
@@ -44,5 +49,9 @@ class TritonBackend(InductorBackend):
         return None
 
     def options(self, problem: Problem) -> dict[str, Any]:
-        """With the weight as an argument: freezing buys nothing on a GPU."""
-        return {**super().options(problem), "freezing": False}
+        """With the persistent TMA template among the candidates, where Inductor's condition for it holds."""
+        return {**super().options(problem), **cuda_options(), "triton.enable_persistent_tma_matmul": True}
+
+    def sum(self, problem: Problem) -> Contract:
+        """Tensor cores into f32 for f16 and bf16; f32 by fused multiply-adds as long as TF32 is off."""
+        return tensor_core.contract(problem)

@@ -83,6 +83,7 @@ class Contract:
             (2^-10 for TF32 rounded to nearest, 2^-9 truncated, 3 * 2^-16 for bf16x3).
         alignment_bits, chunk: for tensor cores that truncate: f and L of Fasi et al. (2021); terms of one
             chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
+        or_scalar: with tensor cores: a library chooses the kernel and may take one of ordinary additions instead.
         deterministic: the same call again gives the same bits.
     """
 
@@ -94,6 +95,7 @@ class Contract:
     alignment_bits: int = 0
     chunk: int = 0
     deterministic: bool = True
+    or_scalar: bool = False
 
     @property
     def unit_roundoff(self) -> float:
@@ -104,7 +106,8 @@ class Contract:
         """Factor of the gauge ``|A| @ |B|`` that bounds the error of the sum, in any order.
 
         IEEE additions: (K + S - 1 + extra) u (Higham, 2002, section 3.1; Jeannerod and Rump, 2013,
-        for the form without O(u^2)).  Truncating tensor cores: ceil(K / L) (L 2^-f + 2^-23).
+        for the form without O(u^2)).  Truncating tensor cores: ceil(K / L) (L 2^-f + 2^-23), the slices of K
+        added in IEEE arithmetic.  The larger of both where a library may take either.
 
         Args:
             k: number of products in a sum.
@@ -112,12 +115,13 @@ class Contract:
         """
         if self.accumulate == "i32":
             return 0.0
-        if self.alignment_bits:
-            chunks = math.ceil(k / self.chunk) if k else 0
-            theta = chunks * (self.chunk * 2.0**-self.alignment_bits + 2.0**-23) + extra_terms * 2.0**-24
-        else:
-            theta = (k + self.slices - 1 + extra_terms) * self.unit_roundoff
-        return theta + self.input_error
+        scalar = (k + self.slices - 1 + extra_terms) * self.unit_roundoff
+        if not self.alignment_bits:
+            return scalar + self.input_error
+        chunks = math.ceil(k / self.chunk) if k else 0
+        theta = chunks * (self.chunk * 2.0**-self.alignment_bits + 2.0**-23)
+        theta += (self.slices - 1 + extra_terms) * 2.0**-24
+        return (max(theta, scalar) if self.or_scalar else theta) + self.input_error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -259,10 +259,12 @@ class Judge:
 
 
 def run_once(case: Case, threads: int) -> None:
-    """Compile and run a case without judging it, in a process of its own."""
+    """Compile and run a case without judging it, in a process of its own; nothing for a case that is refused."""
+    if case.backend.supports(case.problem) is not None:
+        return
     torch.set_num_threads(threads)
     given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
-    with _quiet():
+    with _quiet(), contextlib.suppress(Unsupported):
         case.backend.prepare(case.problem, given).run(given)
 
 
