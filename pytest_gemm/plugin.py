@@ -97,8 +97,10 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def _workers(config: pytest.Config) -> int:
-    """xdist's workers, who share the cores; 1 without xdist."""
-    return int(getattr(config, "workerinput", {}).get("workercount", 1))
+    """xdist's workers, who share the cores; 1 without xdist.  The controller knows them by its option."""
+    if _is_worker(config):
+        return int(config.workerinput["workercount"])  # type: ignore[attr-defined]  # xdist's
+    return int(getattr(config.option, "numprocesses", None) or 1)
 
 
 # -- collection ------------------------------------------------------------------------------------
@@ -115,9 +117,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = selection.select(request, settings)
     except selection.MarkerError as error:
         pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
-    state = metafunc.config.stash[_STATE]
-    state.missing = found.missing
-    metafunc.parametrize("gemm_case", found.picks, ids=[pick.id for pick in found.picks], indirect=True)
+    metafunc.parametrize("gemm_case", found, ids=[pick.id for pick in found], indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -256,8 +256,9 @@ class _Collector:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start gathering."""
+    """Start gathering.  Who is missing is asked here: with xdist this process collects nothing."""
     if not _is_worker(session.config):
+        session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
         session.config.pluginmanager.register(_Collector(session.config.stash[_STATE]), "gemm-collector")
 
 

@@ -31,7 +31,7 @@ from pytest_gemm.report import to_record
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case
 
-__all__ = ["MarkerError", "Pick", "Request", "Selection", "case_of", "crash_record", "read_marker", "select"]
+__all__ = ["MarkerError", "Pick", "Request", "missing", "case_of", "crash_record", "read_marker", "select"]
 
 # How many fillings a problem is judged with, most telling first; None: all that apply.
 FILLINGS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
@@ -64,14 +64,6 @@ class Pick:
         return f"{self.backend}-{self.problem.line}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """The cases of a test and the backends that were named and cannot run."""
-
-    picks: list[Pick]
-    missing: dict[str, Reason]
-
-
 def read_marker(marker: pytest.Mark | None) -> Request:
     """The request in a marker.
 
@@ -93,24 +85,26 @@ def read_marker(marker: pytest.Mark | None) -> Request:
     return Request(**kwargs)
 
 
-def select(request: Request, config: GemmConfig) -> Selection:
+def select(request: Request, config: GemmConfig) -> list[Pick]:
     """The picks of a test, problem by problem so that backends of one problem are neighbours.
 
     Raises:
         MarkerError: when the marker's problems cannot be read.
     """
-    backends, missing = runnable(config)
-    problems = _problems(request, config)
-    picks = [Pick(backend.name, problem, request.fillings) for problem in problems for backend in backends]
-    return Selection(picks, missing)
+    ready = [b.name for b in config.backends if _state(config, b).ok]
+    return [Pick(name, problem, request.fillings) for problem in _problems(request, config) for name in ready]
 
 
-def runnable(config: GemmConfig) -> tuple[list[Backend], dict[str, Reason]]:
-    """The selected backends that can run, and why the named others cannot."""
-    states = {b.name: _availability(config.registry, b.name, config.device_of(b)) for b in config.backends}
-    ready = [b for b in config.backends if states[b.name].ok]
-    missing = {name: state.reason for name, state in states.items() if state.reason is not None}
-    return ready, missing if config.named else {}
+def missing(config: GemmConfig) -> dict[str, Reason]:
+    """Why backends that the user named cannot run; nobody is missed by ``auto``."""
+    if not config.named:
+        return {}
+    reasons = {b.name: _state(config, b).reason for b in config.backends}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _state(config: GemmConfig, backend: Backend) -> Availability:
+    return _availability(config.registry, backend.name, config.device_of(backend))
 
 
 @functools.lru_cache(maxsize=64)

@@ -336,6 +336,14 @@ def test_a_named_backend_that_cannot_run_fails_the_run_with_its_remedy(project: 
     result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
 
 
+def test_a_missing_backend_fails_the_run_under_xdist_too(project: pytest.Pytester) -> None:
+    project.makeconftest(ABSENT)
+    result = project.runpytest_subprocess("-n1", "--gemm-backends=absent,aten")
+    assert result.ret == 1
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["absent did not run: there is no board", "*plug in the board"])
+
+
 def test_missing_skip_only_shows_it(project: pytest.Pytester) -> None:
     project.makeconftest(ABSENT)
     result = run(project, "--gemm-backends=absent,aten", "--gemm-missing=skip")
