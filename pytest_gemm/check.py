@@ -108,6 +108,8 @@ class GemmCheck:
             options.append(f"--gemm-level={self._config.level}")
         if self._config.threads != cores():
             options.append(f"--gemm-threads={self._config.threads}")
+        if self._config.ledger_given:
+            options.append(f"--gemm-known-failures={self._config.ledger_given}")
         if self._config.device != "auto":
             options.append(f"--gemm-device={self._config.device}")
         return tuple(options)

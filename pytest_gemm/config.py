@@ -88,8 +88,8 @@ class GemmConfig:
         seed: of all values.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: CPU threads of this process.
-        threads_given: whether the user chose them; a rerun line repeats what differs from the default.
         ledger: the known failures.
+        ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
         run_record, artifacts: where to write; ``None``: nowhere.
     """
 
@@ -104,6 +104,7 @@ class GemmConfig:
     device: str
     threads: int
     ledger: Ledger
+    ledger_given: str
     run_record: Path | None
     artifacts: Path | None
 
@@ -182,6 +183,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         seed=_whole("--gemm-seed", values["seed"], 0),
         device=values["device"],
         threads=_whole("--gemm-threads", values["threads"], 1) if values["threads"] else max(1, cores() // workers),
+        ledger_given=values["known-failures"],
         ledger=_ledger(values["known-failures"], default_ledger),
         run_record=_writable_file(values["run-record"]),
         artifacts=_writable_folder(values["artifacts"]),

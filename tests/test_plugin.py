@@ -162,11 +162,12 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
 
 
 def test_a_rerun_line_reproduces_its_failure(project: pytest.Pytester) -> None:
-    first = run(project, "--gemm-backends=off", "--gemm-seed=5", "-k", "bf16")
+    first = run(project, "--gemm-backends=off", "--gemm-seed=5", "-k", "bf16", "--gemm-known-failures=none")
     line = next(text for text in first.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
     again = run(project, *line.split())
     again.assert_outcomes(failed=1)
     again.stdout.fnmatch_lines(["mm:bf16:nt:17x33x65 on off: incorrect*"])
+    assert "--gemm-known-failures=none" in line
 
 
 def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Pytester) -> None:
