@@ -96,7 +96,11 @@ class Judge:
     def judge(self, case: Case) -> Iterator[Outcome]:
         """The outcomes of a case, one a filling; a single one when it ends before any filling."""
         self.evidence.clear()
-        refusal = case.backend.supports(case.problem)
+        try:
+            refusal = case.backend.supports(case.problem)
+        except Exception as error:  # any exception of a backend is its case's failure
+            yield _crash(case, "", error, "supports", Seconds())
+            return
         if refusal is not None:
             yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
             return
@@ -117,7 +121,7 @@ class Judge:
         except Unsupported as late:
             yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
             return
-        except Exception as error:  # any exception of a backend is its case's failure
+        except Exception as error:  # as above
             seconds = Seconds(compile=time.perf_counter() - started)
             yield _crash(case, case.fillings[0], error, "prepare", seconds)
             return
@@ -145,10 +149,10 @@ class Judge:
                 actual = prepared.run(given)
             if case.device == "cuda":
                 torch.cuda.synchronize()
+            proof = prepared.proof()
         except Exception as error:  # as above
             return _crash(case, filling, error, "run", seconds + Seconds(run=time.perf_counter() - started))
         seconds += Seconds(run=time.perf_counter() - started)
-        proof = prepared.proof()
         kernels = proof.kernels
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:

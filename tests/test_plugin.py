@@ -179,6 +179,37 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
     assert by_backend == {("crash", "crashed"), ("mine", "passed")}
 
 
+@pytest.mark.parametrize("member", ["supports", "prepare", "proof"])
+def test_an_exception_in_any_member_of_a_backend_is_its_case(project: pytest.Pytester, member: str) -> None:
+    project.makeconftest(
+        f"""
+        from pytest_gemm.backend import Availability, Contract, Proof
+
+        class Prepared:
+            contract = Contract()
+            def run(self, operands): return operands.a @ operands.b
+            def proof(self): raise KeyError("planted in proof")
+
+        class Broken:
+            name = "broken"
+            def availability(self, device): return Availability()
+            def supports(self, problem): return None
+            def prepare(self, problem, operands): return Prepared()
+
+        def fail(*args): raise KeyError("planted in {member}")
+
+        if "{member}" != "proof":
+            setattr(Broken, "{member}", fail)
+
+        def pytest_gemm_register_backends(registry):
+            registry.add(Broken())
+        """
+    )
+    result = run(project, "--gemm-backends=broken", "--gemm-problem=mm:f32:nn:8x16x32")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"mm:f32:nn:8x16x32 on broken: crashed: KeyError in *planted in {member}*"])
+
+
 def test_a_dead_worker_is_one_crashed_case_and_the_rest_still_run(project: pytest.Pytester) -> None:
     record = project.path / "run.jsonl"
     result = project.runpytest_subprocess(
