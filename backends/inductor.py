@@ -7,6 +7,7 @@ something is to be compiled.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
@@ -59,7 +60,7 @@ def cache_dir() -> Path:
     return Path(home) / "pytest-gemm" / f"inductor-{torch.__version__}"
 
 
-class InductorBackend:
+class InductorBackend(abc.ABC):
     """One backend of Inductor's autotuning, alone.
 
     Subclasses say who they are, where they can run and what they claim.
@@ -114,13 +115,13 @@ class InductorBackend:
 
     # -- for subclasses ------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def availability(self, device: str) -> Availability:
         """Whether it can run here; subclasses know."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def supports(self, problem: Problem) -> Unsupported | None:
         """What it claims; subclasses know."""
-        raise NotImplementedError
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """Inductor's configuration for this problem, complete."""

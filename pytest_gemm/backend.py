@@ -13,13 +13,12 @@ Nothing here imports torch at import time.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem import Problem, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -294,8 +293,7 @@ class Registry:
         try:
             return self._backends[name]
         except KeyError:
-            close = difflib.get_close_matches(name, self._backends, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(name, self._backends)
             raise RegistryError(f"unknown backend {name!r}{hint}; known: {', '.join(self._backends)}") from None
 
     def __iter__(self) -> Iterator[Backend]:

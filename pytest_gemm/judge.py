@@ -50,7 +50,7 @@ class Evidence:
 
     operands: operands.Operands
     actual: object
-    interval: oracle.Interval | None
+    interval: oracle.Interval
     source: str
 
 

@@ -8,13 +8,12 @@ and counting, no pytest and no torch.  ``docs/known-failures.md`` describes the 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fnmatch
 import operator
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError
+from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -327,11 +326,6 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def _shown(value: object) -> str:
     """A value as the writer of a TOML file knows it."""
     return str(value).lower() if isinstance(value, bool) else repr(value)
@@ -358,7 +352,7 @@ class _Reader:
             raise LedgerError(self.path, line, f"is not TOML: {message}", "correct the syntax") from None
         for key in document:
             if key != _TABLE:
-                hint = _did_you_mean(key, [_TABLE])
+                hint = did_you_mean(key, [_TABLE])
                 line = self.find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b")
                 raise LedgerError(self.path, line, f"unknown table {key!r}{hint}", f"entries are [[{_TABLE}]]")
         tables = document.get(_TABLE, [])
@@ -421,7 +415,7 @@ class _Reader:
     def entry(self, table: Mapping[str, Any]) -> Entry:
         for key in table:
             if key not in _KEYS:
-                hint = _did_you_mean(key, _KEYS)
+                hint = did_you_mean(key, _KEYS)
                 if key in _WHERE_KEYS:
                     hint = f" (it belongs into where = {{ {key} = ... }})"
                 raise self.fail(f"unknown key {key!r}{hint}", f"known: {' '.join(_KEYS)}", key)
@@ -467,10 +461,10 @@ class _Reader:
         for pattern in values:
             bare = pattern.removeprefix("!")
             if known and not fnmatch.filter(known, bare):
-                hint = _did_you_mean(bare, known)
+                hint = did_you_mean(bare, known)
                 raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(known)}", *keys)
             if keys[-1] == "epilogue" and re.fullmatch(r"[a-z_]+(-.*)?", bare) and bare.split("-")[0] not in STEPS:
-                hint = _did_you_mean(bare, STEPS)
+                hint = did_you_mean(bare, STEPS)
                 raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(STEPS)}", *keys)
         return Globs(tuple(values))
 
@@ -491,7 +485,7 @@ class _Reader:
         values = value if isinstance(value, list) else [value]
         for word in values:
             if word not in _STATUSES:
-                hint = _did_you_mean(str(word), _STATUSES)
+                hint = did_you_mean(str(word), _STATUSES)
                 raise self.fail(f"unknown status {_shown(word)}{hint}", f"known: {' '.join(_STATUSES)}", "status")
         if not values:
             raise self.fail("status is empty", f"name some of: {' '.join(_STATUSES)}", "status")
@@ -514,7 +508,7 @@ class _Reader:
             elif key in _SIZES:
                 sizes += [(key, comparison) for comparison in self.comparisons(value, key)]
             else:
-                hint = _did_you_mean(key, _WHERE_KEYS)
+                hint = did_you_mean(key, _WHERE_KEYS)
                 raise self.fail(f"unknown key {key!r} in where{hint}", f"known: {' '.join(_WHERE_KEYS)}", "where", key)
         return tuple(words), tuple(sizes)
 

@@ -23,7 +23,6 @@ sums of integers in a float accumulator see Higham (2002), section 2.1 (integers
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import math
@@ -37,7 +36,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.backend import Unsupported
-from pytest_gemm.problem import DType, Problem, Step, StepKind
+from pytest_gemm.problem import DType, Problem, Step, StepKind, did_you_mean
 from pytest_gemm.program import torch_dtype
 
 __all__ = [
@@ -1212,8 +1211,7 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         ValueError: for an unknown filling.
     """
     if filling not in FILLINGS:
-        close = difflib.get_close_matches(filling, FILLINGS, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(filling, FILLINGS)
         raise ValueError(f"unknown filling {filling!r}{hint}; known: {', '.join(FILLINGS)}")
     frame = _frame(problem)
     chosen = FILLINGS[filling]

@@ -38,6 +38,7 @@ __all__ = [
     "Shape",
     "Step",
     "StepKind",
+    "did_you_mean",
 ]
 
 
@@ -371,7 +372,8 @@ _STEP_TOKEN: Final = re.compile(r"([a-z_]+)(?:-(.+))?\Z")
 _FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint in brackets for a word that is nearly one of ``known``; "" where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -580,7 +582,7 @@ class _Parser:
         """The whole line."""
         op_name = self.text("op")
         if op_name not in OPS:
-            raise self.fail("op", 0, f"unknown op {op_name!r}{_did_you_mean(op_name, OPS)}", f"known: {' '.join(OPS)}")
+            raise self.fail("op", 0, f"unknown op {op_name!r}{did_you_mean(op_name, OPS)}", f"known: {' '.join(OPS)}")
         dtypes, layout, shape = self.dtypes(), self.layout(), self.shape()
         steps = tuple(self.step(token, offset) for token, offset in self.tokens("epilogue"))
         flags = tuple(self.flag(token, offset) for token, offset in self.tokens("flags"))
@@ -598,7 +600,7 @@ class _Parser:
         offset = 0
         for name in names:
             if name not in DTYPES:
-                hint = _did_you_mean(name, DTYPES)
+                hint = did_you_mean(name, DTYPES)
                 raise self.fail("dtypes", offset, f"unknown dtype {name!r}{hint}", f"known: {' '.join(DTYPES)}")
             offset += len(name) + 1
         if len(names) not in (1, 3):
@@ -649,7 +651,7 @@ class _Parser:
         name, text = (match[1], match[2] or "") if match else (token, "")
         if name not in STEPS:
             known = " ".join(STEPS)
-            raise self.fail("epilogue", offset, f"unknown step {name!r}{_did_you_mean(name, STEPS)}", f"known: {known}")
+            raise self.fail("epilogue", offset, f"unknown step {name!r}{did_you_mean(name, STEPS)}", f"known: {known}")
         spec = STEPS[name]
         at = offset + len(name) + 1
         if not spec.parameter and text:
@@ -671,6 +673,6 @@ class _Parser:
 
     def flag(self, token: str, offset: int) -> str:
         if token not in ALL_FLAGS:
-            hint = _did_you_mean(token, ALL_FLAGS)
+            hint = did_you_mean(token, ALL_FLAGS)
             raise self.fail("flags", offset, f"unknown flag {token!r}{hint}", f"known: {' '.join(ALL_FLAGS)}")
         return token

@@ -172,7 +172,6 @@ def summary(
     stale_entries: Sequence[str],
     processes: int,
     wall_seconds: float,
-    notes: Sequence[str] = (),
 ) -> list[str]:
     """The terminal summary.
 
@@ -182,7 +181,6 @@ def summary(
         stale_entries: ids of ledger entries that applied and never failed.
         processes: how many processes judged.
         wall_seconds: duration of the whole run.
-        notes: further sentences (what counts were shared, recompiled ...).
     """
     lines: list[str] = []
     if outcomes:
@@ -199,7 +197,7 @@ def summary(
     ]
     if outcomes:
         lines += _time_lines(outcomes, processes, wall_seconds)
-    return [*lines, *notes]
+    return lines
 
 
 def _by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:

@@ -15,7 +15,6 @@ Marker keywords:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +24,7 @@ import pytest
 from pytest_gemm.backend import Availability, Backend, Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.report import to_record
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ def read_marker(marker: pytest.Mark | None) -> Request:
     known = [field.name for field in dataclasses.fields(Request)]
     for name in marker.kwargs:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(name, known)
             raise MarkerError(f"the gemm marker has no keyword {name!r}{hint}; known: {', '.join(known)}")
     kwargs: dict[str, Any] = dict(marker.kwargs)
     kwargs["fillings"] = tuple(kwargs.get("fillings", ()))

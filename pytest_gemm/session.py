@@ -145,6 +145,5 @@ def save_artifacts(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], cas
         tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
         if isinstance(evidence.actual, torch.Tensor):
             tensors["actual"] = evidence.actual
-        if evidence.interval is not None:
-            tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
+        tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
         torch.save(tensors, place / "tensors.pt")
