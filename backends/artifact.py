@@ -16,23 +16,37 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 from weakref import finalize
 
 import torch
 
 from pytest_gemm import program
-from pytest_gemm.backend import Contract, Proof, Unsupported
+from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.executed import products_in_source, record_products
+from pytest_gemm.outcome import Reason
+from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem, StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
-__all__ = ["Artifact", "InductorPrepared", "RecompileError", "constant_names", "m_dimensions", "stand_in"]
+__all__ = [
+    "Artifact",
+    "CompileSpec",
+    "InductorPrepared",
+    "RecompileError",
+    "constant_names",
+    "list_choices",
+    "m_dimensions",
+    "poison",
+    "stand_in",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -58,7 +72,9 @@ def constant_names(problem: Problem) -> frozenset[str]:
 
 def m_dimensions(problem: Problem) -> dict[str, int]:
     """For every input of a ``dyn-m`` program the dimension that is M."""
-    found = {"a": 0 if problem.shape.batch is None else 1}
+    found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
+    if problem.step("rowwise") is not None:
+        found["scale_a"] = 0
     residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
     found.update((f"r{i}", found["a"]) for i in range(residuals))
     step = problem.step("bias")
@@ -103,7 +119,8 @@ class _Program(torch.nn.Module):
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
         tensors = dict(zip(self._inputs, args, strict=True))
         tensors.update((name, getattr(self, name)) for name in self._constants)
-        return self._build(**tensors)
+        result: torch.Tensor = self._build(**tensors)
+        return result
 
 
 def _flatten(module: _Program, inputs: tuple[str, ...]) -> torch.nn.Module:
@@ -117,7 +134,7 @@ def _flatten(module: _Program, inputs: tuple[str, ...]) -> torch.nn.Module:
     tensors = {name: torch.fx.Proxy(graph.placeholder(name), tracer) for name in inputs}
     tensors.update((n, torch.fx.Proxy(graph.get_attr(n), tracer)) for n in module._constants)
     result: Any = module._build(**cast("Any", tensors))  # a Proxy stands for a tensor
-    graph.output(result.node)
+    graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
     return torch.fx.GraphModule(module, graph)
 
 
@@ -275,6 +292,41 @@ class _Counted:
         return counted
 
 
+# Every byte of memory that a generated program gets: NaN as a float of any width, -1 as an integer.
+_POISON = 0xFF
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` after every byte of its storage became poison, between the elements of a strided one too."""
+    storage: Any = tensor.untyped_storage()
+    if storage.nbytes():
+        storage.fill_(_POISON)  # on the current stream, ahead of the kernels that get it
+    return tensor
+
+
+def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``allocate`` with poison in what it returns."""
+
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return poison(allocate(*args, **kwargs))
+
+    return poisoned
+
+
+@contextlib.contextmanager
+def _poisoned(modules: tuple[ModuleType, ...]) -> Iterator[None]:
+    """Let these generated modules find poison in whatever they allocate: results, intermediates, workspaces.
+
+    The allocator hands out the memory of the last result again and again, and an element that is not written, or a
+    workspace that is taken for zero, would show the right value of the call before.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            for name in torch_compat.allocators_of(module):
+                stack.enter_context(patch.object(module, name, _poisoning(getattr(module, name))))
+        yield
+
+
 @dataclasses.dataclass
 class _Compiled:
     """What one run of the compiler made, with one set of constants inside."""
@@ -319,12 +371,10 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
-    """Compile the program with these constants inside, and run it once on the inputs."""
+def _traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+    """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
     inputs = tuple(n for n in tensors if n not in constants)
-    module = _Program(problem, constants, inputs)
     args = [tensors[n] for n in inputs]
-    dropped: dict[str, str] = {}
     if problem.has("dyn-m"):
         dims = m_dimensions(problem)
         # Fresh views: the mark is an attribute, and the operands are not ours to mark.
@@ -332,31 +382,110 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
         for name, t in zip(inputs, args, strict=True):
             if name in dims:
                 torch_compat.mark_dynamic(t, dims[name])
+    return _flatten(_Program(problem, constants, inputs), inputs), args
+
+
+def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
+    """Names of the tensors that become constants: without freezing a parameter is an argument like any other."""
+    names = constant_names(problem) if spec.options.get("freezing") else frozenset()
+    return tuple(n for n in tensors if n in names)
+
+
+def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
+    """Names of the candidates that Inductor has for the program, in its order; compiles none of them."""
+    constants = {n: stand_in(tensors[n], next(_seeds)) for n in _constants(problem, tensors, spec)}
+    module, args = _traced(problem, tensors, constants)
+    with (
+        _threads(spec.threads),
+        settings(problem),
+        torch_compat.session(spec.options, directory=spec.directory, listing=True) as seen,
+    ):
+        function = torch.compile(module, fullgraph=True)
+        try:
+            function(*args)
+        except Exception:
+            if not (seen.choices or seen.refused):
+                raise  # something else ended the compile
+    return tuple(dict.fromkeys(seen.choices))
+
+
+def _after_failure(
+    problem: Problem, spec: CompileSpec, seen: torch_compat.Session, error: Exception, dropped: dict[str, Reason]
+) -> None:
+    """A compile has failed: note that its candidate is dropped and return when another one is to be tried.
+
+    Raises:
+        Unsupported: when Inductor has no candidate.
+        Dropped: when there is none left that could be tried.
+        Exception: what the candidate has failed with, when autotuning has no reason to drop it.
+    """
+    if seen.refused:
+        ops = ", ".join(seen.refused)
+        text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
+        raise Unsupported("no-choice", text) from error
+    if spec.candidate is None:
+        # Inductor has tried them all, and says that no choice is valid.
+        causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
+        reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_dropped(why))}
+        if reasons and set(reasons) >= set(seen.choices):
+            raise _all_dropped(reasons) from error
+        raise next((why for name, why in causes.items() if name not in reasons), error)
+    cause = seen.failed.get(seen.tried)
+    if not isinstance(cause, Exception):
+        cause = error
+    reason = torch_compat.why_dropped(cause)
+    # Once a candidate is part of the program, autotuning has no part in it any more: a kernel with its epilogue that
+    # nvcc refuses is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
+    if reason is None or (reason.code == "compile-error" and seen.chosen and spec.inductor_name == "CUTLASS"):
+        raise cause
+    if isinstance(spec.candidate, str):
+        raise Dropped(reason.code, reason.text) from error
+    dropped[seen.tried] = reason
+    if len(dropped) >= len(set(seen.choices)):
+        raise _all_dropped(dropped) from error
+
+
+def _all_dropped(dropped: Mapping[str, Reason]) -> Dropped:
+    first, reason = next(iter(dropped.items()))
+    return Dropped("all-dropped", f"all {len(dropped)} candidates were dropped, {first} because {reason.text}")
+
+
+def _left_out(why: Exception | Reason) -> Reason:
+    """What becomes of a candidate that Inductor left out after a failure, whatever that was."""
+    if isinstance(why, Reason):
+        return why
+    first = next((line for line in str(why).splitlines() if line.strip()), "")
+    return torch_compat.why_dropped(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
+
+
+def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
+    """Compile the program with these constants inside, and run it once on the inputs."""
+    inputs = tuple(n for n in tensors if n not in constants)
+    dropped: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:
+        module, args = _traced(problem, tensors, constants)
         with (
             _threads(spec.threads),
+            settings(problem),  # templates read them, and Dynamo guards on them
             torch_compat.session(
                 spec.options, directory=spec.directory, user_caches=spec.user_caches, candidate=candidate
             ) as seen,
         ):
             # In here: it makes Inductor set its folder in the environment.
-            function: Callable[..., torch.Tensor] = torch.compile(_flatten(module, inputs), fullgraph=True)
+            function: Callable[..., torch.Tensor] = torch.compile(module, fullgraph=True)
             try:
                 function(*args)
                 break
             except Exception as error:
-                if seen.refused:
-                    raise Unsupported(
-                        "no-choice",
-                        f"Inductor has no {spec.inductor_name} candidate for {', '.join(seen.refused)} of {problem}",
-                    ) from error
-                reason = torch_compat.out_of_resources(error)
-                if candidate is None or not reason or len(dropped) + 1 >= len(set(seen.choices)):
-                    raise
+                _after_failure(problem, spec, seen, error, dropped)
                 # Inductor drops such a candidate when it benchmarks; the next one takes its place.
-                dropped[seen.choices[torch_compat.nth(candidate, len(seen.choices))]] = reason
+                assert isinstance(candidate, int)
                 candidate += 1
+    if isinstance(spec.candidate, str) and seen.choices and spec.candidate not in seen.chosen:
+        raise Unsupported("no-such-choice", f"Inductor has no candidate {spec.candidate} for {problem}")
+    dropped.update((name, _left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
+    seen.failed.clear()  # the exceptions hold their frames, and these the graph
     seen.dropped.update(dropped)
     modules = tuple({id(m): m for m in seen.modules}.values())
     source = "\n".join(map(_source, modules))
@@ -372,7 +501,13 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             if kernel is not None:
                 setattr(loaded, name, _Counted(name, kernel, calls))
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
-    with _threads(spec.threads), torch.no_grad(), torch_compat.never_recompile(), record_products() as observed:
+    with (
+        _threads(spec.threads),
+        settings(problem),
+        torch.no_grad(),
+        torch_compat.never_recompile(),
+        record_products() as observed,
+    ):
         function(*args)
     return _Compiled(
         function, inputs, seen, modules, kernels, products_in_source(source), tuple(observed), tuple(calls), calls
@@ -384,7 +519,9 @@ class CompileSpec:
     """How to compile: Inductor's options, where its caches live, and what may be answered from them.
 
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
-    ``candidate`` compiles that one of the candidates, counted round, instead of benchmarking all.
+    ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
+    A number that leads to a candidate which is dropped gives way to the next one, a name does not.
+    ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     """
 
     inductor_name: str
@@ -393,7 +530,8 @@ class CompileSpec:
     threads: int
     user_caches: str = ""
     rebind: bool = True
-    candidate: int | None = None
+    candidate: int | str | None = None
+    device_kernel: str = ""
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -420,9 +558,7 @@ class Artifact:
         self._bindings: list[_Binding] = []
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
-        # Without freezing a parameter is an argument of the compiled program like any other.
-        names = constant_names(problem) if spec.options.get("freezing") else frozenset()
-        self._names = tuple(n for n in tensors if n in names)
+        self._names = _constants(problem, tensors, spec)
         inlined = [n for n in self._names if _inlined(tensors[n])]
         if not self._names:
             self._compiled = self._run_compiler(tensors, {})
@@ -478,7 +614,7 @@ class Artifact:
         self._kept = [tensors[n] for n in self._names]
 
     def run(self, tensors: Tensors) -> torch.Tensor:
-        """Compute the program on these tensors.
+        """Compute the program on these tensors, in memory that holds poison.
 
         Raises:
             RecompileError: when the compiled program's guards refuse them.
@@ -488,7 +624,13 @@ class Artifact:
         args = [tensors[n] for n in compiled.inputs]
         compiled.calls.clear()
         try:
-            with _threads(self.spec.threads), torch.no_grad(), torch_compat.never_recompile():
+            with (
+                _threads(self.spec.threads),
+                settings(self.problem),
+                torch.no_grad(),
+                torch_compat.never_recompile(),
+                _poisoned(compiled.modules),
+            ):
                 return compiled.function(*args)
         except RuntimeError as error:
             if torch_compat.recompiled(error):
@@ -500,6 +642,10 @@ class Artifact:
         compiled = self._compiled
         templates = compiled.templates
         foreign = dict.fromkeys((*compiled.observed, *compiled.foreign_calls))
+        if compiled.session.subgraphs:
+            # Inductor's own program around a product of ATen's slices: what it generated is the sum of these.
+            templates = tuple(compiled.kernels)
+            foreign = dict.fromkeys(name for name in foreign if not _multiplies_slices(name))
         chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
         if not compiled.session.choices and self.spec.user_caches:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
@@ -509,7 +655,14 @@ class Artifact:
             generated=templates,
             executed=tuple(c for c in compiled.calls if c in templates),
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
+            device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
+            around_library=bool(compiled.session.subgraphs),
         )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The candidates that the program was made of; one but for a program with several products."""
+        return tuple(self._compiled.session.chosen)
 
     @property
     def fused(self) -> bool:
@@ -528,8 +681,8 @@ class Artifact:
         return tuple(self._compiled.session.choices)
 
     @property
-    def dropped(self) -> dict[str, str]:
-        """Candidates that were tried alone before the one that ran and did not fit the device: name -> exception."""
+    def dropped(self) -> dict[str, Reason]:
+        """Candidates that were left out on the way to the one that runs: name -> why."""
         return dict(self._compiled.session.dropped)
 
     @property
@@ -547,6 +700,11 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         narrow = tuple(slice(z, z + n) for z, n in zip(zeros, shape, strict=True))
         copy[narrow].copy_(tensor[narrow])
     return copy
+
+
+def _multiplies_slices(name: str) -> bool:
+    """Whether this is the batched product that decompose-K asks ATen for: ``aten.bmm.dtype_out``, ``bmm_dtype``."""
+    return re.fullmatch(r"(torch\.ops\.)?(aten|extern_kernels)\.bmm(_dtype)?(\.\w+)?", name) is not None
 
 
 class InductorPrepared:
@@ -572,7 +730,7 @@ class InductorPrepared:
         threads = self.artifact.spec.threads
 
         def call() -> torch.Tensor:
-            with _threads(threads), torch.no_grad():
+            with _threads(threads), settings(self.problem), torch.no_grad():
                 return function(*args)
 
         return call
@@ -581,6 +739,11 @@ class InductorPrepared:
         """What the last :meth:`run` executed.  An empty result needs no kernel, so none is asked for."""
         proof = self.artifact.proof()
         return dataclasses.replace(proof, provable=False) if self.problem.shape.is_empty else proof
+
+    @property
+    def dropped(self) -> dict[str, Reason]:
+        """See :attr:`Artifact.dropped`."""
+        return self.artifact.dropped
 
     @property
     def source(self) -> str:

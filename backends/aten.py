@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backends import tensor_core
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
@@ -50,64 +49,98 @@ class AtenBackend:
         op = problem.op.name
         if op not in program.PROGRAMS:
             return Unsupported("op", f"{op} has no program yet")
-        return None
+        if problem.grouped and problem.dtypes.out.name == "f64":
+            return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
+        return tensor_core.odd_groups(problem)
 
     def prepare(self, problem: Problem, operands: Operands) -> AtenPrepared:
         """Nothing to compile.
 
         Raises:
-            Unsupported: what the checks of ``_int_mm`` on CUDA refuse.
+            Unsupported: what the checks of ``_int_mm``, ``_scaled_mm`` and ``_grouped_mm`` on the device refuse.
         """
-        if operands.device == "cuda" and problem.op.name == "int_mm":
-            shape = problem.shape
-            if shape.m <= 16 or shape.n % 8 or shape.k % 8:
-                raise Unsupported("int-mm-shape", "on CUDA _int_mm needs M > 16 and multiples of 8 for N and K")
-            if problem.layout.a_transposed and shape.m % 4:
-                raise Unsupported(
-                    "int-mm-leading-dimension", "cuBLASLt multiplies int8 at leading dimensions that are multiples of 4"
-                )
+        if refusal := self.refusal(problem, operands.device):
+            raise refusal
         return AtenPrepared(problem, operands.device)
 
+    def refusal(self, problem: Problem, device: str) -> Unsupported | None:
+        """What :meth:`supports` refuses, and what the device does not have; ``None`` for what it computes."""
+        own = _refused_on_cuda if device == "cuda" else _refused_on_cpu
+        return self.supports(problem) or own(problem)
 
-@contextlib.contextmanager
-def _full_precision(device: str) -> Iterator[None]:
-    """No reduction in f16 or bf16 inside the block, for ``cuda``; nothing to switch for ``cpu``."""
-    if device != "cuda":
-        yield
-        return
+
+def _refused_on_cpu(problem: Problem) -> Unsupported | None:
+    """What the CPU's kernels do not have."""
+    from pytest_gemm.backends.torch_compat import torch_release
+
+    if problem.step("rowwise") is not None and torch_release() < (2, 13):
+        return Unsupported("scales", "before torch 2.13 a CPU takes tensorwise scales only", "use tensorwise")
+    return None
+
+
+def _refused_on_cuda(problem: Problem) -> Unsupported | None:
+    """What PyTorch and cuBLASLt do not let pass: an exception if it were tried, or a fault of the device."""
+    op, shape = problem.op.name, problem.shape
+    if op == "int_mm":
+        if shape.m <= 16 or shape.n % 8 or shape.k % 8:
+            return Unsupported("int-mm-shape", "on CUDA _int_mm needs M > 16 and multiples of 8 for N and K")
+        if problem.layout.a_transposed and shape.m % 4:
+            return Unsupported(
+                "int-mm-leading-dimension", "cuBLASLt multiplies int8 at leading dimensions that are multiples of 4"
+            )
+    if op == "scaled_mm":
+        return _scaled_refusal(problem)
+    if problem.grouped and (problem.has("off-a") or problem.has("off-b")):
+        return Unsupported("alignment", "on CUDA _grouped_mm needs base addresses that are multiples of 16 bytes")
+    return None
+
+
+def _scaled_refusal(problem: Problem) -> Unsupported | None:
+    """From ``_scaled_mm_out_cuda`` (``aten/src/ATen/native/cuda/ScaledBlas.cpp``) and what cuBLASLt asks of fp8."""
     import torch
 
-    switches = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    before = {name: getattr(switches, name) for name in names}
-    try:
-        for name in names:
-            setattr(switches, name, False)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(switches, name, value)
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 9):
+        return Unsupported("compute-capability", "_scaled_mm needs compute capability 8.9 for fp8")
+    if refusal := tensor_core.odd_scaled(problem):
+        return refusal
+    if problem.dtypes.a.name == problem.dtypes.b.name == "f8e5m2":
+        return Unsupported("dtype", "cuBLASLt multiplies no f8e5m2 by f8e5m2")
+    if problem.dtypes.out.name == "f32" and problem.step("bias") is not None:
+        return Unsupported("bias", "on CUDA _scaled_mm adds no bias to f32", "drop bias")
+    if problem.dtypes.out.name == "f32" and problem.step("rowwise") is not None and capability[0] != 9:
+        return Unsupported("scales", "only compute capability 9.0 writes rowwise scaled f32", "use tensorwise")
+    if problem.has("off-a") or problem.has("off-b"):
+        return Unsupported("alignment", "cuBLASLt multiplies fp8 at addresses that are multiples of 16 bytes")
+    return None
+
+
+def _cutlass_groups(problem: Problem) -> bool:
+    """Whether one CUTLASS kernel of PyTorch's own multiplies all groups; elsewhere cuBLAS is called for each."""
+    import torch
+
+    fits = problem.grouped and problem.dtypes.out.name == "bf16"
+    return fits and torch.cuda.get_device_capability()[0] in (9, 10)
 
 
 class AtenPrepared:
-    """The eager program of a problem.
+    """The eager program of a problem, under the settings that its flags ask for.
 
-    On CUDA cuBLAS is asked not to reduce in f16 or bf16, which PyTorch allows it by default: the sums of f16 are then
-    added in f32.
+    PyTorch allows cuBLAS by default to reduce in f16 and bf16; without the flag ``reduced`` it is forbidden.
     """
 
     def __init__(self, problem: Problem, device: str = "cpu") -> None:
         from pytest_gemm import program
-        from pytest_gemm.backends import tensor_core
+        from pytest_gemm.precision import as_allowed
 
         accumulate: dict[str, Contract] = {
             "f64": Contract("f64", "eager"),
             "i32": Contract("i32", "eager"),
         }
-        self.contract = accumulate.get(problem.dtypes.out.name, Contract("f32", "eager"))
+        self.contract = as_allowed(accumulate.get(problem.dtypes.out.name, Contract("f32", "eager")), problem)
         if device == "cuda":
-            self.contract = dataclasses.replace(tensor_core.contract(problem, library=True), epilogue="eager")
-        self._device = device
+            library = not _cutlass_groups(problem)
+            self.contract = dataclasses.replace(tensor_core.contract(problem, library=library), epilogue="eager")
         self._problem = problem
         self._args = program.args
         self._program = program.build(problem)
@@ -116,10 +149,11 @@ class AtenPrepared:
     def run(self, operands: Operands) -> torch.Tensor:
         """Call the program eagerly and note which products the dispatcher saw."""
         from pytest_gemm.executed import record_products
+        from pytest_gemm.precision import settings
 
         tensors = self._args(self._problem, operands)
-        with _full_precision(self._device), record_products() as seen:
-            result = self._program(**tensors)
+        with settings(self._problem), record_products() as seen:
+            result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
         return result
 

@@ -19,6 +19,8 @@ _TEMPLATE_DTYPES = frozenset({"f32", "bf16", "f16"})
 _NO_CHOICE = {
     "baddbmm": "Inductor's lowering of baddbmm has ATen and Triton candidates only",
     "int_mm": "Inductor's lowering of _int_mm has no C++ candidate; only its quantised patterns have one",
+    "scaled_mm": "Inductor's lowering of _scaled_mm has no C++ candidate",
+    "grouped_mm": "Inductor's lowering of _grouped_mm has no C++ candidate",
 }
 
 
@@ -98,17 +100,20 @@ class CppBackend(InductorBackend):
                 "woq_int8:bf16-i8-bf16 has a candidate",
             )
         addend = op == "addmm" or (op == "linear" and problem.step("bias") is not None)
-        if problem.shape.is_empty and addend and problem.dtypes.a.name == "f16":
+        if problem.shape.is_empty and addend and problem.input_dtype.name == "f16":
             return Unsupported(
                 "empty", "Inductor's lowering of addmm hands an empty product to ATen, whoever is forced"
             )
-        if op == "linear" and problem.has("pad-lda") and (problem.shape.batch or 0) > 1 and problem.shape.m > 1:
+        strided = problem.has("pad-lda") and not problem.autocast
+        if op == "linear" and strided and (problem.shape.batch or 0) > 1 and problem.shape.m > 1:
             return Unsupported(
                 "a-strided", "PyTorch makes linear on a strided 3-D input a bmm with an expanded weight", "drop pad-lda"
             )
         return _rows_of_a(problem)
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
+        if problem.autocast:
+            return None  # the conversion writes matrices of its own
         if refusal := _rows_of_a(problem):
             return refusal
         if problem.has("pad-lda"):
@@ -124,7 +129,7 @@ def _rows_of_a(problem: Problem) -> Unsupported | None:
     Even with every other candidate switched off, linear in f32 and bf16 then goes to MKL and oneDNN without a
     word, see the lowerings of ``mkl._mkl_linear`` and ``mkldnn._linear_pointwise``.
     """
-    if not problem.dtypes.a.is_float:
+    if problem.autocast or not problem.dtypes.a.is_float:
         return None  # the conversion writes a new A, row by row
     if problem.layout.a_transposed and problem.shape.m != 1:
         return Unsupported("a-transposed", "the C++ templates need A with contiguous rows", "use layout nn or nt")

@@ -5,13 +5,14 @@ The operators multiply; bias, factors and epilogue around the product are eager 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import zlib
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.backend import Availability, Proof, Unsupported
-from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends import naming, tensor_core
 from pytest_gemm.backends.inductor import installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
 
     from pytest_gemm.operands import Operands
 
-__all__ = ["CuteDslBackend", "CuteDslPrepared"]
+__all__ = ["DEVICE_KERNEL", "CuteDslBackend", "CuteDslPrepared"]
+
+# How the CuTe DSL names what it compiles, on the device.
+DEVICE_KERNEL = r"^kernel_cutlass_"
 
 _REMEDY = "pip install 'nvidia-cutlass-dsl[cu13]==4.6.3' nvidia-cutlass-operators==0.1.0"
 
 
 class CuteDslBackend:
-    """One operator of ``cutlass.operators`` for each problem.
+    """The operators of ``cutlass.operators``, which are its candidates, by their names in alphabetical order.
 
-    Which of the operators that the library has for a product runs follows from the problem's line and from nothing
-    else: a rerun meets the same one, and a matrix of problems meets many.
+    Which of them runs a product follows from the problem's line and from nothing else: a rerun meets the same one, and
+    a matrix of problems meets many.  The library has no autotuning, so there is no winner among them.
 
     Args:
         operator: run the operator of this name for every problem instead.
@@ -69,6 +73,10 @@ class CuteDslBackend:
         out = problem.dtypes.out.name
         if problem.op.name == "woq_int8":
             return Unsupported("op", "the scale of a weight belongs to the kernel; these operators have none")
+        if problem.grouped:
+            return Unsupported("op", "the operators for grouped products are Blackwell's")
+        if problem.op.name == "scaled_mm":
+            return _scaled(problem)
         if out not in {"f16", "bf16", "i32"}:
             return Unsupported("dtype", f"the operators take f16, bf16 and int8 (f32 would be TF32), not {out}")
         if problem.shape.is_empty or problem.shape.k == 0:
@@ -85,9 +93,29 @@ class CuteDslBackend:
         Raises:
             Unsupported: when the library has no operator for the operands.
         """
-        prepared = CuteDslPrepared(problem, self.operator)
+        return self.prepare_choice(problem, operands, self.operator)
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        """Names of the operators that the library has for the program's product; none is compiled.
+
+        Raises:
+            Unsupported: when it has none.
+        """
+        return CuteDslPrepared(problem).choices(operands)
+
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> CuteDslPrepared:
+        """Compile the operator of this name.
+
+        Raises:
+            Unsupported: when the library has no operator of this name for the operands.
+        """
+        prepared = CuteDslPrepared(problem, choice)
         prepared.run(operands)
         return prepared
+
+
+class _Listed(Exception):
+    """The operators for a product are known, and it is not to be computed."""
 
 
 class CuteDslPrepared:
@@ -101,7 +129,7 @@ class CuteDslPrepared:
         self._wanted = operator
         self._args = program.args
         self._program = program.build(problem, self._matmul)
-        self._compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[str, Any, Any]] = {}
         self._executed: list[str] = []
         self._chosen: list[str] = []
         self._foreign: tuple[str, ...] = ()
@@ -113,41 +141,101 @@ class CuteDslPrepared:
         self._executed.clear()
         self._chosen.clear()
         with record_products() as foreign:
-            result = self._program(**self._args(self._problem, operands))
+            result: torch.Tensor = self._program(**self._args(self._problem, operands))
         self._foreign = tuple(foreign)
         return result
 
+    def choices(self, operands: Operands) -> tuple[str, ...]:
+        """Names of the operators that the program's product could be given to.
+
+        Raises:
+            Unsupported: when there is none.
+        """
+        from pytest_gemm import program
+
+        found: list[str] = []
+
+        def listing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            found.extend(self._operators(self._arguments(a, b)[0]))
+            raise _Listed
+
+        with contextlib.suppress(_Listed):
+            program.build(self._problem, listing)(**self._args(self._problem, operands))
+        if not found:
+            raise Unsupported("no-operator", f"cutlass.operators has no operator for {self._problem}")
+        return tuple(found)
+
     def proof(self) -> Proof:
         """The operators that were picked, compiled and launched during the last run."""
-        generated = tuple(operator.metadata.operator_name for operator, _ in self._compiled.values())
-        return Proof(tuple(self._chosen), generated, tuple(self._executed), self._foreign)
+        generated = tuple(name for name, _, _ in self._compiled.values())
+        ran = tuple(self._executed)
+        return Proof(tuple(self._chosen), generated, ran, self._foreign, device_kernel=DEVICE_KERNEL)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         import torch
 
-        ops: Any = importlib.import_module("cutlass.operators")
-        integers = a.dtype == torch.int8
-        out = a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.int32 if integers else a.dtype)
-        arguments = ops.GemmArguments(a, b, out, torch.int32 if integers else torch.float32)
+        from pytest_gemm.backends.artifact import poison
+
+        arguments, out = self._arguments(a, b)
         key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype)
         if key not in self._compiled:
-            operator = self._pick(ops, arguments)
-            self._compiled[key] = (operator, operator.compile(arguments, _target()))
-        operator, compiled = self._compiled[key]
-        name = operator.metadata.operator_name
+            name, operator = self._pick(arguments)
+            self._compiled[key] = (name, operator, operator.compile(arguments, _target()))
+        name, operator, compiled = self._compiled[key]
         self._chosen.append(name)
+        poison(out)
         operator.run(arguments, compiled, stream=torch.cuda.current_stream())
         self._executed.append(name)
         return out
 
-    def _pick(self, ops: Any, arguments: Any) -> Any:
-        found = sorted(ops.get_operators(arguments, target_sm=_target()), key=lambda o: str(o.metadata.operator_name))
-        if self._wanted:
-            found = [o for o in found if o.metadata.operator_name == self._wanted]
-        if not found:
+    @staticmethod
+    def _arguments(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """A product as the library is asked for it, and the tensor that it will be written to."""
+        import torch
+
+        integers = a.dtype == torch.int8
+        # The product of fp8 is wanted in f32: what its scales make of it is rounded once, by the program.
+        wide = torch.float32 if a.dtype.itemsize == 1 else a.dtype
+        out = a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.int32 if integers else wide)
+        ops: Any = importlib.import_module("cutlass.operators")
+        return ops.GemmArguments(a, b, out, torch.int32 if integers else torch.float32), out
+
+    @staticmethod
+    def _operators(arguments: Any) -> dict[str, Any]:
+        """All operators for a product by their names, in alphabetical order."""
+        ops: Any = importlib.import_module("cutlass.operators")
+        found = sorted(
+            ops.get_operators(arguments, target_sm=_target()),
+            key=lambda operator: str(operator.metadata.operator_name),
+        )
+        names = naming.unique((str(operator.metadata.operator_name), {}) for operator in found)
+        return dict(zip(names, found, strict=True))
+
+    def _pick(self, arguments: Any) -> tuple[str, Any]:
+        found = self._operators(arguments)
+        names = [name for name in found if self._wanted in {"", name}]
+        if not names:
             what = f"does not offer {self._wanted}" if self._wanted else "has no operator"
             raise Unsupported("no-operator", f"cutlass.operators {what} for {self._problem}")
-        return found[zlib.crc32(self._problem.line.encode()) % len(found)]
+        name = names[zlib.crc32(self._problem.line.encode()) % len(names)]
+        return name, found[name]
+
+
+def _scaled(problem: Problem) -> Unsupported | None:
+    """fp8 of one dtype into f32, with scales and bias in eager PyTorch, as the tensor core adds it."""
+    if problem.dtypes.a != problem.dtypes.b:
+        return Unsupported("dtype", "the operators multiply fp8 of one dtype only")
+    if not problem.has("fast-acc"):
+        return Unsupported(
+            "fast-acc",
+            "the operators leave the sum of fp8 to the tensor core and its few bits",
+            "add the flag fast-acc",
+        )
+    if problem.shape.is_empty or problem.shape.k == 0:
+        return Unsupported("empty", "the operators take no empty operands")
+    if problem.has("dyn-m"):
+        return Unsupported("dyn-m", "an operator is compiled for each geometry: there is no artifact for any M")
+    return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
 
 def _target() -> str:

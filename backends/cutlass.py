@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib.util
 import os
 import shutil
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Contract, Unsupported
-from pytest_gemm.backends import tensor_core
+from pytest_gemm.backend import Availability, Contract, Dropped, Unsupported
+from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
     InductorBackend,
     cache_dir,
@@ -23,15 +26,47 @@ from pytest_gemm.backends.inductor import (
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
-__all__ = ["CutlassBackend", "cutlass_tree", "nvcc"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pytest_gemm.backends.artifact import Artifact
+    from pytest_gemm.operands import Operands
+
+# Of the kernels that Inductor offers for sm_90; those of one byte an element have 128.
+_SHORTEST_K_TILE = 64
+
+__all__ = ["CutlassBackend", "curand_headers", "cutlass_tree", "kernel_cache_dir", "nvcc"]
 
 
 def nvcc() -> str | None:
-    """Path of the CUDA compiler that Inductor would call, ``None`` without one."""
+    """Path of the CUDA compiler, ``None`` without one: ``CUDACXX``, that of ``CUDA_HOME``, or the one on the path."""
+    if (mine := os.environ.get("CUDACXX")) and (found := shutil.which(mine)):
+        return found
     for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         if root and (Path(root) / "bin" / "nvcc").is_file():
             return str(Path(root) / "bin" / "nvcc")
     return shutil.which("nvcc")
+
+
+def curand_headers(compiler: str) -> str | None:
+    """Folder of ``curand_kernel.h``, which CUTLASS includes and a toolkit may come without.
+
+    Args:
+        compiler: path of nvcc.
+
+    Returns:
+        "" where the toolkit has it, the folder in the wheel nvidia-curand otherwise, ``None`` without either.
+    """
+    root = Path(compiler).resolve().parents[1]
+    places = [root / "include", *root.glob("targets/*/include"), *map(Path, os.environ.get("CPATH", "").split(":"))]
+    if any((place / "curand_kernel.h").is_file() for place in places):
+        return ""
+    for name in ("nvidia-curand", "nvidia-curand-cu13", "nvidia-curand-cu12"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(name) or ():
+                if file.name == "curand_kernel.h":
+                    return str(Path(str(file.locate())).parent)
+    return None
 
 
 def _wheel_source() -> Path | None:
@@ -41,6 +76,24 @@ def _wheel_source() -> Path | None:
         return None
     source = Path(next(iter(spec.submodule_search_locations))) / "source"
     return source if (source / "include").is_dir() else None
+
+
+@functools.cache
+def _setup() -> farm.Setup:
+    """The compiler and the headers that :func:`cutlass_tree` leads to.  For where ``compiles_ahead()`` is content."""
+    compiler = nvcc()
+    assert compiler is not None
+    if mine := os.environ.get("TORCHINDUCTOR_CUTLASS_DIR"):
+        headers = farm.headers_version(Path(mine))
+    else:
+        headers = farm.headers_version(Path(), wheel=dict(installed("nvidia-cutlass")).get("nvidia-cutlass", "?"))
+    return farm.Setup(compiler, farm.nvcc_version(compiler), headers, curand_headers(compiler) or "")
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled kernels are kept by content: beside Inductor's caches, and for every version of torch."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "pytest-gemm" / "cutlass-kernels"
 
 
 def cutlass_tree() -> Path | None:
@@ -76,26 +129,67 @@ class CutlassBackend(InductorBackend):
         allowlist: pattern that a configuration's name must match.  Without one Inductor comes to the kernels that
             copy with ``cp.async`` first.
         swizzles: orders of the tiles to offer.
+        level: how many configurations CUTLASS's generator makes, its "instantiation level"; "" for Inductor's own.
+        kernel_cache: where compiled kernels are kept; ``None`` takes :func:`kernel_cache_dir`.
     """
 
     name: str = "cutlass"
     inductor_name: str = "CUTLASS"
     devices: tuple[str, ...] = ("cuda",)
     candidates: str = "one"
-    variety: int = 3  # nvcc takes half a minute or more for each; problems of a layout share a kernel
+    device_kernel: str = r"\bcutlass(?:::device_kernel|::Kernel|3x_)"
+    variety: int = 20  # the quick level then meets some fifty configurations in about 180 kernels
     allowlist: str = r"align(8|16)_.*warpspecialized.*epi_tma"
     swizzles: tuple[int, ...] = (1,)
+    level: str = ""
+    kernel_cache: Path | None = None
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Which kernels to offer, and where compiled ones are kept; see ``Configurable`` in ``backend.py``."""
+        self.allowlist = options["cutlass-allow"] or type(self).allowlist
+        self.swizzles = tuple(int(part) for part in options["cutlass-swizzles"].split(","))
+        self.level = options["cutlass-level"]
+        self.kernel_cache = Path(options["kernel-cache"]).absolute() if options["kernel-cache"] else None
+
+    @functools.cached_property
+    def store(self) -> farm.Store:
+        """The compiled kernels of this process and of all before it."""
+        return farm.Store(self.kernel_cache or kernel_cache_dir())
+
+    def with_user_caches(self, tag: str) -> CutlassBackend:
+        """As for every backend of Inductor, over the same candidates and the same compiled kernels."""
+        twin = super().with_user_caches(tag)
+        assert isinstance(twin, CutlassBackend)
+        twin.allowlist, twin.swizzles, twin.level = self.allowlist, self.swizzles, self.level
+        twin.kernel_cache = self.kernel_cache
+        return twin
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
         if device != "cuda":
             return Availability(Reason("device", f"cutlass computes on cuda, not on {device}", "--gemm-device=cuda"))
+        ahead = self.compiles_ahead()
         if reason := no_cuda():
+            if reason.code == "no-cuda-device" and ahead.ok:
+                remedy = f"{reason.remedy}; --gemm-compile-only --gemm-arch=90a compiles its kernels here, for a Hopper"
+                reason = dataclasses.replace(reason, remedy=remedy)
             return Availability(reason)
+        return ahead
+
+    def compiles_ahead(self) -> Availability:
+        """Whether kernels can be compiled here, which needs no device: nvcc, and CUTLASS's sources."""
         compiler = nvcc()
         if compiler is None:
             return Availability(
                 Reason("no-nvcc", "there is no nvcc", "install the CUDA toolkit, or set CUDA_HOME to one")
+            )
+        if curand_headers(compiler) is None:
+            return Availability(
+                Reason(
+                    "no-curand",
+                    f"the CUDA toolkit of {compiler} has no curand_kernel.h, which CUTLASS includes",
+                    "install the toolkit's development package of cuRAND, or pip install nvidia-curand",
+                )
             )
         if not os.environ.get("TORCHINDUCTOR_CUTLASS_DIR") and _wheel_source() is None:
             return Availability(
@@ -115,7 +209,7 @@ class CutlassBackend(InductorBackend):
         if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
             return refusal
         op, out = problem.op.name, problem.dtypes.out.name
-        if op in {"woq_int8", "baddbmm"}:
+        if op in {"woq_int8", "baddbmm", "grouped_mm"}:
             return Unsupported("op", f"Inductor's lowering of {op} has no CUTLASS candidate")
         if out not in {"f16", "bf16", "i32"}:
             return Unsupported("dtype", f"Inductor's CUTLASS templates write f16, bf16 and i32, not {out}")
@@ -127,7 +221,7 @@ class CutlassBackend(InductorBackend):
             return Unsupported(
                 "layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt"
             )
-        return tensor_core.unaligned(problem)
+        return tensor_core.unaligned(problem) or tensor_core.odd_scaled(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """With epilogue fusion on, and the tree that Inductor takes for a checkout."""
@@ -139,7 +233,10 @@ class CutlassBackend(InductorBackend):
             "cutlass_op_allowlist_regex": self.allowlist,
             "cutlass_max_profiling_swizzle_options": list(self.swizzles),
         }
-        options = {**super().options(problem), **cuda_options()}
+        if self.level:
+            own["cutlass_instantiation_level"] = self.level
+        # The compiler that availability() has found: by itself Inductor does without /usr/local/cuda.
+        options = {**super().options(problem), **cuda_options(), "cuda.cuda_cxx": nvcc()}
         # An epilogue is fused into the chosen kernel only where Inductor does not defer the choice to benchmark both.
         options["benchmark_epilogue_fusion"] = False
         options.update((torch_compat.option(f"cutlass.{name}", f"cuda.{name}"), value) for name, value in own.items())
@@ -151,3 +248,79 @@ class CutlassBackend(InductorBackend):
     def sum(self, problem: Problem) -> Contract:
         """Tensor cores into f32, or int8 into int32."""
         return tensor_core.contract(problem)
+
+    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
+        """With the slices of stream-K, where the kernel is one of these.
+
+        Stream-K gives the tiles of K that belong to one tile of the result to several groups of threads, and adds
+        their sums in f32, in a fixed order (``ReductionMode::Deterministic``; the output's type never comes in
+        between).  How many there are depends on the number of multiprocessors and on the grid; there are no more
+        than tiles of K, of which the shortest has 64 elements.  So S = ceil(K / 64), and the bound grows by
+        (S - 1) 2^-24 of the gauge: for each 64 products by one addition, an eighth of what truncation adds to them.
+        """
+        found = super().contract(problem, artifact)
+        if artifact is None or any("stream_k" in name for name in artifact.chosen):
+            found = dataclasses.replace(found, slices=max(found.slices, -(-problem.shape.k // _SHORTEST_K_TILE)))
+        return found
+
+    # -- compiling ---------------------------------------------------------------------------------------
+
+    def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
+        """As for every backend of Inductor, with kernels out of the :attr:`store`."""
+        from pytest_gemm.backends import cutlass_compat
+
+        with cutlass_compat.stored(self.store, _setup()):
+            return super().artifact(problem, operands, choice)
+
+    def jobs(
+        self,
+        problem: Problem,
+        architecture: str,
+        pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+    ) -> list[farm.Job]:
+        """The kernels that the problem needs, as they will be asked for when it is prepared; compiles nothing.
+
+        It needs no GPU.  For a process of its own, see :func:`pytest_gemm.backends.cutlass_compat.collecting`.
+
+        Args:
+            problem: one that :meth:`supports` does not refuse.
+            architecture: as nvcc has it, ``90a``.
+            pick: which of the candidates will be prepared, by name; ``None``: what :meth:`prepare` takes.
+
+        Raises:
+            Unsupported: when Inductor has no candidate.
+        """
+        from pytest_gemm.backends import cutlass_compat
+
+        operands = _without_memory(problem)
+        with cutlass_compat.collecting(architecture, self.store, _setup()) as seen:
+            for choice in ("",) if pick is None else pick(self.choices(problem, operands)):
+                before = len(seen.jobs)
+                try:
+                    with contextlib.suppress(Dropped), cutlass_compat.to_the_end():
+                        if choice:
+                            self.prepare_choice(problem, operands, choice)
+                        else:
+                            self.prepare(problem, operands)
+                except Unsupported:
+                    raise
+                except Exception:  # of the compiler under test
+                    # A real compile fails there too, with the candidate compiled by then: it is wanted all the same.
+                    if len(seen.jobs) == before:
+                        raise
+        return list(dict.fromkeys(seen.jobs))
+
+
+def _without_memory(problem: Problem) -> Operands:
+    """Operands of a problem in their true geometry, as fake tensors on a CUDA device."""
+    from pytest_gemm import operands as room
+    from pytest_gemm.backends import cutlass_compat
+
+    made = room.make(problem, room.fillings_for(problem)[0], 0)
+    fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+    single = {name: value for name, value in fields.items() if hasattr(value, "as_strided")}
+    several = {f"r{index}": residual for index, residual in enumerate(made.residuals)}
+    fake = cutlass_compat.faked(single | several)
+    changes: dict[str, Any] = {name: fake[name] for name in single}
+    residuals = tuple(fake[name] for name in several)
+    return dataclasses.replace(made, device="cuda", residuals=residuals, buffers=(), **changes)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import fnmatch
 import os
 import zlib
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_gemm.backend import Availability, Contract, Unsupported
 from pytest_gemm.outcome import Reason
@@ -23,12 +24,13 @@ from pytest_gemm.problem import Problem, StepKind
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.backends.artifact import Artifact, InductorPrepared
+    from pytest_gemm.backends.artifact import Artifact, CompileSpec, InductorPrepared
     from pytest_gemm.operands import Operands
 
 __all__ = [
     "DYN_M_HINT",
     "InductorBackend",
+    "Space",
     "cache_dir",
     "cuda_options",
     "has_no_kernel",
@@ -42,6 +44,25 @@ __all__ = [
 DYN_M_HINT = 61
 
 _KEPT_ARTIFACTS = 16
+# Artifacts of single candidates that are kept: those for any M, which many problems share.
+_KEPT_CHOICES = 64
+# Lists of candidates that are kept, by the problem's geometry.
+_KEPT_LISTS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """A set of candidates that Inductor offers under certain options.
+
+    Attributes:
+        suffix: what distinguishes their names from the same ones in another space, "" for the space that comes first.
+        only: pattern of the names that count; the others belong to another space.
+        options: beside the backend's own, as a tuple of pairs.
+    """
+
+    suffix: str = ""
+    only: str = "*"
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 def cache_dir() -> Path:
@@ -82,8 +103,9 @@ class InductorBackend(abc.ABC):
         name: what ``--gemm-backends`` takes.
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
+        device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
         variety: over how many of its candidates ``one`` spreads the problems.
-        compiles: how often the compiler ran.
+        compiles: how often the compiler ran; a list of candidates is no compile.
         recompiles: how many of those only because constants could not be replaced.
         unbindable: why, by problem line.
     """
@@ -92,6 +114,7 @@ class InductorBackend(abc.ABC):
     inductor_name: str = ""
     devices: tuple[str, ...] = ("cuda",)
     candidates: str = "all"
+    device_kernel: str = ""
     variety: int = 1 << 31
 
     def __init__(
@@ -110,6 +133,9 @@ class InductorBackend(abc.ABC):
         self.unbindable: dict[str, str] = {}
         self._keep = keep
         self._artifacts: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
+        self._choices: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
+        self._lists: OrderedDict[tuple[Any, ...], tuple[str, ...]] = OrderedDict()
+        self._twins: dict[str, InductorBackend] = {}
         self._dropped_compiles = 0
         self._dropped_recompiles = 0
 
@@ -136,20 +162,26 @@ class InductorBackend(abc.ABC):
             options["cpp.threads"] = self.threads
         return options
 
+    def spaces(self, problem: Problem) -> tuple[Space, ...]:
+        """Where all candidates of a problem come from; what ``prepare`` picks from is the first."""
+        return (Space(),)
+
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """The arithmetic of the compiled problem.
 
         Where the template kernel is the last one, it has held the sum in f32 through the whole epilogue and has
         rounded once.  With another kernel after it, or before anything is compiled, the result may have been
-        rounded in between.
+        rounded in between.  So may a value that is tapped: the last step can go on from what was stored.
         """
-        fused = artifact is not None and artifact.fused and not _casts(problem)
+        fused = artifact is not None and artifact.fused and not _casts(problem) and not problem.has("tap")
         plain = not problem.passes and problem.step("bias") is None
         return dataclasses.replace(self.sum(problem), epilogue="fused" if fused or plain else "either")
 
     def sum(self, problem: Problem) -> Contract:
         """The arithmetic of the sum of products alone."""
-        return Contract("f32")
+        from pytest_gemm.precision import as_allowed
+
+        return as_allowed(Contract("f32"), problem)
 
     # -- the protocol ----------------------------------------------------------------------------------
 
@@ -164,56 +196,148 @@ class InductorBackend(abc.ABC):
         artifact = self.artifact(problem, operands)
         return InductorPrepared(problem, artifact, self.contract(problem, artifact))
 
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
+        """Compile the problem with this candidate and no other.
+
+        Raises:
+            Unsupported: when Inductor has no candidate of this name.
+            Dropped: when it cannot be compiled for this device, or does not fit it.
+        """
+        from pytest_gemm.backends.artifact import InductorPrepared
+
+        artifact = self.artifact(problem, operands, choice)
+        return InductorPrepared(problem, artifact, self.contract(problem, artifact))
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        """Names of all candidates that Inductor has for the problem, in its order.
+
+        Raises:
+            Unsupported: when it has none.
+        """
+        found = [name for space in self.spaces(problem) for name in self._listed(problem, operands, space)]
+        if not found:
+            raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
+        return tuple(found)
+
     def with_user_caches(self, tag: str) -> InductorBackend:
         """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
         return type(self)(threads=self.threads, user_caches=tag, keep=0, candidates=self.candidates)
 
-    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
-        """Names of the candidates that Inductor has for the problem, in its order."""
-        return self.artifact(problem, operands).choices
+    def picking(self, how: Literal["one", "winner"]) -> InductorBackend:
+        """A twin that picks its candidate in this way; see ``Tuning`` in ``backend.py``."""
+        candidates = {"one": "one", "winner": "all"}[how]
+        if candidates == self.candidates:
+            return self
+        if candidates not in self._twins:
+            twin = self._twins[candidates] = self.with_user_caches(self.user_caches)
+            twin.candidates, twin.rebind, twin._keep = candidates, self.rebind, self._keep
+        return self._twins[candidates]
 
-    def artifact(self, problem: Problem, operands: Operands) -> Artifact:
-        """The compiled program of a problem; the same one for the same problem and geometry."""
+    def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
+        """The compiled program of a problem; the same one for the same problem and geometry.
+
+        Args:
+            problem: what to compile.
+            operands: of that geometry.
+            choice: name of the one candidate to compile; "": as ``candidates`` says.
+        """
+        from pytest_gemm.backends.artifact import Artifact
+
+        first, tensors = self._first(problem, operands)
+        key = (choice, *self._key(first, tensors))
+        kept = self._choices if choice else self._artifacts
+        if key in kept:
+            kept.move_to_end(key)
+            return kept[key]
+        spec = self._spec(problem, Space())
+        if choice:
+            space = self._space_of(problem, operands, choice)
+            spec = dataclasses.replace(self._spec(problem, space), candidate=choice.removesuffix(space.suffix))
+            if self.user_caches:  # the keys of these caches know nothing of a candidate
+                spec = dataclasses.replace(spec, user_caches=f"{self.user_caches}-{choice}")
+        elif self.candidates == "one":
+            spec = dataclasses.replace(spec, candidate=zlib.crc32(first.line.encode()) % self.variety)
+        artifact = Artifact(first, tensors, spec)
+        if artifact.rebind_reason and self.rebind:
+            self.unbindable[problem.line] = artifact.rebind_reason
+        if choice and not problem.has("dyn-m"):
+            self._forget(artifact)  # whoever asked for it holds it, and no other problem has a use for it
+            return artifact
+        kept[key] = artifact
+        while len(kept) > (min(self._keep, 1) * _KEPT_CHOICES if choice else self._keep):
+            self._forget(kept.popitem(last=False)[1])
+        return artifact
+
+    def _forget(self, artifact: Artifact) -> None:
+        self._dropped_compiles += artifact.compiles
+        self._dropped_recompiles += artifact.compiles - 1
+
+    def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
+        """The problem whose program is compiled, and tensors of its geometry: for ``dyn-m`` another M."""
         from pytest_gemm import program
-        from pytest_gemm.backends.artifact import Artifact, CompileSpec
 
         tensors = program.args(problem, operands)
-        first = problem
-        if problem.has("dyn-m"):
-            first = problem.with_m(DYN_M_HINT)
-            tensors = self._at_hint(problem, tensors)
-        key = (first.line, self._threads(), tuple((n, t.shape, t.stride()) for n, t in tensors.items()))
-        if key in self._artifacts:
-            self._artifacts.move_to_end(key)
-            return self._artifacts[key]
-        spec = CompileSpec(
+        if not problem.has("dyn-m"):
+            return problem, tensors
+        return problem.with_m(DYN_M_HINT), self._at_hint(problem, tensors)
+
+    def _key(self, first: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+        return (first.line, self._threads(), tuple((n, t.shape, t.stride()) for n, t in tensors.items()))
+
+    def _spec(self, problem: Problem, space: Space) -> CompileSpec:
+        """How to compile the problem with the candidates of ``space``, benchmarking them."""
+        from pytest_gemm.backends.artifact import CompileSpec
+
+        return CompileSpec(
             self.inductor_name,
-            self.options(problem),
+            self.options(problem) | dict(space.options),
             str(cache_dir()),
             threads=self._threads(),
             user_caches=self.user_caches,
             rebind=self.rebind,
-            candidate=zlib.crc32(first.line.encode()) % self.variety if self.candidates == "one" else None,
+            device_kernel=self.device_kernel,
         )
-        artifact = Artifact(first, tensors, spec)
-        if artifact.rebind_reason and self.rebind:
-            self.unbindable[problem.line] = artifact.rebind_reason
-        self._artifacts[key] = artifact
-        while len(self._artifacts) > self._keep:
-            _, old = self._artifacts.popitem(last=False)
-            self._dropped_compiles += old.compiles
-            self._dropped_recompiles += old.compiles - 1
-        return artifact
+
+    def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:
+        """Names of the candidates of one space, none where it has none."""
+        from pytest_gemm.backends.artifact import list_choices
+
+        first, tensors = self._first(problem, operands)
+        key = (space, *self._key(first, tensors))
+        if key not in self._lists:
+            own = list_choices(first, tensors, self._spec(problem, space))
+            own = tuple(name for name in own if fnmatch.fnmatchcase(name, space.only))
+            self._lists[key] = tuple(f"{name}{space.suffix}" for name in own)
+            while len(self._lists) > _KEPT_LISTS:
+                self._lists.popitem(last=False)
+        return self._lists[key]
+
+    def _space_of(self, problem: Problem, operands: Operands, choice: str) -> Space:
+        """Where a candidate comes from.
+
+        Raises:
+            Unsupported: when there is none of this name.
+        """
+        spaces = self.spaces(problem)
+        if len(spaces) == 1:
+            return spaces[0]  # whether it has this candidate shows when it is compiled
+        for space in spaces:
+            if choice in self._listed(problem, operands, space):
+                return space
+        raise Unsupported("no-such-choice", f"Inductor has no {self.inductor_name} candidate {choice} for {problem}")
 
     @property
     def compiles(self) -> int:
         """How often the compiler ran."""
-        return self._dropped_compiles + sum(a.compiles for a in self._artifacts.values())
+        return self._dropped_compiles + sum(a.compiles for a in self._alive())
 
     @property
     def recompiles(self) -> int:
         """How many of the compiles only put other constants into a program."""
-        return self._dropped_recompiles + sum(a.compiles - 1 for a in self._artifacts.values())
+        return self._dropped_recompiles + sum(a.compiles - 1 for a in self._alive())
+
+    def _alive(self) -> tuple[Artifact, ...]:
+        return (*self._artifacts.values(), *self._choices.values())
 
     def _threads(self) -> int:
         import torch
@@ -223,8 +347,6 @@ class InductorBackend(abc.ABC):
     @staticmethod
     def _at_hint(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors with M at :data:`DYN_M_HINT`: contents do not matter, only the geometry does."""
-        import torch
-
         from pytest_gemm.backends.artifact import m_dimensions
 
         dims = m_dimensions(problem)
@@ -238,7 +360,7 @@ class InductorBackend(abc.ABC):
             shape[dims[name]] = DYN_M_HINT
             stride = _strides_at(tensor, dims[name], m)
             extent = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-            storage = torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
+            storage = tensor.new_zeros(extent)  # of its kind: a tensor without memory stays one
             found[name] = storage.as_strided(shape, stride, tensor.storage_offset())
         return found
 
@@ -343,7 +465,7 @@ def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
             why = "K=1 is an outer product"
         elif op == "bmm" and cpu and 1 in (m, n):
             why = f"a batch of products with {'M' if m == 1 else 'N'}=1 is bound by memory"
-    elif op in {"int_mm", "woq_int8"} or 0 in (m, n):
+    elif op in {"int_mm", "woq_int8", "scaled_mm", "grouped_mm"} or 0 in (m, n):
         return None
     elif cpu and m == 1 and n == 1:
         why = "M=N=1 is a dot product"

@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_gemm.backend import Availability, Contract, Unsupported
 from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
 from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
@@ -21,6 +22,7 @@ class NvgemmBackend(InductorBackend):
     inductor_name: str = "NVGEMM"
     devices: tuple[str, ...] = ("cuda",)
     candidates: str = "one"
+    device_kernel: str = DEVICE_KERNEL
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, the CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
@@ -50,6 +52,8 @@ class NvgemmBackend(InductorBackend):
             return refusal
         out = problem.dtypes.out.name
         biased = problem.op.addend or (problem.op.name == "linear" and problem.step("bias") is not None)
+        if problem.grouped or problem.op.name == "scaled_mm":
+            return Unsupported("op", "cutlass_api's kernels for grouped and scaled products are Blackwell's")
         if biased or problem.op.name not in {"mm", "bmm", "linear"}:
             return Unsupported("op", "Inductor asks NVGEMM for mm, bmm and grouped products only, with no addend")
         if out not in {"f16", "bf16"}:

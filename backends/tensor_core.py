@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+import dataclasses
+from typing import Final, Literal
 
 from pytest_gemm.backend import Contract, Unsupported
 from pytest_gemm.problem import Problem
 
-__all__ = ["contract", "not_compact", "unaligned"]
+__all__ = ["contract", "not_compact", "odd_groups", "odd_scaled", "unaligned"]
 
 # Compute capability (major) -> alignment bits f and chunk L for f16 and bf16 inputs with a float32 accumulator: the
 # terms of a chunk and the accumulator are aligned to f fractional bits and truncated (Fasi et al., 2021, for Volta to
@@ -15,39 +16,63 @@ __all__ = ["contract", "not_compact", "unaligned"]
 # the table gets the loosest row.
 _HALF: Final[dict[int, tuple[int, int]]] = {8: (24, 8), 9: (25, 16)}
 _LOOSEST: Final = (24, 8)
+# The same for TF32, whose significands are as long as those of f16.
+_TF32: Final[dict[int, tuple[int, int]]] = {8: (24, 4), 9: (25, 8)}
+_LOOSEST_TF32: Final = (24, 4)
+# The same for fp8: Ada and Hopper keep 13 fractional bits of the products, and of the sum between two instructions (the
+# accumulation of "about 14 bits" that DeepSeek-V3's report describes, section 3.5.2); 32 products an instruction.
+_FP8: Final = (13, 32)
+# Without fast accumulation CUTLASS adds the sum of four such instructions to one in f32 (mma_promotion_interval), and
+# cuBLAS is taken to do the same.
+_PROMOTION: Final = 128
+# cuBLAS slices K for few, long sums.  Not seen: more slices than these, or shorter ones than an instruction's K.
+_SLICES: Final = 32
+_SLICE: Final = 16
 
 
-def contract(problem: Problem, *, library: bool = False) -> Contract:
-    """The sum of products of ``problem`` on the current CUDA device, with TF32 and reduced-precision reduction off.
+def contract(problem: Problem, *, library: bool = False, promote_every: int = _PROMOTION) -> Contract:
+    """The sum of products of ``problem`` on the current CUDA device, under ``precision.settings(problem)``.
 
-    f16 and bf16 are multiplied by tensor cores into float32.  f32 is not given to tensor cores (TF32 is off), and f64
-    is added in IEEE arithmetic by them too.  int8 into int32 is exact.
+    f16 and bf16 are multiplied by tensor cores into float32; with ``reduced`` a library may store its partial sums in
+    them.  f32 goes to tensor cores with ``tf32`` only, and need not; f64 is added in IEEE arithmetic by them too.  int8
+    into int32 is exact.  fp8 is added in few bits: those of the tensor core with ``fast-acc``, and without it only up
+    to the next promotion.
 
     Args:
         problem: what is computed.
         library: whether the kernel is a library's to choose (cuBLAS), which may also be one without tensor cores (a
             GEMV) or one that slices K: then the larger of both bounds holds.
+        promote_every: of fp8 without ``fast-acc``: how many products a tensor core adds before its sum goes to f32.
     """
     name = problem.dtypes.out.name  # an integer side of a mixed product is converted to it first
-    slices = 32 if library else 1  # cuBLAS slices K for few, long sums; more slices than this have not been seen
+    slices = max(1, min(_SLICES, -(-problem.shape.k // _SLICE))) if library else 1
+    if problem.op.name == "scaled_mm":
+        bits, chunk = _FP8
+        every = 0 if problem.has("fast-acc") else promote_every
+        return Contract("f32", slices=slices, alignment_bits=bits, chunk=chunk, promote_every=every)
     if name == "i32":
         return Contract("i32")
     if name == "f64":
         return Contract("f64", slices=slices)
-    if name == "f32":
+    tf32 = problem.has("tf32")
+    if name == "f32" and not tf32:
         return Contract("f32", slices=slices)
     import torch
 
-    bits, chunk = _HALF.get(torch.cuda.get_device_capability()[0], _LOOSEST)
-    return Contract("f32", slices=slices, alignment_bits=bits, chunk=chunk, or_scalar=library)
+    from pytest_gemm.precision import as_allowed
+
+    rows, loosest = (_TF32, _LOOSEST_TF32) if tf32 else (_HALF, _LOOSEST)
+    bits, chunk = rows.get(torch.cuda.get_device_capability()[0], loosest)
+    partials: Literal["f32", "out"] = "out" if library and problem.has("reduced") else "f32"
+    found = Contract("f32", slices=slices, partials=partials, alignment_bits=bits, chunk=chunk)
+    return as_allowed(dataclasses.replace(found, or_scalar=library or tf32), problem)
 
 
 def unaligned(problem: Problem) -> Unsupported | None:
     """The refusal of operands that TMA cannot load: their rows must begin at multiples of 16 bytes."""
     shape, layout = problem.shape, problem.layout
     m, n, k = shape.m, shape.n, shape.k
-    # An integer side of a mixed product is converted before the kernel sees it.
-    bits = problem.dtypes.a.bits if problem.op.name == "int_mm" else problem.dtypes.out.bits
+    bits = problem.input_dtype.bits
     unit = 128 // bits
     rows = {
         "A": (m if layout.a_transposed else k, unit),
@@ -64,6 +89,34 @@ def unaligned(problem: Problem) -> Unsupported | None:
     for flag in ("off-a", "off-b"):
         if problem.has(flag):
             return Unsupported("alignment", "TMA needs a base address that is a multiple of 16 bytes", f"drop {flag}")
+    return None
+
+
+def odd_scaled(problem: Problem) -> Unsupported | None:
+    """The refusal of sizes that ``_scaled_mm`` checks on CUDA, whoever computes it."""
+    if problem.op.name == "scaled_mm" and (problem.shape.n % 16 or problem.shape.k % 16):
+        return Unsupported("scaled-mm-shape", "on CUDA _scaled_mm needs multiples of 16 for N and K")
+    return None
+
+
+def odd_groups(problem: Problem) -> Unsupported | None:
+    """The refusal of rows that ``_grouped_mm`` checks on every device: they begin at multiples of 16 bytes.
+
+    From ``check_valid_strides_and_return_transposed`` in ``aten/src/ATen/native/GroupedMMUtils.h``; the result may have
+    any N.
+    """
+    if not problem.grouped:
+        return None
+    shape, unit = problem.shape, 128 // problem.dtypes.a.bits
+    gap = 8  # of pad-lda and pad-ldb, see operands.py
+    rows = {
+        "A": shape.k + (gap if problem.has("pad-lda") else 0),
+        "B": (shape.k if problem.layout.b_transposed else shape.n) + (gap if problem.has("pad-ldb") else 0),
+    }
+    for name, length in rows.items():
+        if length == 0 or length % unit:
+            text = f"rows of {name} are {length} elements apart: _grouped_mm needs a multiple of {unit} (16 bytes)"
+            return Unsupported("alignment", text)
     return None
 
 

@@ -15,19 +15,25 @@ import functools
 import importlib
 import inspect
 import logging
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from pytest_gemm.backends import naming
+from pytest_gemm.outcome import Reason
+
 __all__ = [
     "Packing",
     "Session",
+    "allocators_of",
     "cache_dir_set",
+    "choice_names",
     "forget_module",
     "kernels_of",
     "lacks",
@@ -35,12 +41,12 @@ __all__ = [
     "never_recompile",
     "nth",
     "option",
-    "out_of_resources",
     "recompiled",
     "same_bits",
     "session",
     "torch_release",
     "vector_isa",
+    "why_dropped",
 ]
 
 
@@ -106,18 +112,25 @@ class Session:
 
     Attributes:
         choices: names of all candidates that the selection was given.
-        dropped: names of candidates that were tried alone and could not be compiled or launched, with the reason.
+        tried: the one of them that was left, where one was asked for.
+        failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
+            Inductor keeps it to itself, the reason.  Inductor leaves them out without a word.
+        dropped: candidates that were left out, with the reason; for the artifact.
         chosen: names of those that became a node of the program.
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
+        subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         refused: ops for which the selection had no candidate at all.
         modules: generated Python modules, in order of loading.
         packings: replayable weight packings.
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
-    dropped: dict[str, str] = dataclasses.field(default_factory=dict)
+    tried: str = ""
+    failed: dict[str, Exception | Reason] = dataclasses.field(default_factory=dict)
+    dropped: dict[str, Reason] = dataclasses.field(default_factory=dict)
     chosen: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
+    subgraphs: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     packings: list[Packing] = dataclasses.field(default_factory=list)
@@ -131,26 +144,61 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.detach().contiguous().view(kind), b.detach().contiguous().view(kind))
 
 
-def _caller_name(choice: Any) -> str:
-    """A choice by what it is: ``CppMicroGemmFP32Vec(8x48x1)``, ``triton_mm(64x32x128,s4,w8)``, a CUTLASS configuration.
+# -- candidates ----------------------------------------------------------------------------------------
 
-    Inductor numbers Triton's callers in the order in which a process makes them, so the number says nothing.
+
+def choice_names(choices: Iterable[Any]) -> tuple[str, ...]:
+    """The candidates of one selection by what they are, no two alike: what ``--gemm-choices`` takes.
+
+    ``CppMicroGemmFP32Vec-8x48x1`` (register blocking), ``triton_mm-64x128x32,s4,w8`` (tile in the order M, N, K,
+    stages, warps), ``decompose_k_mm_16_split``, a CUTLASS configuration with ``,swizzle=1``.
     """
+    return naming.unique(map(_described, choices))
+
+
+def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
+    """Base name of a candidate and the facts that may tell it from others of that name."""
     choice = getattr(choice, "_wrapped", choice)
     template: Any = getattr(choice, "template", None)
     blocking = getattr(template, "register_blocking", None)
     if blocking is not None:
-        return f"{template.name}({blocking.block_m}x{blocking.block_n}x{blocking.block_k})"
+        return f"{template.name}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}", {}
     name = str(getattr(choice, "name", choice))
     if (operation := (getattr(choice, "info_kwargs", None) or {}).get("op")) is not None:
-        return f"{operation.configuration_name()},swizzle={choice.info_kwargs.get('swizzle')}"
+        return f"{operation.configuration_name()},swizzle={choice.info_kwargs.get('swizzle')}", {}
     if (metadata := getattr(getattr(choice, "kernel", None), "metadata", None)) is not None:
-        return str(getattr(metadata, "kernel_name", None) or getattr(metadata, "operator_name", name))
+        return str(getattr(metadata, "kernel_name", None) or getattr(metadata, "operator_name", name)), {}
+    # Inductor numbers callers in the order in which a process makes them, so the number says nothing.
+    name = re.sub(r"_[0-9]+$", "", name)
     log = getattr(choice, "log_info", None)
     if isinstance(log, dict) and "tile_shape" in log:
-        tile = re.sub(r"[^\d,-]", "", str(log["tile_shape"])).replace(",", "x")  # Inductor's order: M, K, N
-        return f"{re.sub(r'_[0-9]+$', '', name)}({tile},s{log.get('num_stages')},w{log.get('num_warps')})"
-    return re.sub(r"_[0-9]+$", "", name) if name.startswith("decompose_k") else name
+        m, k, n = re.findall(r"-?\d+", str(log["tile_shape"]))  # Inductor's order
+        base = _triton_name(name, (m, n, k), log.get("num_stages"), log.get("num_warps"))
+        # The template's own constants are in capitals: "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=16, ..."
+        return base, dict(re.findall(r"\b([A-Z]\w*)='?([^,']*)'?", str(getattr(choice, "description", ""))))
+    return name, {}
+
+
+def _triton_name(template: str, tile: Iterable[object], stages: object, warps: object) -> str:
+    return f"{template}-{'x'.join(map(str, tile))},s{stages},w{warps}"
+
+
+class _Unrendered:
+    """What is known of a Triton candidate before its code is made: enough for :func:`choice_names`.
+
+    Args:
+        template: name of the template, ``mm`` for instance.
+        kwargs: what its ``generate`` was given.
+    """
+
+    def __init__(self, template: str, kwargs: Mapping[str, Any]) -> None:
+        self.name = f"triton_{template}_0"
+        self.log_info = {
+            "tile_shape": tuple(kwargs.get(f"BLOCK_{d}", -1) for d in "MKN"),
+            "num_stages": kwargs.get("num_stages"),
+            "num_warps": kwargs.get("num_warps"),
+        }
+        self.description = ", ".join(f"{key}={kwargs[key]!r}" for key in sorted(kwargs) if key[:1].isupper())
 
 
 def _is_extern(choice: Any) -> bool:
@@ -159,40 +207,173 @@ def _is_extern(choice: Any) -> bool:
     return isinstance(getattr(choice, "_wrapped", choice), ExternKernelCaller)
 
 
+def _is_subgraph(choice: Any) -> bool:
+    from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
+
+    return isinstance(choice, SubgraphChoiceCaller)
+
+
 def nth(candidate: int, count: int) -> int:
     """Index of a candidate among ``count``: consecutive numbers lie far apart, for neighbours differ least."""
     return candidate * 7919 % count
 
 
+class _Listed(Exception):
+    """The candidates are known and nothing else was asked for: ends a compile inside Inductor."""
+
+
+class _Selection:
+    """Watches the selections of one compile, and narrows them where a candidate is asked for.
+
+    A selection inside another one (the product within decompose-K) is none of ours and passes.
+    """
+
+    def __init__(self, seen: Session, candidate: int | str | None, listing: bool) -> None:
+        self.seen = seen
+        self.candidate = candidate
+        self.listing = listing
+        self.selector: Any = None
+        self.depth = 0
+        # By id of the candidate, which is kept so that the id stays its own.
+        self.named: dict[int, tuple[Any, str]] = {}
+
+    def enter(self, selector: Any, name: str, choices: list[Any]) -> None:
+        """A selection is about to begin: note its candidates and leave those that are wanted, in place."""
+        seen = self.seen
+        self.selector = selector
+        if not choices:
+            seen.refused.append(name)
+        names = choice_names(choices)
+        seen.choices.extend(names)
+        if self.listing:
+            raise _Listed
+        if self.candidate is not None and choices:
+            index = self._index(names)
+            seen.tried = names[index]
+            # In place: an epilogue's lowering may hold the same list.
+            choices[:] = [choices[index]]
+            names = (seen.tried,)
+        for choice, called in zip(choices, names, strict=True):
+            self.named[id(choice)] = choice, called
+            choice.output_node = self._noting_node(choice, choice.output_node)
+            if hasattr(choice, "precompile"):
+                choice.precompile = self._noting_failure(choice, choice.precompile)
+
+    def _index(self, names: Sequence[str]) -> int:
+        if isinstance(self.candidate, int):
+            return nth(self.candidate, len(names))
+        # A program with several selections has the name in one of them; the others take their first.
+        return names.index(self.candidate) if self.candidate in names else 0
+
+    def name(self, choice: Any) -> str:
+        """What a candidate is called, also one that was made after the selection."""
+        return self.named[id(choice)][1] if id(choice) in self.named else choice_names([choice])[0]
+
+    def fail(self, choice: Any, why: Exception | Reason) -> None:
+        """Note that a candidate failed; the first failure holds."""
+        self.seen.failed.setdefault(self.name(choice), why)
+
+    def leave(self) -> None:
+        """The compile is over: what failed without an exception, and nothing of Inductor's kept alive."""
+        for choice, _ in self.named.values():
+            if getattr(choice, "failed", False):
+                self.fail(choice, Reason("compile-timeout", "its compile did not end within Inductor's hour"))
+        self.named.clear()
+        # It would keep every candidate, and with it the whole graph, as long as the process lives.
+        getattr(self.selector, "precompile_cache", {}).clear()
+
+    def _noting_node(self, choice: Any, output_node: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(output_node)
+        def noting() -> Any:
+            self.depth += 1
+            try:
+                node = output_node()
+            finally:
+                self.depth -= 1
+            self.seen.chosen.append(self.name(choice))
+            if _is_extern(choice):
+                self.seen.foreign.append(self.name(choice))
+            if _is_subgraph(choice):
+                self.seen.subgraphs.append(self.name(choice))
+            return node
+
+        return noting
+
+    def _noting_failure(self, choice: Any, compile_it: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(compile_it)
+        def noting() -> Any:
+            try:
+                return compile_it()
+            except Exception as error:
+                self.fail(choice, error)
+                raise
+
+        return noting
+
+
 @contextlib.contextmanager
-def _watch_selection(seen: Session, candidate: int | None = None) -> Iterator[None]:
-    """Note the candidates of every selection, and the one whose node enters the program.
+def _watch_selection(seen: Session, candidate: int | str | None = None, listing: bool = False) -> Iterator[None]:
+    """Note the candidates of every selection, which of them fail, and the one whose node enters the program.
 
     Args:
         seen: where to note them.
-        candidate: leave only this one of them, counted round; ``None``: Inductor chooses by benchmarking.
+        candidate: leave only this one of them: a number, counted round, or a name; ``None``: Inductor chooses by
+            benchmarking.
+        listing: end the compile as soon as the candidates are known.
     """
+    from torch._inductor import autotune_process
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    original = AlgorithmSelectorCache.__call__
+    watch = _Selection(seen, candidate, listing)
+    select = AlgorithmSelectorCache.__call__
+    benchmark_one: Any = inspect.getattr_static(AlgorithmSelectorCache, "benchmark_choice").__func__
+    benchmark_elsewhere = autotune_process.benchmark_in_sub_process
+    autotune = AlgorithmSelectorCache.do_autotuning
 
-    def watched(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
-        if not choices:
-            seen.refused.append(name)
-        seen.choices.extend(map(_caller_name, choices))
-        if candidate is not None and choices:
-            # In place: an epilogue's lowering may hold the same list.
-            choices[:] = [choices[nth(candidate, len(choices))]]
-        for choice in choices:
-            choice.output_node = _noting(choice, choice.output_node, seen)
-        return original(self, name, choices, *args, **kwargs)
+    def selecting(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
+        if not watch.depth:
+            watch.enter(self, name, choices)
+        watch.depth += 1
+        try:
+            return select(self, name, choices, *args, **kwargs)
+        finally:
+            watch.depth -= 1
 
-    with patch.object(AlgorithmSelectorCache, "__call__", watched), _watch_deferred(seen):
-        yield
+    def benchmarking_one(cls: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return benchmark_one(cls, choice, *args, **kwargs)
+        except Exception as error:
+            watch.fail(choice, error)
+            raise
+
+    def timed(timings: Any, text: str) -> Any:
+        for choice, time in (timings or {}).items():
+            if not math.isfinite(time):
+                watch.fail(choice, Reason("benchmark-failed", text))
+        return timings
+
+    def benchmarking_elsewhere(choices: Any) -> Any:
+        return timed(benchmark_elsewhere(choices), "its benchmark, in a process of its own, failed or took too long")
+
+    def autotuning(*args: Any, **kwargs: Any) -> Any:
+        return timed(autotune(*args, **kwargs), "its benchmark gave no time")
+
+    with (
+        patch.object(AlgorithmSelectorCache, "__call__", selecting),
+        patch.object(AlgorithmSelectorCache, "benchmark_choice", classmethod(benchmarking_one)),
+        patch.object(AlgorithmSelectorCache, "do_autotuning", autotuning),
+        patch.object(autotune_process, "benchmark_in_sub_process", benchmarking_elsewhere),
+        _watch_deferred(watch),
+        _rendering_less(candidate, listing),
+    ):
+        try:
+            yield
+        finally:
+            watch.leave()
 
 
 @contextlib.contextmanager
-def _watch_deferred(seen: Session) -> Iterator[None]:
+def _watch_deferred(watch: _Selection) -> Iterator[None]:
     """Note the Triton candidate that a selection ended with which was put off until epilogues could be benchmarked.
 
     A buffer may be finalised more than once, with the last one holding.
@@ -201,29 +382,67 @@ def _watch_deferred(seen: Session) -> Iterator[None]:
 
     original: Any = MultiTemplateBuffer.finalize_as_triton_caller
     places: dict[int, tuple[Any, int]] = {}  # by buffer, which is kept so that its id stays its own
+    chosen = watch.seen.chosen
 
     def watched(self: Any, caller: Any) -> Any:
         if id(self) in places:
-            seen.chosen[places[id(self)][1]] = _caller_name(caller)
+            chosen[places[id(self)][1]] = watch.name(caller)
         else:
-            places[id(self)] = (self, len(seen.chosen))
-            seen.chosen.append(_caller_name(caller))
+            places[id(self)] = (self, len(chosen))
+            chosen.append(watch.name(caller))
         return original(self, caller)
 
     with patch.object(MultiTemplateBuffer, "finalize_as_triton_caller", watched):
         yield
 
 
-def _noting(choice: Any, output_node: Callable[[], Any], seen: Session) -> Callable[[], Any]:
-    @functools.wraps(output_node)
-    def noting() -> Any:
-        node = output_node()
-        seen.chosen.append(_caller_name(choice))
-        if _is_extern(choice):
-            seen.foreign.append(_caller_name(choice))
-        return node
+@contextlib.contextmanager
+def _rendering_less(candidate: int | str | None, listing: bool) -> Iterator[None]:
+    """Where a candidate is asked for by name, make no other one's Triton code; for a list of them, make none.
 
-    return noting
+    It takes milliseconds each, at every compile, and the exhaustive search space has thousands of them.
+    """
+    if not (listing or isinstance(candidate, str)):
+        yield
+        return
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    generate: Any = TritonTemplate.generate
+
+    def generating(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outline = _Unrendered(self.name, kwargs)
+        if listing:
+            return outline
+        (base,) = choice_names([outline])
+        if candidate != base and not str(candidate).startswith((f"{base},", f"{base}@")):
+            return None  # as for a candidate that Inductor itself finds impossible
+        return generate(self, *args, **kwargs)
+
+    with patch.object(TritonTemplate, "generate", generating):
+        yield
+
+
+# Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one
+# process may differ in these.
+_HASTY = ("use_decompose_k_choice", "get_k_splits")
+
+
+@contextlib.contextmanager
+def _forgetting_options() -> Iterator[None]:
+    """Let no answer that Inductor gave under other options reach this session, nor this session's any other."""
+    from torch._inductor import utils
+
+    def forget() -> None:
+        for name in _HASTY:
+            clear: Any = getattr(getattr(utils, name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
 
 
 @contextlib.contextmanager
@@ -351,7 +570,12 @@ def cache_dir_set(directory: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def session(
-    options: Mapping[str, Any], *, directory: str, user_caches: str = "", candidate: int | None = None
+    options: Mapping[str, Any],
+    *,
+    directory: str,
+    user_caches: str = "",
+    candidate: int | str | None = None,
+    listing: bool = False,
 ) -> Iterator[Session]:
     """Compile inside the block with these Inductor options and record what becomes of it.
 
@@ -362,6 +586,7 @@ def session(
         user_caches: a tag that separates these compiles' entries in AOTAutograd's and the FX graph cache from all
             others; "" turns both off, so that every compile is a compile.
         candidate: compile only this one of the candidates instead of benchmarking all, see ``_watch_selection``.
+        listing: end the compile by an exception as soon as ``Session.choices`` is filled.
     """
     import torch._functorch.config as functorch_config
     import torch._inductor.compile_fx  # first: the modules below import each other in a circle
@@ -374,11 +599,15 @@ def session(
         stack.enter_context(cache_dir_set(directory))
         stack.enter_context(inductor_config.patch(dict(options)))
         stack.enter_context(inductor_config.patch(fx_graph_cache=bool(user_caches), fx_graph_remote_cache=False))
+        if hasattr(inductor_config, "autotune_local_cache"):
+            # Inductor would remember that a candidate failed, and not why.
+            stack.enter_context(inductor_config.patch(autotune_local_cache=bool(user_caches)))
         stack.enter_context(functorch_config.patch({"enable_autograd_cache": bool(user_caches)}))
         # Not its patch(): the module is made a configuration at import, which type checkers do not see.
         stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
         stack.enter_context(_memoised())
-        stack.enter_context(_watch_selection(seen, candidate))
+        stack.enter_context(_forgetting_options())
+        stack.enter_context(_watch_selection(seen, candidate, listing))
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))
         stack.enter_context(torch.no_grad())
@@ -416,27 +645,44 @@ def recompiled(error: RuntimeError) -> bool:
     return "fail_on_recompile" in str(error)
 
 
-# Exceptions that say that a candidate needs more of the device than there is; Inductor drops such a one when it
-# benchmarks several.  By name: torch and triton move them between modules.
-_OUT_OF_RESOURCES = frozenset({"NoTritonConfigsError", "OutOfResources", "PTXASError"})
+def why_dropped(error: BaseException) -> Reason | None:
+    """Why autotuning leaves a candidate out that raised this, where that is no defect of the candidate.
 
-
-def out_of_resources(error: BaseException) -> str:
-    """Name of the exception by which a candidate says that it does not fit the device, "" for any other error.
-
-    Inductor wraps what a compile raises, so the causes are looked at too.
+    Either it cannot be compiled for this device, or it needs more of it than there is.  ``None`` for any other
+    exception: Inductor would go on without the candidate after most of them, too, but they are failures.  By name:
+    torch and triton move these exceptions between modules.  Inductor wraps what a compile raises, so the causes are
+    looked at too.
     """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
-        one = todo.pop()
+        one = todo.pop(0)
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        if type(one).__name__ in _OUT_OF_RESOURCES:
-            return type(one).__name__
+        kind, text = type(one).__name__, str(one)
+        if kind == "CUDACompileError":
+            return Reason("compile-error", _compiler_message(str(getattr(one, "output", text))))
+        # "No valid triton configs. OutOfMemoryError: out of resource: ...": what stopped it is in the text alone.
+        # The name by itself is torch's as well, for memory that may be there the next time.
+        if kind == "OutOfResources" or re.search(r"No valid triton configs\. OutOf(?:Resources|MemoryError)\b", text):
+            return Reason("out-of-resources", _first_line(text, "Required|out of resource"))
+        if kind == "PTXASError" or "No valid triton configs. PTXASError" in text:
+            return Reason("compile-error", _first_line(text, "ptxas|PTXAS"))
         todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
-    return ""
+    return None
+
+
+def _compiler_message(output: str) -> str:
+    """What a compiler complains of first: its line with the word error, without the path before it."""
+    line = _first_line(output, r"\b(error|fatal)\b")
+    return re.sub(r"^\S*/(?=[^/\s]+\(\d+\))", "", line)
+
+
+def _first_line(text: str, pattern: str) -> str:
+    """The first line that has the pattern, or the first with anything in it; at most 200 characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if re.search(pattern, line)), lines[0] if lines else "no message")[:200]
 
 
 def vector_isa() -> str:
@@ -470,6 +716,11 @@ def kernels_of(source: str) -> dict[str, bool]:
         mark = _TEMPLATE_MARKS.get(match["kind"])
         found[match["name"]] = bool(mark and mark.search(match["body"]))
     return found
+
+
+def allocators_of(module: ModuleType) -> tuple[str, ...]:
+    """Names of the functions by which a generated module gets memory for results, intermediates and workspaces."""
+    return tuple(n for n, value in vars(module).items() if n.startswith("empty_strided") and callable(value))
 
 
 def forget_module(module: ModuleType) -> None:

@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.backend import Availability, Contract, Unsupported
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed
+from pytest_gemm.backends.inductor import (
+    InductorBackend,
+    Space,
+    cuda_options,
+    has_no_kernel,
+    installed,
+    no_cuda,
+    unclaimed,
+)
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.backends.artifact import Artifact
 
 __all__ = ["TritonBackend"]
 
 _DTYPES = frozenset({"f16", "bf16", "f32"})
+# The widest BLOCK_K among Inductor's configurations for fp8.
+_BLOCK_K = 256
+
+_SPLITS = "triton.num_decompose_k_splits"
+# How much longer than M and N K must be for decompose-K, Inductor's own default.
+_DECOMPOSED_FROM = 32
+# How many ways to slice K are offered, Inductor's own default.
+_DECOMPOSITIONS = 10
 
 
 class TritonBackend(InductorBackend):
-    """The Triton templates alone.  They take any strides; accumulation is in f32, without TF32 unless allowed."""
+    """The Triton templates alone.  They take any strides; accumulation is in f32, without TF32 unless allowed.
+
+    Candidates come out of up to three spaces, see ``docs/choices.md``: the templates, decompose-K where K is long, and
+    with the exhaustive search space the persistent template that stores through TMA.
+
+    Attributes:
+        space: ``default`` or ``exhaustive``: all of Inductor's tiles, stages and warps instead of a selection.
+    """
 
     name: str = "triton"
     inductor_name: str = "TRITON"
     devices: tuple[str, ...] = ("cuda",)
     # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
     candidates: str = "one"
+    space: str = "default"
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Take ``--gemm-triton-space``."""
+        self.space = options.get("triton-space", self.space)
+
+    def with_user_caches(self, tag: str) -> TritonBackend:
+        """As for every backend of Inductor, over the same candidates."""
+        twin = super().with_user_caches(tag)
+        assert isinstance(twin, TritonBackend)
+        twin.space = self.space
+        return twin
 
     def availability(self, device: str) -> Availability:
         """A CUDA device and the package ``triton``."""
@@ -36,7 +77,7 @@ class TritonBackend(InductorBackend):
         return Availability(versions=installed("triton"))
 
     def supports(self, problem: Problem) -> Unsupported | None:
-        """mm, addmm, bmm, baddbmm, linear, int_mm and mixed_mm in f16, bf16, f32 (and int8 to int32)."""
+        """mm, addmm, bmm, baddbmm, linear, int_mm, mixed_mm, scaled_mm and grouped_mm in f16, bf16, f32 (and int32)."""
         if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
             return refusal
         out = problem.dtypes.out.name
@@ -46,12 +87,87 @@ class TritonBackend(InductorBackend):
             return Unsupported("op", "Inductor lowers _weight_int8pack_mm with ATen and C++ candidates only")
         if out not in _DTYPES and problem.op.name != "int_mm":
             return Unsupported("dtype", f"Inductor's Triton templates take f16, bf16 and f32, not {out}")
-        return None
+        if problem.op.name == "scaled_mm":
+            return _scaled(problem)
+        return _grouped(problem) if problem.grouped else None
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """With the persistent TMA template among the candidates, where Inductor's condition for it holds."""
-        return {**super().options(problem), **cuda_options(), "triton.enable_persistent_tma_matmul": True}
+        options = {**super().options(problem), **cuda_options(), "triton.enable_persistent_tma_matmul": True}
+        if self.space == "exhaustive":
+            options["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
+        if self.candidates == "all":  # who wins for a user is decided with decompose-K among the candidates
+            options[_SPLITS] = _DECOMPOSITIONS
+        return options
+
+    def spaces(self, problem: Problem) -> tuple[Space, ...]:
+        """The templates; decompose-K; templates that store through TMA."""
+        found = [Space(options=((_SPLITS, 0),))]
+        if _is_long(problem):
+            found.append(Space(only="decompose_k*", options=((_SPLITS, _DECOMPOSITIONS),)))
+        if self.space == "exhaustive":
+            storing = (("triton.enable_template_tma_store", True), (_SPLITS, 0))
+            found.append(Space(suffix=",tma-store", only="triton_mm_persistent_tma*", options=storing))
+        return tuple(found)
+
+    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
+        """As for every backend of Inductor; decompose-K adds up slices, in f32, that a library has computed."""
+        found = super().contract(problem, artifact)
+        for name in artifact.chosen if artifact is not None else ():
+            if split := re.match(r"decompose_k_mm_(\d+)_split", name):
+                count = int(split[1])
+                shape = dataclasses.replace(problem.shape, k=problem.shape.k // count)
+                one = tensor_core.contract(dataclasses.replace(problem, shape=shape), library=True)
+                found = dataclasses.replace(
+                    one, slices=count * one.slices, partials="f32", epilogue=found.epilogue, deterministic=True
+                )
+        return found
 
     def sum(self, problem: Problem) -> Contract:
-        """Tensor cores into f32 for f16 and bf16; f32 by fused multiply-adds as long as TF32 is off."""
-        return tensor_core.contract(problem)
+        """Tensor cores into f32 for f16 and bf16; f32 by fused multiply-adds as long as TF32 is off.
+
+        Without fast accumulation the templates add each ``tl.dot`` of fp8 to a sum in f32, hence every BLOCK_K
+        products, which are at most 256 in Inductor's configurations; with it ``tl.dot`` holds the whole sum
+        (``max_num_imprecise_acc_default`` is 2^30 on Hopper).
+        """
+        return tensor_core.contract(problem, promote_every=_BLOCK_K)
+
+
+def _scaled(problem: Problem) -> Unsupported | None:
+    """From ``tuned_scaled_mm`` and ``ScaledMMConfigMixin``: every recipe, dtype and bias, but for a few sizes."""
+    if refusal := tensor_core.odd_scaled(problem) or _too_old(problem, (8, 9)):
+        return refusal
+    if problem.shape.k <= 16:
+        return Unsupported("no-candidate", "Inductor has no configuration of its scaled template for K <= 16")
+    return None
+
+
+def _grouped(problem: Problem) -> Unsupported | None:
+    """From ``can_use_triton_kernel`` in ``kernel/mm_grouped.py`` and the operator's meta function."""
+    if problem.dtypes.a.name != "bf16":
+        return Unsupported("dtype", "when it is traced, _grouped_mm takes bf16 only")
+    if refusal := tensor_core.odd_groups(problem) or _too_old(problem, (9, 0)):
+        return refusal
+    for flag in ("off-a", "off-b"):
+        if problem.has(flag):
+            return Unsupported("alignment", "the grouped template loads with TMA, at multiples of 16 bytes")
+    return None
+
+
+def _too_old(problem: Problem, least: tuple[int, int]) -> Unsupported | None:
+    """A device that lacks the instructions, if there is one to ask."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < least:
+        needed = ".".join(map(str, least))
+        text = f"Inductor's template of {problem.op.name} needs compute capability {needed}"
+        return Unsupported("compute-capability", text)
+    return None
+
+
+def _is_long(problem: Problem) -> bool:
+    """Whether Inductor offers decompose-K: a product without an addend and with a K that is long beside M and N."""
+    shape = problem.shape
+    alone = problem.op.name in {"mm", "mixed_mm"} or (problem.op.name == "linear" and problem.step("bias") is None)
+    m = shape.m * (shape.batch or 1)
+    return alone and not problem.has("dyn-m") and shape.k >= _DECOMPOSED_FROM * max(m, shape.n)

@@ -7,9 +7,12 @@ Axes are crossed only where they interact.  What interacts in a GEMM template:
 * K with the accumulation: short, long, odd;
 * the layout of an operand with packing and with its leading dimension;
 * an epilogue with the dtype it is computed in and with the N tail where it is vectorised;
-* a bias shape with alpha and beta.
+* a bias shape with alpha and beta;
+* rows that begin at multiples of 16 bytes with everything: the backends that load with TMA take no others.
 
-Nothing is left out because some backend cannot do it.
+Nothing is left out because some backend cannot do it.  What is meant for one kind of backend stands in ``quick`` in the
+form that costs the others least: with ``var-b`` the C++ templates, for whose compiles a run on a CPU waits, refuse a
+product at once, and on CUDA, where a weight is an argument anyway, it makes no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +23,18 @@ from collections.abc import Callable
 from pytest_gemm.cases import Cases, unique
 from pytest_gemm.problem import Problem
 
-__all__ = ["batched", "dynamic", "products", "recompiled", "recompiled_elsewhere"]
+__all__ = [
+    "aligned",
+    "batched",
+    "dynamic",
+    "fused",
+    "grouped",
+    "modes",
+    "products",
+    "recompiled",
+    "recompiled_elsewhere",
+    "scaled",
+]
 
 FLOATS = ("f32", "bf16", "f16")
 
@@ -128,6 +142,11 @@ def products(level: str) -> tuple[Problem, ...]:
         dynamic,
         _integers,
         _empty,
+        aligned,
+        fused,
+        modes,
+        scaled,
+        grouped,
     ]
     return unique(problem for part in parts for problem in part(level))
 
@@ -340,6 +359,337 @@ def _integers(level: str) -> tuple[Problem, ...]:
         m=ms, nk=nks, dtypes=("bf16-i8-bf16",) if level == "quick" else ("bf16-i8-bf16", "f16-i8-f16", "f32-i8-f32")
     )
     return int_mm + mixed + woq.problems("woq_int8:{dtypes}:nt:{m}x{nk}")
+
+
+HALVES = ("f16", "bf16")
+_LAYOUTS = ("nn", "nt", "tn", "tt")
+
+# M x N x K around the tiles of CUTLASS (64, 128, 256), in multiples of 8 but for an M of 250.  Each has one layout and
+# one dtype at quick, so that every size meets every layout somewhere; an M of 250 can have no transposed A.
+_ALIGNED = (
+    ("1x64x64", "nn"),
+    ("8x8x8", "nt"),
+    ("16x264x72", "nn"),
+    ("56x128x136", "tn"),
+    ("64x64x64", "nn"),
+    ("64x72x4096", "nt"),
+    ("72x56x64", "tt"),
+    ("120x136x16", "nn"),
+    ("128x128x128", "nt"),
+    ("128x256x1000", "nn"),
+    ("136x120x72", "tn"),
+    ("250x64x136", "nt"),
+    ("250x264x64", "nn"),
+    ("256x128x64", "tt"),
+    ("256x8x1000", "nn"),
+    ("264x264x264", "tn"),
+    ("264x16x4096", "nt"),
+    ("1x256x4096", "nt"),
+    ("8x264x1000", "tt"),
+    ("16x16x4096", "nt"),
+)
+
+
+def aligned(level: str) -> tuple[Problem, ...]:
+    """Operands that TMA can load: mm, addmm, bmm, int_mm and mixed_mm around the tiles of its kernels."""
+    full = _at_least(level, "full")
+    sizes = dict(_ALIGNED)
+    products = Cases().combine(shape=sizes, dtype=HALVES, layout=_LAYOUTS)
+    if full:
+        products = products.filter(lambda p: not p["shape"].startswith(("1x", "250x")) or p["layout"][0] == "n")
+    else:
+        products = products.filter(
+            lambda p: p["dtype"] == HALVES[list(sizes).index(p["shape"]) % 2] and p["layout"] == sizes[p["shape"]]
+        )
+    found = products.problems("mm:{dtype}:{layout}:{shape}::var-b")
+    biases, factors = ("bias", "bias-1n", "bias-m1", "bias-mn"), ("", "+alpha-0.5+beta-2")
+    added = Cases().combine(
+        shape=("128x96x192", "250x136x72") if full else ("128x96x192",),
+        dtype=HALVES,
+        layout=_LAYOUTS[:2],
+        bias=biases,
+        factors=factors,
+    )
+    if not full:  # every pair of a bias's shape and factors, in the dtypes and layouts in turn
+        added = added.filter(
+            lambda p: (
+                p["dtype"] == HALVES[(biases.index(p["bias"]) + factors.index(p["factors"])) % 2]
+                and p["layout"] == _LAYOUTS[factors.index(p["factors"])]
+            )
+        )
+    found += added.problems("addmm:{dtype}:{layout}:{shape}:{bias}{factors}:var-b")
+    batches = Cases().combine(
+        shape=("3x64x72x136", "5x128x64x64", "1x250x8x1000") if full else ("3x64x72x136",),
+        dtype=HALVES,
+        layout=_LAYOUTS,
+    )
+    if not full:  # what batched() has not at quick, the dtypes in turn
+        batches = batches.filter(lambda p: p["layout"] != "nn" and p["dtype"] == HALVES[p["layout"] == "tn"])
+    batches = batches.filter(lambda p: "250" not in p["shape"] or p["layout"][0] == "n")
+    found += batches.problems("bmm:{dtype}:{layout}:{shape}")
+    # int8 rows are 16 elements apart; K-major is what its tensor cores take.
+    integers = ("512x1024x2048", "16x64x64", "64x136x128", "250x8x4096", "264x264x144")
+    found += (
+        Cases()
+        .combine(shape=integers + (("128x128x16", "72x256x1008", "1x64x256") if full else ()))
+        .problems("int_mm:i8-i8-i32:nt:{shape}")
+    )
+    mixed = Cases().combine(
+        shape=("64x128x64", "250x72x136") if full else ("64x128x64",),
+        dtypes=("f16-i8-f16", "bf16-i8-bf16", "i8-f16-f16", "i8-bf16-bf16"),
+        layout=_LAYOUTS[:2],
+    )
+    if not full:
+        mixed = mixed.filter(lambda p: p["layout"] == ("nt" if p["dtypes"].startswith("i8") else "nn"))
+    return found + mixed.problems("mixed_mm:{dtypes}:{layout}:{shape}::var-b")
+
+
+# Steps that the visitor trees of CUTLASS's epilogues know, and a few more.
+_VISITED = ("relu", "gelu", "tanh", "exp", "sigmoid", "silu", "add", "sub", "mul", "div")
+_VISITED_CHAINS = ("sub+mul", "silu+add", "relu+add", "add+relu", "sigmoid+mul", "mul+add+relu")
+# N = K, so that A has the result's shape.
+_READ_TWICE = ("add", "mul", "add+relu", "add+silu", "sub+mul")
+_TAPPED = ("relu", "gelu", "add", "silu+mul", "relu+add")
+_TYPES_CHANGE = ("cast-f32+add", "cast-f32+mul", "relu+cast-f32+sub")
+
+
+def fused(level: str) -> tuple[Problem, ...]:
+    """Epilogues on aligned products without a bias, the form that CUTLASS fuses as a visitor tree.
+
+    With values that go on in two ways: an operand that is read again as a residual, and a result beside the last one.
+    """
+    full = _at_least(level, "full")
+
+    def cross(
+        epilogues: tuple[str, ...],
+        flags: str,
+        sizes: tuple[str, str] = ("128x96x192", "64x128x64"),
+        both: bool = False,
+    ) -> tuple[Problem, ...]:
+        """Epilogues against dtypes and sizes; at quick the sizes in turn, and the dtypes too unless ``both``."""
+        cases = Cases().combine(epilogue=epilogues, dtype=HALVES, shape=sizes)
+        if not full:
+            at = epilogues.index
+            if both:
+                cases = cases.filter(lambda p: p["shape"] == sizes[(at(p["epilogue"]) + HALVES.index(p["dtype"])) % 2])
+            else:
+                cases = cases.filter(
+                    lambda p: (
+                        p["dtype"] == HALVES[at(p["epilogue"]) % 2] and p["shape"] == sizes[at(p["epilogue"]) // 2 % 2]
+                    )
+                )
+        return cases.problems("mm:{dtype}:nn:{shape}:{epilogue}:" + flags)
+
+    found = cross(_VISITED, "var-b", both=True) + cross(_VISITED_CHAINS, "var-b") + cross(_TYPES_CHANGE, "var-b")
+    found += cross(_READ_TWICE, "var-b+res-a", ("128x192x192", "64x128x128"))
+    found += cross(_TAPPED, "var-b+tap")
+    # A weight that is a constant, a batch, a bias.
+    found += tuple(
+        map(
+            Problem.parse,
+            (
+                "mm:bf16:nn:64x128x128:add+silu:res-a+tap",
+                "linear:f16:nt:64x128x64:bias+gelu:tap",
+                "linear:f16:nt:64x128x64:bias+cast-f32+add:var-b",
+                "bmm:f16:nn:3x64x128x64:relu:tap",
+                "int_mm:i8-i8-i32:nt:64x128x64:cast-f32+add",
+            ),
+        )
+    )
+    if full:
+        deep = Cases().combine(
+            form=(
+                "linear:{dtype}:nt:33x65x127:bias+relu:tap",
+                "linear:{dtype}:nt:2x17x65x128:bias+gelu+mul:tap",
+                "linear:{dtype}:nt:16x65x65:add+relu:res-a",
+                "addmm:{dtype}:nn:33x65x65:bias-mn+alpha-0.5+mul:res-a+tap",
+                "addmm:{dtype}:nn:33x65x65:bias+add:res-a+dyn-m",
+                "bmm:{dtype}:nt:3x33x64x64:add:res-a",
+                "bmm:{dtype}:nn:3x33x64x72:silu+mul:tap",
+                "mm:{dtype}:nn:17x65x65:sub:res-a+pad-lda",
+                "mm:{dtype}:nt:24x24x24:add:self+res-a",
+                "mm:{dtype}:nn:17x33x65:relu+tanh:dyn-m+tap",
+            ),
+            dtype=FLOATS,
+        )
+        found += unique(Problem.parse(p["form"].format(dtype=p["dtype"])) for p in deep)
+        found += (
+            Cases()
+            .combine(dtype=FLOATS, cast=("f32", "f16", "bf16"), step=("add", "mul", "relu"))
+            .filter(lambda p: p["cast"] != p["dtype"])
+            .problems("linear:{dtype}:nt:33x65x127:bias+cast-{cast}+{step}")
+        )
+    return unique(found)
+
+
+def modes(level: str) -> tuple[Problem, ...]:
+    """What a user can switch: TF32, reductions in a half type, and autocast's conversions in front of a product."""
+    quick = (
+        "mm:f32:nn:17x65x127::tf32",
+        "mm:f32:nn:128x96x192::var-b+tf32",
+        "mm:f32:nt:64x48x4096::var-b+tf32",
+        "linear:f32:nt:33x64x1000:bias+relu:var-b+tf32",
+        "addmm:f32:nn:64x128x64:bias-m1+alpha-0.5+beta-2:var-b+tf32",
+        "bmm:f32:tn:3x32x16x24::tf32",
+        # Few, long sums, which a library slices.
+        "mm:f16:nn:8x256x2664::var-b+reduced",
+        "mm:f16:nt:16x16x16384::var-b+reduced",
+        "mm:bf16:nn:32x64x4096::var-b+reduced",
+        "mm:bf16:nt:17x65x127:relu:var-b+reduced",
+        "addmm:f16:nn:32x64x4096:bias+alpha-0.5+beta-2:var-b+reduced",
+        "linear:bf16:nt:1x64x4096:bias:var-b+reduced",
+        "bmm:bf16:tn:3x32x16x1000::reduced",
+        "mm:f32-f32-bf16:nn:128x96x192::var-b",
+        "mm:f32-f32-f16:nn:17x65x127",
+        "mm:f32-f32-f16:tt:64x72x136:silu+mul:var-b",
+        "linear:f32-f32-bf16:nt:33x64x128:bias+relu",
+        "linear:f32-f32-f16:nt:1x64x4096:bias:var-b",
+        "addmm:f32-f32-bf16:nn:64x128x64:bias-mn+alpha-0.5+beta-2:var-b",
+        "bmm:f32-f32-f16:nt:3x32x16x24",
+    )
+    if not _at_least(level, "full"):
+        return tuple(map(Problem.parse, quick))
+    shapes = ("1x64x64", "8x256x2664", "16x16x16384", "17x65x127", "128x128x128", "250x264x1000", "33x97x1")
+    forms = (
+        "mm:{d}:nn:{s}::{f}",
+        "mm:{d}:tt:{s}::{f}",
+        "linear:{d}:nt:{s}:bias+gelu:{f}",
+        "bmm:{d}:nt:3x{s}::{f}",
+        "addmm:{d}:nn:{s}:bias-1n+alpha--1:{f}",
+    )
+    switched = Cases().combine(form=forms, s=shapes, dtype=(("f32", "tf32"), ("f16", "reduced"), ("bf16", "reduced")))
+    cast = Cases().combine(form=forms, s=shapes, dtype=(("f32-f32-bf16", ""), ("f32-f32-f16", "")))
+    views = tuple(
+        Problem.parse(f"mm:{dtypes}:{layout}:17x65x127::{flags}")
+        for dtypes in ("f32-f32-bf16", "f32-f32-f16")
+        for layout, flags in (("nn", "pad-lda+off-a"), ("nn", "off-b"), ("tn", "dyn-m"), ("nt", "pad-ldb+dyn-m"))
+    )
+    crossed = unique(
+        Problem.parse(p["form"].format(d=p["dtype"][0], s=p["s"], f=p["dtype"][1]).rstrip(":")) for p in switched + cast
+    )
+    return unique(tuple(map(Problem.parse, quick)) + crossed + views)
+
+
+_FP8 = ("f8e4m3fn-f8e4m3fn", "f8e4m3fn-f8e5m2", "f8e5m2-f8e4m3fn")
+
+# Scales, bias, accumulation, dtypes and sizes, each pair somewhere.  M may be anything; N and K are multiples of 16,
+# which CUDA asks for, but for one that it refuses.
+_SCALED = (
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1x64x64:tensorwise",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:17x48x512:rowwise",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x64:rowwise+bias",  # M = N: exchanged scales still fit
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:129x96x512:tensorwise+bias:fast-acc",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x128x8192:rowwise:fast-acc",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x64x8192:tensorwise",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-f16:nt:17x64x512:rowwise+bias:fast-acc",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:64x64x512:tensorwise:fast-acc",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-f32:nt:33x32x1008:rowwise",
+    "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:33x64x512:rowwise+bias:fast-acc",
+    "scaled_mm:f8e5m2-f8e4m3fn-f16:nt:64x80x128:tensorwise+bias",
+    "scaled_mm:f8e5m2-f8e4m3fn-f32:nt:129x64x64:rowwise",
+    "scaled_mm:f8e5m2-f8e5m2-bf16:nt:64x64x64:tensorwise:fast-acc",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x128x64:rowwise+bias+relu",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:128x256x512:tensorwise+gelu:fast-acc",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:33x64x128:rowwise:pad-lda+pad-ldb",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:17x40x72:tensorwise",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x32x0:tensorwise",
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:0x32x64:rowwise",
+)
+
+
+def scaled(level: str) -> tuple[Problem, ...]:
+    """fp8 with scales of its own: what multiplies the sum, what is added to it, and in how many bits it is summed."""
+    found = tuple(map(Problem.parse, _SCALED))
+    if not _at_least(level, "full"):
+        return found
+    scales, biases, flags = ("tensorwise", "rowwise"), ("", "+bias"), ("", ":fast-acc")
+    shapes = ("33x64x128", "128x128x512")
+    crossed = Cases().combine(
+        dtypes=(*_FP8, "f8e5m2-f8e5m2"), out=("bf16", "f16", "f32"), scale=scales, bias=biases, flag=flags
+    )
+    found += Cases({**p, "shape": shapes[i % 2]} for i, p in enumerate(crossed)).problems(
+        "scaled_mm:{dtypes}-{out}:nt:{shape}:{scale}{bias}{flag}"
+    )
+    sizes = (
+        "1x16x16", "1x16x32", "1x4096x512", "2x64x4096", "16x16x16384", "31x48x96", "63x128x256", "65x144x272",
+        "127x64x128", "129x272x64", "250x96x1008", "257x256x384", "1000x64x48", "17x48x80", "17x33x65",
+    )  # fmt: skip
+    found += (
+        Cases()
+        .combine(shape=sizes, scale=scales, flag=flags)
+        .problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{shape}:{scale}{flag}")
+    )
+    epilogues = ("relu", "gelu", "silu", "sigmoid+mul", "add", "bias+gelu+mul", "bias+add+relu", "cast-f32", "scale-2")
+    found += (
+        Cases()
+        .combine(epilogue=epilogues, scale=scales)
+        .problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:33x96x256:{scale}+{epilogue}")
+    )
+    views = ("pad-lda", "pad-ldb", "off-a", "off-b", "const-b", "dyn-m", "pad-lda+fast-acc", "dyn-m+fast-acc")
+    found += (
+        Cases()
+        .combine(flags=views, scale=scales)
+        .problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:33x64x128:{scale}+bias:{flags}")
+    )
+    found += (
+        Cases()
+        .combine(scale=scales, flags=("self", "self+fast-acc"))
+        .problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:48x48x128:{scale}:{flags}")
+    )
+    found += (
+        Cases()
+        .combine(m=(2, 17, 64, 129), scale=scales)
+        .problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{m}x64x128:{scale}+relu:dyn-m")
+    )
+    empty = Cases().combine(shape=("0x16x16", "16x0x16", "16x16x0"), scale=scales, bias=biases)
+    return unique(found + empty.problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{shape}:{scale}{bias}"))
+
+
+# Groups x mean rows x N x K.  Rows of A and of B are multiples of 16 bytes, but for one that is refused.
+_GROUPED = (
+    "grouped_mm:bf16:nt:4x64x96x128",
+    "grouped_mm:bf16:nn:4x64x96x128",
+    "grouped_mm:bf16:nt:1x64x64x64",
+    "grouped_mm:bf16:nt:2x17x40x512",
+    "grouped_mm:bf16:nt:8x16x256x1024",
+    "grouped_mm:bf16:nn:3x1x64x64",
+    "grouped_mm:bf16:nt:4x128x264x72",
+    "grouped_mm:bf16:nt:5x33x100x136",  # a result whose rows are padded
+    "grouped_mm:bf16:nt:4x64x96x128:relu",
+    "grouped_mm:bf16:nt:4x33x64x128:bias+gelu",
+    "grouped_mm:bf16:nt:4x64x96x128::pad-lda+pad-ldb",
+    "grouped_mm:bf16:nt:3x40x64x64::bcast-b",
+    "grouped_mm:f16:nt:4x33x64x128",
+    "grouped_mm:f32:nn:3x17x36x64",
+    "grouped_mm:bf16:nt:4x64x96x100",
+    "grouped_mm:bf16:nt:4x0x32x64",
+)
+
+
+def grouped(level: str) -> tuple[Problem, ...]:
+    """A's rows in uneven groups, some of them empty, each with a B of its own."""
+    found = tuple(map(Problem.parse, _GROUPED))
+    if not _at_least(level, "full"):
+        return found
+    shapes = (
+        "1x1x8x8", "1x257x64x64", "2x1x64x256", "3x5x72x64", "4x31x48x96", "7x100x40x64", "16x8x128x64", "32x1x64x128",
+        "64x4x32x64", "4x256x256x256", "2x500x64x1000", "4x16x64x8192", "3x63x101x64", "5x65x1x64", "4x64x128x16384",
+    )  # fmt: skip
+    found += (
+        Cases()
+        .combine(shape=shapes, dtype=FLOATS, layout=("nt", "nn"))
+        .filter(
+            # Rows of a B that is not transposed are N long.
+            lambda p: p["layout"] == "nt" or int(p["shape"].split("x")[2]) % 8 == 0
+        )
+        .problems("grouped_mm:{dtype}:{layout}:{shape}")
+    )
+    flags = ("pad-lda", "pad-ldb", "off-a", "off-b", "const-b", "bcast-b", "dyn-m")
+    found += Cases().combine(flags=flags, dtype=FLOATS).problems("grouped_mm:{dtype}:nt:4x33x64x128::{flags}")
+    epilogues = ("relu", "gelu+mul", "add", "bias", "bias+silu", "cast-f32", "scale-0.125+add")
+    found += Cases().combine(epilogue=epilogues, dtype=HALVES).problems("grouped_mm:{dtype}:nt:4x33x64x128:{epilogue}")
+    dynamic_m = Cases().combine(m=(2, 17, 64)).problems("grouped_mm:bf16:nt:4x{m}x64x128:relu:dyn-m")
+    return unique(found + dynamic_m)
 
 
 def _empty(_level: str) -> tuple[Problem, ...]:

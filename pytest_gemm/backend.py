@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from pytest_gemm import device_kernels
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem, did_you_mean
+from pytest_gemm.problem import DType, Problem, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +31,17 @@ __all__ = [
     "Availability",
     "Backend",
     "Caching",
+    "Choosing",
+    "Configurable",
     "Contract",
+    "Dropped",
     "Prepared",
     "Proof",
     "Registry",
     "RegistryError",
+    "Tuning",
     "Unsupported",
+    "names_candidates",
 ]
 
 
@@ -67,6 +74,18 @@ class Unsupported(Exception):
         self.reason = Reason(code, text, remedy)
 
 
+class Dropped(Exception):
+    """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
+
+    ``prepare_choice()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
+    the run says which ones were lost, and why.
+    """
+
+    def __init__(self, code: str, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.reason = Reason(code, text, remedy)
+
+
 @dataclasses.dataclass(frozen=True)
 class Contract:
     """The arithmetic that a backend claims for a problem; the oracle holds it to exactly this.
@@ -80,8 +99,12 @@ class Contract:
         partials: dtype in which split-K partials are stored: ``f32`` or the output's.
         input_error: relative error of each input product that reduced-precision inputs cause
             (2^-10 for TF32 rounded to nearest, 2^-9 truncated, 3 * 2^-16 for bf16x3).
+        input_bits: with an input error, the significand bits that an input keeps (11 for TF32): operands that need no
+            more are multiplied exactly.  0 where none is known to be.
         alignment_bits, chunk: for tensor cores that truncate: f and L of Fasi et al. (2021); terms of one
             chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
+        promote_every: with tensor cores: the number of products P after which their sum is added to one in f32 and
+            begins anew, as CUTLASS and Triton do with fp8, whose f is small.  0: they hold the whole sum.
         or_scalar: with tensor cores: a library chooses the kernel and may take one of ordinary additions instead.
         deterministic: the same call again gives the same bits.
     """
@@ -91,8 +114,10 @@ class Contract:
     slices: int = 1
     partials: Literal["f32", "out"] = "f32"
     input_error: float = 0.0
+    input_bits: int = 0
     alignment_bits: int = 0
     chunk: int = 0
+    promote_every: int = 0
     deterministic: bool = True
     or_scalar: bool = False
 
@@ -101,37 +126,65 @@ class Contract:
         """u of the accumulator's type."""
         return {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "i32": 0.0}[self.accumulate]
 
-    def theta(self, k: int, extra_terms: int = 0) -> float:
+    def run(self, k: int) -> int:
+        """How many of ``k`` products a tensor core adds before its sum is promoted: all, or P."""
+        return min(k, self.promote_every) if self.promote_every else k
+
+    def promotions(self, k: int) -> int:
+        """How many sums of a tensor core are added up in f32: ceil(K / P), 0 where it holds the whole sum."""
+        return math.ceil(k / self.promote_every) if self.promote_every else 0
+
+    @property
+    def narrow_partials(self) -> bool:
+        """Whether there are partial sums that may be stored in the output's dtype; a single one is the result."""
+        return self.partials == "out" and self.slices > 1
+
+    def theta(self, k: int, extra_terms: int = 0, *, out: DType | None = None) -> float:
         """Factor of the gauge ``|A| @ |B|`` that bounds the error of the sum, in any order.
 
         IEEE additions: (K + S - 1 + extra) u (Higham, 2002, section 3.1; Jeannerod and Rump, 2013,
-        for the form without O(u^2)).  Truncating tensor cores: ceil(K / L) (L 2^-f + 2^-23), the slices of K
-        added in IEEE arithmetic.  The larger of both where a library may take either.
+        for the form without O(u^2)).  Truncating tensor cores: each chunk cuts L terms at 2^-f of the largest one and
+        the result to the bits that are kept, of which fp8 has f: ceil(K / L) (L 2^-f + max(2^-f, 2^-23)).  Promoted
+        every P products: the same for P of them, as the parts' own gauges add up to G, and ceil(K / P) 2^-24 for adding
+        them.  The slices of K are added in IEEE arithmetic.  The larger of both where a library may take either.
+
+        Partial sums p_1 .. p_S stored in the output's type, whose roundoff is v, add S v: storing them costs v |p_s|
+        each, v G together, and each of the S - 1 additions stores a sum, which costs v G at most.
 
         Args:
             k: number of products in a sum.
             extra_terms: further terms that enter the same accumulator (a bias).
+            out: the output's dtype, where the contract has ``narrow_partials``.
         """
         if self.accumulate == "i32":
             return 0.0
+        rest = self.input_error
+        if self.narrow_partials:
+            assert out is not None
+            rest += self.slices * out.unit_roundoff
         scalar = (k + self.slices - 1 + extra_terms) * self.unit_roundoff
         if not self.alignment_bits:
-            return scalar + self.input_error
-        chunks = math.ceil(k / self.chunk) if k else 0
-        theta = chunks * (self.chunk * 2.0**-self.alignment_bits + 2.0**-23)
+            return scalar + rest
+        cut = 2.0**-self.alignment_bits
+        theta = math.ceil(self.run(k) / self.chunk) * (self.chunk * cut + max(cut, 2.0**-23))
+        theta += self.promotions(k) * 2.0**-24
         theta += (self.slices - 1 + extra_terms) * 2.0**-24
-        return (max(theta, scalar) if self.or_scalar else theta) + self.input_error
+        return (max(theta, scalar) if self.or_scalar else theta) + rest
 
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """Evidence of what computed a result, gathered in three independent ways.
+    """Evidence of what computed a result, gathered in four independent ways.
 
     Attributes:
         chosen: callers that the selection picked, ``("CppMicroGemmFP32Vec",)``.
         generated: kernels that the generated program defines.
         executed: kernels seen to execute during the last run.
         foreign: matrix products of somebody else seen to execute (``aten.mm``): a fallback.
+        profiled: names of the kernels that the device's own profiler saw, in order; ``None`` where it was not asked.
+        device_kernel: pattern (``re``) of the backend's own kernels among these; "" where any name will do.
+        around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
+            may then be among these.
         provable: ``False`` where there is nothing to prove, for a plain callable.
     """
 
@@ -139,11 +192,19 @@ class Proof:
     generated: tuple[str, ...] = ()
     executed: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    profiled: tuple[str, ...] | None = None
+    device_kernel: str = ""
+    around_library: bool = False
     provable: bool = True
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """What ran, by name: the executed kernels with the choice that they came from."""
+        """What ran, by name: the executed kernels with the choice that they came from.
+
+        Of eager code, which names operators only, the products that the profiler saw stand beside them.
+        """
+        if not self.provable and self.profiled:
+            return self.executed + tuple(f"[{name}]" for name in device_kernels.libraries(self.profiled))
         if self.chosen and len(self.chosen) == len(self.executed):
             return tuple(e if c == e else f"{e} ({c})" for e, c in zip(self.executed, self.chosen, strict=True))
         return self.executed + tuple(f"({c})" for c in self.chosen)
@@ -157,6 +218,18 @@ class Proof:
         for name in ("chosen", "generated", "executed"):
             if not getattr(self, name):
                 return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
+        return self._profiled_objection()
+
+    def _profiled_objection(self) -> Reason | None:
+        if self.profiled is None:
+            return None
+        if not self.around_library and (library := device_kernels.libraries(self.profiled)):
+            return Reason("foreign-kernel", f"the device executed a library's product: {', '.join(library)}")
+        if not any(re.search(self.device_kernel, name) for name in self.profiled):
+            seen = ", ".join(map(device_kernels.short, self.profiled)) or "nothing"
+            return Reason(
+                "nothing-profiled", f"the device executed no kernel of the backend ({self.device_kernel}) but {seen}"
+            )
         return None
 
 
@@ -169,10 +242,11 @@ class Prepared(Protocol):
 
     contract: Contract
 
-    def run(self, operands: Operands) -> torch.Tensor:
+    def run(self, operands: Operands) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Compute the problem on these operands and return a tensor that nobody else writes.
 
-        The operands belong to the problem that was prepared (with ``dyn-m``: at any M).
+        With the flag ``tap`` it is a tuple of two, in the order of ``Problem.outputs``.  The operands belong to the
+        problem that was prepared (with ``dyn-m``: at any M).
         """
         ...
 
@@ -223,6 +297,61 @@ class Caching(Backend, Protocol):
 
         Args:
             tag: separates these caches from all others; a new one starts empty.  The twin can be pickled.
+        """
+        ...
+
+
+@runtime_checkable
+class Choosing(Backend, Protocol):
+    """A backend that has several candidates for a problem, each of which autotuning could pick.
+
+    The names are stable: the same problem on the same device and release has the same ones, in the same order.
+    """
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        """Names of all candidates, each once.  Compiles nothing that autotuning would not.
+
+        Raises:
+            Unsupported: when there is none.
+        """
+        ...
+
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> Prepared:
+        """Like ``prepare``, with this candidate and no other.
+
+        Raises:
+            Dropped: when the candidate does not compile for this device, or does not fit it.
+        """
+        ...
+
+
+@runtime_checkable
+class Tuning(Backend, Protocol):
+    """A backend that can pick one of its candidates in two ways."""
+
+    def picking(self, how: Literal["one", "winner"]) -> Backend:
+        """A twin that picks in this way, the same one for the same way.
+
+        Args:
+            how: ``one``: by a rule that follows from the problem's line; ``winner``: by benchmarking all of them.
+        """
+        ...
+
+
+def names_candidates(choices: str) -> bool:
+    """Whether a value of ``--gemm-choices`` is a pattern of candidates' names."""
+    return choices not in {"", "one", "winner", "all"} and not choices.isdigit()
+
+
+@runtime_checkable
+class Configurable(Backend, Protocol):
+    """A backend that has options of its own on the command line."""
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Take what concerns it, before anything else is asked.
+
+        Args:
+            options: every option's value as text, by its name without ``--gemm-``.
         """
         ...
 

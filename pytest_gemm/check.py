@@ -6,16 +6,18 @@ import dataclasses
 import multiprocessing
 import uuid
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
 
 from pytest_gemm import report, session
 from pytest_gemm.backend import Backend, Caching
-from pytest_gemm.config import GemmConfig, cores
+from pytest_gemm.config import GemmConfig
 from pytest_gemm.judge import Case, Judge, run_once
-from pytest_gemm.ledger import LedgerUse
+from pytest_gemm.ledger import Environment, LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.watch import Diary
 
 __all__ = ["GemmCheck"]
 
@@ -27,9 +29,10 @@ class GemmCheck:
         judged: plain data of all that was judged, for the report: ``outcomes`` and the ledger's ``use``.
     """
 
-    def __init__(self, config: GemmConfig, judge: Judge, test: str, target: str) -> None:
+    def __init__(self, config: GemmConfig, judge: Judge, diary: Diary, test: str, target: str) -> None:
         self._config = config
         self._judge = judge
+        self._diary = diary
         self._test = test
         self._target = target
         self._use = LedgerUse()
@@ -47,14 +50,36 @@ class GemmCheck:
             every failure.
         """
         env = session.environment(case.device)
-        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env)
+        held = self._withheld(case, env, "")
         if held is not None:
-            reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
-            outcome = Outcome(case.backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason)
-            self._keep([dataclasses.replace(outcome, test=self._test, known_failure=held.id)], LedgerUse())
-            pytest.xfail(f"{held.id}: {reason.text}")
+            self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
+            pytest.xfail(f"{held.known_failure}: {held.reason}")
 
-        return self._finish(case, list(self._judge.judge(case)))
+        return self._finish(case, self._judged(case, env))
+
+    def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
+        """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
+        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env, choice)
+        if held is None:
+            return None
+        reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
+        line = case.problem.line
+        outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
+        return dataclasses.replace(outcome, known_failure=held.id)
+
+    def _judged(self, case: Case, env: Environment) -> list[Outcome]:
+        """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
+        earlier = self._diary.open_call(env)
+        outcomes = list(earlier.outcomes)
+        if not earlier.complete:
+            judging = self._judge.judge(case, done=earlier.choices, withheld=lambda c: self._withheld(case, env, c))
+            for outcome in judging:
+                outcomes.append(outcome)
+                self._diary.judged(outcome)
+                if self._judge.has_lost(case.device):
+                    self._diary.leave()
+            self._diary.close_call()
+        return outcomes
 
     def _finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
@@ -77,9 +102,28 @@ class GemmCheck:
         raise AssertionError("an unsupported case ends its test")
 
     def run_elsewhere(self, case: Case) -> None:
-        """Compile and run a case in a process of its own, for what it leaves in caches on disk."""
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            pool.submit(run_once, case, self._config.threads).result()
+        """Compile and run a case in a process of its own, for what it leaves in caches on disk.
+
+        A process that dies, or an exception in it, ends the test as a crashed case.
+        """
+        if self._withheld(case, session.environment(case.device), "") is not None:
+            return  # judging it will say so
+        try:
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                pool.submit(run_once, case, self._config.threads).result()
+        except BrokenProcessPool:
+            reason = Reason("process-died", "the process that compiled and ran it first has died")
+            details = ""
+        except Exception as error:  # of a backend, in the other process; its traceback has been kept as text
+            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            kind = type(error).__name__
+            reason = Reason(f"elsewhere-{kind}", f"{kind} in the process that ran it first: {first}")
+            details = str(error.__cause__ or error)[-2000:]
+        else:
+            return
+        line = case.problem.line
+        crash = Outcome(case.backend.name, line, case.fillings[0], case.seed, Status.CRASHED, reason, details=details)
+        self._finish(case, [crash])
 
     def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
         self.judged["outcomes"] += map(report.to_record, outcomes)
@@ -87,9 +131,9 @@ class GemmCheck:
         self.judged["use"] = self._use.to_dict()
 
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
-        rerun = report.Rerun(self._target, self._rerun_options())
+        rerun = report.Rerun(self._target, self._config.rerun_options())
         failed = [o for o in outcomes if o.status.is_failure]
-        if self._config.artifacts is not None:
+        if self._config.artifacts is not None and not self._judge.has_lost(case.device):
             session.save_artifacts(self._config.artifacts, self._judge.evidence, case, rerun)
         if failed:
             pytest.fail("\n".join(report.failure(o, rerun) for o in failed), pytrace=False)
@@ -97,19 +141,12 @@ class GemmCheck:
         if known:
             entries = ", ".join(dict.fromkeys(o.known_failure for o in known))
             pytest.xfail(f"{entries}: {known[0].reason.text if known[0].reason else ''}")
+        if any(o.status is Status.PASSED for o in outcomes):
+            return
         for outcome in outcomes:
             if outcome.status is Status.UNSUPPORTED:
                 pytest.skip(f"unsupported: {outcome.reason}")
-
-    def _rerun_options(self) -> tuple[str, ...]:
-        """What the run was given and what another run would otherwise choose differently."""
-        options = []
-        if self._config.level != "quick":
-            options.append(f"--gemm-level={self._config.level}")
-        if self._config.threads != cores():
-            options.append(f"--gemm-threads={self._config.threads}")
-        if self._config.ledger_given:
-            options.append(f"--gemm-known-failures={self._config.ledger_given}")
-        if self._config.device != "auto":
-            options.append(f"--gemm-device={self._config.device}")
-        return tuple(options)
+            if outcome.status is Status.NOT_RUN:
+                pytest.skip(f"not run: {outcome.reason}")
+            if outcome.status is Status.DROPPED:
+                pytest.skip(f"dropped: {outcome.choice}: {outcome.reason}")

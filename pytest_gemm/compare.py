@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from pytest_gemm.operands import decode_k, decode_source, tile_map_period
-from pytest_gemm.oracle import Interval, evaluate
-from pytest_gemm.problem import DTYPES, DType, Problem, StepKind
+from pytest_gemm.oracle import Interval, as_added, as_multiplied, evaluate
+from pytest_gemm.problem import DTYPES, TF32, DType, Problem, StepKind
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to, ulp_distance, ulp_of
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
-__all__ = ["Comparison", "EagerComparison", "Mismatch", "against_eager", "compare"]
+__all__ = [
+    "Comparison",
+    "EagerComparison",
+    "Mismatch",
+    "against_eager",
+    "beside_eager",
+    "compare",
+    "output_name",
+]
 
 # Share of the bad elements that an explanation must cover: one stray element in a hundred may have another cause.
 _COVER: Final = 0.99
@@ -317,6 +325,8 @@ def _pattern(wrong: _Wrong) -> str:
     bad = wrong.bad
     if wrong.count == 1:
         return f"it is the only bad element of {bad.numel()}" if bad.numel() > 1 else "it is the only element"
+    if text := _grouped(bad, wrong.operands.groups, wrong.tile):
+        return text
     prefix = ""
     if bad.dim() == 3:
         batches = bad.flatten(1).any(1)
@@ -331,6 +341,27 @@ def _pattern(wrong: _Wrong) -> str:
     if bool(bad.all()):
         return f"{prefix}: all of it"
     return f"{prefix}; there {found}"
+
+
+def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...], tile: tuple[int, int] | None) -> str:
+    """What a grouped product got wrong in terms of its groups; "" where they explain nothing."""
+    filled = [(g, first, last) for g, (first, last) in enumerate(groups) if last > first]
+    rows = bad.any(1)
+    which = [(g, first, last) for g, first, last in filled if bool(rows[first:last].any())]
+    if not which:
+        return ""
+    if len(filled) > 1 and any(last - first > 1 for _, first, last in which):
+        for edges, name in (({f for _, f, _ in filled}, "first"), ({e - 1 for _, _, e in filled}, "last")):
+            if set(rows.nonzero().flatten().tolist()) <= edges:
+                return f"every bad element is in the {name} row of its group"
+    if len(which) == len(filled):
+        return ""
+    if len(which) > 1:
+        return f"{len(which)} of {len(groups)} groups are bad ({_few([g for g, _, _ in which])})"
+    g, first, last = which[0]
+    inside = bad[first:last]
+    there = "all of it" if bool(inside.all()) else f"there {_plane(inside, tile)}"
+    return f"only group {g} of {len(groups)}, rows {first} to {last - 1}, is bad: {there}"
 
 
 def _batches(which: list[int], total: int) -> str:
@@ -594,7 +625,7 @@ def _cause(wrong: _Wrong, actual: torch.Tensor) -> str:
     if not _comparable(wrong):
         return ""
     if sample is not None:
-        for probe in (_arithmetic_cause, _k_cause, _input_cause):
+        for probe in (_group_cause, _arithmetic_cause, _k_cause, _input_cause):
             text = probe(sample)
             if text:
                 return text
@@ -776,24 +807,24 @@ class _Sample:
             return None
         index = index[torch.linspace(0, len(index) - 1, min(_SAMPLE, len(index))).round().long()]
         at = tuple(index.unbind(1))
-        a, b = operands.a.detach().cpu(), operands.b.detach().cpu()
-        rows = a[at[:-1]].to(torch.float64)
-        columns = (b.mT[(at[0], at[2])] if b.dim() == 3 else b.mT[at[-1]]).to(torch.float64)
+        rows, columns = _lines(*as_multiplied(operands.problem, operands), at, operands.groups)
         shape = problem.result_shape
 
         def pick(t: torch.Tensor) -> torch.Tensor:
             return t.detach().cpu().expand(shape)[at].to(torch.float64)
 
         residuals = []
+        addend = as_added(operands.problem, operands)
         left = iter(operands.residuals)
         for step in problem.passes:
-            if step.kind is StepKind.BIAS and operands.bias is not None:
-                residuals.append(pick(operands.bias))
+            if step.kind is StepKind.BIAS and addend is not None:
+                residuals.append(pick(addend))
             elif step.kind is StepKind.BINARY:
                 residuals.append(pick(next(left)))
-        own = operands.bias is not None and (problem.op.addend or problem.op.name == "linear")
-        bias = pick(operands.bias) if own and operands.bias is not None else None
-        scale = pick(operands.scale_b) if operands.scale_b is not None else None
+        own = problem.op.addend or problem.op.name in {"linear", "scaled_mm"}
+        term = pick(addend) if own and addend is not None else None
+        factor = operands.scale
+        scale = pick(factor) if factor is not None else None
         x, value = wrong.x[at], interval.value[at]
         lo, hi = interval.lo[at], interval.hi[at]
         u = DTYPES["f64" if problem.dtypes.out.name == "f64" else "f32"].unit_roundoff
@@ -802,7 +833,7 @@ class _Sample:
         tolerance = (hi - lo) + 2 * ulp_of(torch.maximum(x.abs(), value.abs()), problem.result_dtype)
         if operands.quantum == 0.0:
             tolerance += gauge * (problem.shape.k * u)
-        return cls(wrong, at, x, value, tolerance, rows, columns, bias, scale, residuals)
+        return cls(wrong, at, x, value, tolerance, rows, columns, term, scale, residuals)
 
     def part(self, which: slice) -> _Sample:
         """The same for some of the elements."""
@@ -858,6 +889,43 @@ class _Sample:
         return fits.sum(1) >= _COVER * fits.shape[1]
 
 
+def _lines(
+    a: torch.Tensor, b: torch.Tensor, at: tuple[torch.Tensor, ...], groups: tuple[tuple[int, int], ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of A and the columns of B that meet in the elements ``at``, each (S, K), float64."""
+    a, b = a.detach().cpu(), b.detach().cpu()
+    rows = a[at[:-1]].to(torch.float64)
+    if groups:
+        return rows, b.mT[(_group_of(at[0], groups), at[1])].to(torch.float64)
+    return rows, (b.mT[(at[0], at[2])] if b.dim() == 3 else b.mT[at[-1]]).to(torch.float64)
+
+
+def _group_of(rows: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """The group that each row belongs to: the first whose end lies behind it."""
+    return torch.searchsorted(torch.tensor([last for _, last in groups]), rows.contiguous(), right=True)
+
+
+def _group_cause(s: _Sample) -> str:
+    """Rows of a grouped product that met the B of another group."""
+    groups = s.wrong.operands.groups
+    if len(groups) < 2 or len(s.x) < _FEW:
+        return ""
+    row, column = s.at
+    mine = _group_of(row, groups)
+    filled = torch.tensor([g for g, (first, last) in enumerate(groups) if last > first])
+    at = torch.searchsorted(filled, mine.contiguous())
+    b = s.wrong.operands.b.detach().cpu().mT
+    others = [(f"the group {'after' if step > 0 else 'before'}", mine + step) for step in (1, -1)]
+    others += [("the next group that has rows", filled[(at + 1).clamp(max=len(filled) - 1)])]
+    others += [("the last group before that has rows", filled[(at - 1).clamp(min=0)])]
+    others += [(f"group {g}", torch.full_like(mine, g)) for g in range(min(len(groups), 8))]
+    for name, other in others:
+        columns = b[(other.clamp(0, len(groups) - 1), column)].to(torch.float64)
+        if s.explains(s.finish((s.a * columns).sum(1))):
+            return f"these rows were multiplied by the B of {name}"
+    return ""
+
+
 def _arithmetic_cause(s: _Sample) -> str:
     """The op's own parameters and its epilogue, each left out, doubled or out of order."""
     if len(s.x) < _FEW:
@@ -892,6 +960,7 @@ def _variations(s: _Sample) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
         yield "the scale was not applied", lambda: s.finish(c / scale)
         yield "the scale was applied twice", lambda: s.finish(c * scale)
         yield "the scale's reciprocal was applied", lambda: s.finish(c / (scale * scale))
+        yield from _scale_variations(s, scale)
     passes = problem.passes
     if not passes:
         return
@@ -927,14 +996,44 @@ def _variations(s: _Sample) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
             )
 
 
+def _scale_variations(s: _Sample, scale: torch.Tensor) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """The scales of A and of B each on its own, and those of rowwise scaling along the other dimension."""
+    operands, c = s.wrong.operands, s.c
+    if operands.scale_a is None or operands.scale_b is None:
+        return
+    a, b = (x.detach().cpu().to(torch.float64) for x in (operands.scale_a, operands.scale_b))
+    own = {"A": a.expand(s.wrong.x.shape)[s.at], "B": b.expand(s.wrong.x.shape)[s.at]}
+    for name, part in own.items():
+        yield f"the scale of {name} was not applied", lambda part=part: s.finish(c / part)  # type: ignore[misc]  # bound early on purpose
+        yield (
+            f"the reciprocal of the scale of {name} was applied",
+            lambda part=part: s.finish(c / (part * part)),  # type: ignore[misc]  # as above
+        )
+    row, column = s.at
+    if a.numel() <= 1 or b.numel() <= 1 or int(column.max()) >= a.numel() or int(row.max()) >= b.numel():
+        return
+    along = {"A": a.flatten()[column], "B": b.flatten()[row]}
+    yield (
+        "the scales of A's rows and B's columns are exchanged",
+        lambda: s.finish(c / scale * b.flatten()[row] * a.flatten()[column]),
+    )
+    for name, other in along.items():
+        line = "columns" if name == "A" else "rows"
+        yield (
+            f"the scales of {name} run along the {line} of the result",
+            lambda name=name, other=other: s.finish(c / own[name] * other),  # type: ignore[misc]  # as above
+        )
+
+
 def _bias_shifts(s: _Sample) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """The bias of a neighbouring column."""
     operands, problem = s.wrong.operands, s.wrong.problem
     if operands.bias is None or operands.bias.shape[-1] != problem.shape.n or problem.shape.n < 3:
         return
-    bias = operands.bias.detach().cpu().to(torch.float64)
+    wide = as_added(operands.problem, operands)
+    assert wide is not None
     for shift in (1, -1):
-        other = bias.roll(-shift, -1).expand(problem.result_shape)[s.at]
+        other = wide.roll(-shift, -1).expand(problem.result_shape)[s.at]
         yield (
             f"the bias is shifted: column j has that of column j {'+' if shift > 0 else '-'} 1",
             lambda other=other: s.finish(s.c, bias=other),  # type: ignore[misc]  # as above
@@ -946,14 +1045,15 @@ def _coded_cause(s: _Sample) -> str:
     operands, problem = s.wrong.operands, s.wrong.problem
     if problem.passes:
         return ""
+    filled = operands.problem  # with more steps, where the result is a tapped value: they decide the digits
     if operands.filling == "k-cover":
         found: list[tuple[int, str]] = []
         for n in range(min(4, len(s.x))):
-            found += decode_k(problem, int(s.at[-1][n]), 0.0, float(s.x[n] - s.value[n]) / (problem.alpha or 1.0))
+            found += decode_k(filled, int(s.at[-1][n]), 0.0, float(s.x[n] - s.value[n]) / (problem.alpha or 1.0))
         told = [f"k = {k} {what}" for k, what in sorted(set(found))]
         return f"of K = {problem.shape.k}: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}" if told else ""
     if operands.filling == "tile-map" and s.bias is None and problem.alpha == 1.0:
-        source, period = decode_source(problem, float(s.x[0])), tile_map_period(problem)
+        source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
         here = tuple(int(i[0]) for i in s.at[-2:])
         if source is not None and source != (here[0] % period[0], here[1] % period[1]):
             whole = period == (problem.shape.m, problem.shape.n)
@@ -1015,15 +1115,17 @@ def _k_sentence(first: int, last: int, k: int, verb: str, kind: str) -> str:
     return f"the products with {which} of K = {k} are {verb}{note}"
 
 
-# The significand that tensor cores keep of f32 inputs, with the hidden bit.
-_TF32: Final = DType("tf32", "float32", 32, 11, -126, 127, 3.4011621342146535e38)
-
-
 def _input_cause(s: _Sample) -> str:
-    """Inputs that lost bits before they were multiplied."""
-    dtypes = s.wrong.problem.dtypes
-    for dtype, name in ((DTYPES["f32"], "f32"), (_TF32, "TF32"), (DTYPES["f16"], "f16"), (DTYPES["bf16"], "bf16")):
-        if dtype.precision >= max(dtypes.a.precision, dtypes.b.precision):
+    """Inputs that lost bits before they were multiplied, or that did not lose those that they should have."""
+    problem, operands = s.wrong.problem, s.wrong.operands
+    dtypes = problem.dtypes
+    if problem.autocast:
+        rows, columns = _lines(operands.a, operands.b, s.at, operands.groups)
+        if s.explains(s.finish((rows * columns).sum(1))):
+            return f"A and B were not converted to {problem.input_dtype.name} before the product"
+    precision = problem.input_dtype.precision if problem.autocast else max(dtypes.a.precision, dtypes.b.precision)
+    for dtype, name in ((DTYPES["f32"], "f32"), (TF32, "TF32"), (DTYPES["f16"], "f16"), (DTYPES["bf16"], "bf16")):
+        if dtype.precision >= precision:
             continue
         rounded = (round_to(s.a, dtype) * round_to(s.b, dtype)).sum(1)
         if s.explains(s.finish(rounded)):
@@ -1125,6 +1227,23 @@ class EagerComparison:
 
     def __str__(self) -> str:
         return self.text()
+
+
+# What the results of a program with two of them are called.
+_OUTPUTS: Final = ("the tapped value", "the result")
+
+
+def output_name(place: int, count: int) -> str:
+    """What the result at ``place`` is called among the ``count`` of a program; "" for the only one."""
+    return _OUTPUTS[place] if count > 1 else ""
+
+
+def beside_eager(actual: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], intervals: Sequence[Interval]) -> str:
+    """:func:`against_eager` for each of a program's results, in words."""
+    texts = [against_eager(*one).text() for one in zip(actual, eager, intervals, strict=True)]
+    if len(texts) == 1:
+        return texts[0]
+    return "; ".join(f"{output_name(place, len(texts))} {text}" for place, text in enumerate(texts))
 
 
 def against_eager(actual: torch.Tensor, eager: torch.Tensor, interval: Interval) -> EagerComparison:

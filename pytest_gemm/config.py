@@ -19,7 +19,7 @@ from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.problem import OPS, Problem, ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["OPTIONS", "GemmConfig", "add_options", "read"]
 
@@ -33,6 +33,7 @@ class Option:
         default: what holds when neither is given, as text.
         metavar, help: for ``pytest --help``.
         choices: allowed values, when they are few.
+        switch: ``--gemm-doctor`` alone means yes.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Option:
     metavar: str
     help: str
     choices: tuple[str, ...] = ()
+    switch: bool = False
 
     @property
     def flag(self) -> str:
@@ -62,11 +64,50 @@ OPTIONS = (
         ("fail", "skip"),
     ),
     Option("level", "quick", "quick|full|exhaustive", "how much of the matrix", LEVELS),
+    Option(
+        "choices",
+        "",
+        "one|winner|all|N|NAME",
+        "which of a backend's autotune candidates are judged: one that follows from the problem's line, the one that "
+        "autotuning picks, all, N spread over them, or those of a name (a shell pattern); default: each backend's "
+        "own at quick, all from full on",
+    ),
+    Option(
+        "triton-space",
+        "default",
+        "default|exhaustive",
+        "which tiles, stages and warps are Triton candidates: a selection of Inductor's own, or all that it knows",
+        ("default", "exhaustive"),
+    ),
     Option("problem", "", "LINE", "run just this problem (several: separate by commas), in every test that takes it"),
     Option("ops", "", "LIST", "only problems of these ops, comma separated"),
     Option("seed", "0", "N", "seed of all values"),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
     Option("threads", "", "N", "CPU threads of each test process; default: the cores divided by the xdist workers"),
+    Option("timeout", "60", "SECONDS", "time limit of one run of a kernel; with -n the worker is replaced, 0: none"),
+    Option("compile-timeout", "1800", "SECONDS", "time limit of one compile, 0: none"),
+    Option("jobs", "", "N", "compilers at work ahead of the tests; default: the cores"),
+    Option("arch", "", "ARCH", "architecture to compile CUDA kernels for, 90a for instance; default: the device's"),
+    Option("kernel-cache", "", "DIR", "where compiled CUDA kernels are kept, by content; can be copied to a machine"),
+    Option("cutlass-allow", "", "REGEX", "which CUTLASS configurations are candidates; default: those that use TMA"),
+    Option("cutlass-swizzles", "1", "LIST", "orders of the tiles that CUTLASS candidates come in: 1, 2, 4, 8"),
+    Option("cutlass-level", "", "DIGITS", "instantiation level of CUTLASS's generator, 0000 to 9999"),
+    Option(
+        "compile-only",
+        "no",
+        "yes|no",
+        "compile what the selected cases need into the kernel cache and run nothing; needs no GPU",
+        ("yes", "no"),
+        switch=True,
+    ),
+    Option(
+        "doctor",
+        "no",
+        "yes|no",
+        "say of every backend whether it can run here, what is missing, and try one product; then exit",
+        ("yes", "no"),
+        switch=True,
+    ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
     Option("artifacts", "", "DIR", "keep for each failure its report, generated code and tensors"),
@@ -91,6 +132,14 @@ class GemmConfig:
         ledger: the known failures.
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
         run_record, artifacts: where to write; ``None``: nowhere.
+        choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
+        timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
+        jobs: compilers at work ahead of the tests.
+        arch: architecture to compile CUDA kernels for, "" for the device's.
+        kernel_cache: where compiled CUDA kernels are kept; ``None``: the default place.
+        compile_only: compile what the selected cases need and run nothing.
+        doctor: say what can run here, and exit.
+        options: every option's value as text, by its name, for backends that have options of their own.
     """
 
     registry: Registry
@@ -107,6 +156,35 @@ class GemmConfig:
     ledger_given: str
     run_record: Path | None
     artifacts: Path | None
+    choices: str = ""
+    timeout: float = 60.0
+    compile_timeout: float = 1800.0
+    jobs: int = 1
+    arch: str = ""
+    kernel_cache: Path | None = None
+    compile_only: bool = False
+    doctor: bool = False
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def rerun_options(self) -> tuple[str, ...]:
+        """Options of a rerun: what this run was given and what another one would otherwise choose differently."""
+        options = []
+        if self.level != "quick":
+            options.append(f"--gemm-level={self.level}")
+        if self.threads != cores():
+            options.append(f"--gemm-threads={self.threads}")
+        if self.ledger_given:
+            options.append(f"--gemm-known-failures={self.ledger_given}")
+        if self.device != "auto":
+            options.append(f"--gemm-device={self.device}")
+        if self.choices != _choices("", self.level):
+            options.append(f"--gemm-choices={self.choices}")
+        if (space := self.options.get("triton-space", "default")) != "default":
+            options.append(f"--gemm-triton-space={space}")
+        cutlass = [option for option in OPTIONS if option.name.startswith("cutlass-")]
+        given = {option.flag: self.options.get(option.name, option.default) for option in cutlass}
+        options += [f"{o.flag}={given[o.flag]}" for o in cutlass if given[o.flag] != o.default]
+        return tuple(options)
 
     def device_of(self, backend: Backend) -> str:
         """Where this backend computes: the device asked for, or the first of its own that is here."""
@@ -133,8 +211,14 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("gemm", "GEMM backends")
     for option in OPTIONS:
         default = option.default or "none"
+        switch = {"nargs": "?", "const": "yes"} if option.switch else {}
         group.addoption(
-            option.flag, dest=option.ini, metavar=option.metavar, default=None, help=f"{option.help} [{default}]"
+            option.flag,
+            dest=option.ini,
+            metavar=option.metavar,
+            default=None,
+            help=f"{option.help} [{default}]",
+            **switch,
         )
         parser.addini(option.ini, f"default of {option.flag}", default=option.default)
 
@@ -171,6 +255,17 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         pytest.UsageError: one paragraph that names the option, the value and what would be right.
     """
     values = {option.name: _value(config, option) for option in OPTIONS}
+    if values["doctor"] == "yes" and workers > 1:
+        raise pytest.UsageError("--gemm-doctor asks one backend after the other: leave out -n")
+    if values["compile-only"] == "yes":
+        if workers > 1:
+            raise pytest.UsageError("--gemm-compile-only takes all cores by itself: leave out -n, and see --gemm-jobs")
+        if not values["arch"] and not has_cuda_device():
+            raise pytest.UsageError(
+                "--gemm-compile-only: there is no CUDA device here to compile for; say which one is meant, "
+                "with --gemm-arch=90a for a Hopper for instance"
+            )
+    _check_cutlass(values)
     backends, named = _backends(values["backends"], registry)
     return GemmConfig(
         registry=registry,
@@ -186,8 +281,52 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         ledger_given=values["known-failures"],
         ledger=_ledger(values["known-failures"], default_ledger),
         run_record=_writable_file(values["run-record"]),
-        artifacts=_writable_folder(values["artifacts"]),
+        artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
+        choices=_choices(values["choices"], values["level"]),
+        timeout=_seconds("--gemm-timeout", values["timeout"]),
+        compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
+        jobs=_whole("--gemm-jobs", values["jobs"], 1) if values["jobs"] else cores(),
+        arch=_arch(values["arch"]),
+        kernel_cache=_writable_folder("--gemm-kernel-cache", values["kernel-cache"]),
+        compile_only=values["compile-only"] == "yes",
+        doctor=values["doctor"] == "yes",
+        options=values,
     )
+
+
+def _check_cutlass(values: Mapping[str, str]) -> None:
+    """The backend itself reads these, see ``Configurable``."""
+    try:
+        re.compile(values["cutlass-allow"])
+    except re.error as error:
+        raise pytest.UsageError(
+            f"--gemm-cutlass-allow={values['cutlass-allow']}: not a regular expression: {error}"
+        ) from None
+    swizzles = _list(values["cutlass-swizzles"])
+    if not swizzles or not set(swizzles) <= {"1", "2", "4", "8"}:
+        raise pytest.UsageError(f"--gemm-cutlass-swizzles={values['cutlass-swizzles']}: name some of 1, 2, 4, 8")
+    if not re.fullmatch(r"\d{0,4}", values["cutlass-level"]):
+        raise pytest.UsageError(f"--gemm-cutlass-level={values['cutlass-level']}: give up to four digits, 0000 say")
+
+
+def _choices(text: str, level: str) -> str:
+    if not text:
+        return "" if level == "quick" else "all"
+    if text.isdigit() and int(text) == 0:
+        raise pytest.UsageError("--gemm-choices=0: give one, winner, all, a number from 1 on, or a candidate's name")
+    return text
+
+
+def _seconds(flag: str, text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise pytest.UsageError(f"{flag}={text}: give seconds, 0 for no limit")
+    return float(text)
+
+
+def _arch(text: str) -> str:
+    if text and not re.fullmatch(r"\d{2,3}[af]?", text):
+        raise pytest.UsageError(f"--gemm-arch={text}: give it as nvcc does without sm_, 90a for instance")
+    return text
 
 
 def _backends(text: str, registry: Registry) -> tuple[tuple[Backend, ...], bool]:
@@ -241,7 +380,7 @@ def _writable_file(text: str) -> Path | None:
     return path
 
 
-def _writable_folder(text: str) -> Path | None:
+def _writable_folder(flag: str, text: str) -> Path | None:
     if not text:
         return None
     path = Path(text).absolute()
@@ -252,6 +391,6 @@ def _writable_folder(text: str) -> Path | None:
         probe.unlink()
     except OSError as error:
         raise pytest.UsageError(
-            f"--gemm-artifacts={text}: cannot be written ({error.strerror}); name a folder of yours"
+            f"{flag}={text}: cannot be written ({error.strerror}); name a folder of yours"
         ) from None
     return path

@@ -1,15 +1,24 @@
-"""How pytest-xdist hands out GEMM tests: what shares an artifact or a reference stays on one worker."""
+"""How pytest-xdist hands out GEMM tests: what shares an artifact or a reference stays on one worker.
+
+And what becomes of the test that a worker died with: another worker goes on with it, see ``watch.py``.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gemm.config import OPTIONS
 from pytest_gemm.selection import split_id
+from pytest_gemm.watch import Diaries
 
-__all__ = ["allow_crashes", "scheduler", "scope"]
+__all__ = ["allow_crashes", "exit_status", "gpus", "pin", "replaces_workers", "scheduler", "scope"]
 
 
 def scope(nodeid: str) -> str:
@@ -26,7 +35,24 @@ def scope(nodeid: str) -> str:
 
 def _asked_for(config: pytest.Config) -> bool:
     """Whether this is a run of GEMM tests: somebody else's run is scheduled as xdist does."""
-    return any(config.getoption(option.ini) is not None for option in OPTIONS)
+    return any(
+        config.getoption(option.ini) is not None or str(config.getini(option.ini)) != option.default
+        for option in OPTIONS
+    )
+
+
+# Whom of xdist's schedulers ours goes by, for each "--dist" with scopes; the others keep their own.
+_SCHEDULERS = {
+    "load": "LoadScopeScheduling",
+    "loadscope": "LoadScopeScheduling",
+    "loadfile": "LoadFileScheduling",
+    "loadgroup": "LoadGroupScheduling",
+}
+
+
+def replaces_workers(config: pytest.Config) -> bool:
+    """Whether the tests are handed out here, so that a worker may die and another one goes on with its test."""
+    return _asked_for(config) and str(config.getoption("dist", "no")) in _SCHEDULERS
 
 
 def allow_crashes(config: pytest.Config) -> None:
@@ -39,38 +65,160 @@ def allow_crashes(config: pytest.Config) -> None:
         config.option.maxworkerrestart = str(10**6)
 
 
-def scheduler(config: pytest.Config, log: Any) -> object | None:
-    """A scheduler for a run that asked for GEMM tests with plain ``-n``; ``None`` leaves xdist's own.
+# -- GPUs ------------------------------------------------------------------------------------------
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def gpus(environment: Mapping[str, str], devices: Path = Path("/dev"), driver: Path = _DRIVER) -> list[str]:
+    """How CUDA's environment names the GPUs that this process may use; empty where there is none.
+
+    Args:
+        environment: ``CUDA_VISIBLE_DEVICES`` of it restricts them, to indices or to names (``GPU-...``, ``MIG-...``).
+        devices: folder of the device files; a container has those of its own GPUs only.
+        driver: where the driver tells of its GPUs, where there are no device files.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        # CUDA takes no notice of what comes after the first name that is none.
+        first_wrong = next((i for i, name in enumerate(names) if name in {"", "-1"}), len(names))
+        return names[:first_wrong]
+    count = sum(1 for node in devices.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", node.name))
+    count = count or sum(1 for _ in driver.glob("*"))
+    return [str(i) for i in range(count)]
+
+
+def pin(config: pytest.Config, specs: Iterable[Any]) -> str:
+    """Give each worker one GPU, in turn, before it is started; one that is replaced hands its GPU on.
+
+    Args:
+        config: pytest's, of the controller.
+        specs: execnet's, one a worker.
+
+    Returns:
+        which worker has which, for the summary; "" where there is one GPU or none to choose from.
+    """
+    found = gpus(os.environ)
+    here = [spec for spec in specs if spec.popen]
+    if len(found) < 2 or not _asked_for(config):
+        return ""
+    for i, spec in enumerate(here):
+        spec.env["CUDA_VISIBLE_DEVICES"] = found[i % len(found)]
+    workers = {gpu: [spec.id for spec in here[i :: len(found)]] for i, gpu in enumerate(found)}
+    return "GPUs: " + "; ".join(f"{gpu} for {' '.join(ids)}" for gpu, ids in workers.items() if ids)
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def exit_status(node: Any) -> int | None:
+    """Exit status of a worker that is gone, negative for a signal; ``None`` where it runs on another machine.
+
+    Args:
+        node: xdist's controller of the worker.
+    """
+    process = getattr(getattr(node.gateway, "_io", None), "popen", None)
+    if not isinstance(process, subprocess.Popen):
+        return None
+    try:
+        return process.wait(timeout=10)  # its pipe is closed, so it is at its end
+    except subprocess.TimeoutExpired:
+        return None
+
+
+# How many workers may die before they have collected anything.
+_FALSE_STARTS = 8
+
+
+def scheduler(config: pytest.Config, log: Any, diaries: Diaries | None) -> object | None:
+    """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
+
+    With plain ``-n`` the scopes are ours; with ``--dist=loadscope``, ``loadfile`` and ``loadgroup`` they are xdist's,
+    whose own schedulers would run a test that kills its worker again and again.
 
     Args:
         config: pytest's, of the controller.
         log: xdist's logger.
+        diaries: what the workers leave behind when they die; ``None`` where there is nothing to go by.
     """
-    if not _asked_for(config) or config.getoption("dist") != "load":
+    if not replaces_workers(config):
         return None
-    from xdist.scheduler import LoadScopeScheduling
+    import xdist.scheduler
 
-    class GemmScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-        """xdist's scope scheduling with our scopes."""
+    dist = str(config.getoption("dist"))
+    base: Any = getattr(xdist.scheduler, _SCHEDULERS[dist])
+
+    class GemmScheduling(base):  # type: ignore[misc]  # xdist ships no types
+        """xdist's scope scheduling with workers that may die in the middle of a test."""
+
+        false_starts = 0
 
         def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid)
+            return scope(nodeid) if dist == "load" else str(super()._split_scope(nodeid))
+
+        def add_node_collection(self, node: Any, collection: Any) -> None:
+            """Not of a worker that was sent home before it was ready: xdist takes it for one of its own."""
+            if node in self.assigned_work:
+                super().add_node_collection(node, collection)
 
         def _reschedule(self, node: Any) -> None:
-            """Keep more than two tests with a worker: it runs one when it knows the next, or that there is none."""
+            """Keep more than two tests with a worker: it runs one when it knows the next, or that there is none.
+
+            A replacement that is still collecting gets nothing yet: xdist would lose what it assigns to it.
+            """
+            if node not in self.registered_collections:
+                return
             while not node.shutting_down and self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
                 self._assign_work_unit(node)
             super()._reschedule(node)
 
         def remove_node(self, node: Any) -> str | None:
-            """Give back a dead worker's tests, without the one that killed it: xdist would run it again and again."""
-            for unit in self.assigned_work.get(node, {}).values():
-                for nodeid, completed in unit.items():
-                    if not completed:
-                        unit[nodeid] = True
-                        super().remove_node(node)
-                        return str(nodeid)
+            """Give a dead worker's tests to others, and say which test it took with it.
+
+            None, where it has left word of what it was doing: another worker goes on with that test.  Otherwise
+            that test is over: xdist would run it again and again.
+            """
+            running = next(
+                (
+                    (unit, nodeid)
+                    for unit in self.assigned_work.get(node, {}).values()
+                    for nodeid, completed in unit.items()
+                    if not completed
+                ),
+                None,
+            )
+            if running is None:
+                self._count_false_start(node)
+                super().remove_node(node)
+                return None
+            unit, nodeid = running
+            if self._goes_on(node, nodeid):
+                super().remove_node(node)
+                return None
+            unit[nodeid] = True
             super().remove_node(node)
-            return None
+            return str(nodeid)
+
+        def _goes_on(self, node: Any, nodeid: str) -> bool:
+            outcome = diaries and diaries.inherit(node.gateway.id, nodeid, exit_status(node))
+            if not outcome:
+                return False
+            terminal = config.pluginmanager.get_plugin("terminalreporter")
+            if terminal is not None and config.option.verbose >= 0:
+                why = outcome.reason.text if outcome.reason else ""
+                case = f"{outcome.problem} on {outcome.backend}"
+                terminal.ensure_newline()
+                terminal.write_line(f"{case}: {outcome.status}: {why}; another worker goes on behind it")
+            return True
+
+        def _count_false_start(self, node: Any) -> None:
+            """Stop the run when workers die before they have collected: their replacements would do the same."""
+            if node in self.registered_collections or hasattr(node, "workeroutput"):  # that is what ends well
+                return
+            self.false_starts += 1
+            if self.false_starts >= _FALSE_STARTS:
+                text = f"{self.false_starts} workers died before they had collected a test"
+                pytest.exit(text, returncode=pytest.ExitCode.TESTS_FAILED)
 
     return GemmScheduling(config, log)

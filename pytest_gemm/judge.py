@@ -1,5 +1,8 @@
 """One case from operands to outcome: run, prove what ran, build the truth, compare.
 
+A backend that has several candidates for a problem (``Choosing``) is judged in as many ways as the case asks for: each
+candidate is compiled end to end and judged like a backend of its own.
+
 No pytest here: a :class:`Judge` can be driven from a script.  The backend runs before the reference
 exists, and nothing of the reference travels back to it.
 """
@@ -8,18 +11,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 
-from pytest_gemm import compare, operands, oracle, program
-from pytest_gemm.backend import Backend, Prepared, Unsupported
-from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm import compare, device_kernels, faults, operands, oracle, program
+from pytest_gemm.backend import (
+    Backend,
+    Choosing,
+    Contract,
+    Dropped,
+    Prepared,
+    Tuning,
+    Unsupported,
+    names_candidates,
+)
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
+from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
 
 __all__ = ["Case", "Evidence", "Judge", "run_once"]
@@ -35,6 +52,8 @@ class Case:
         fillings: names of fillings, judged in this order; empty: the level's choice.
         seed: of all values.
         device: where, ``cpu`` or ``cuda``.
+        choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
+            pattern of names; "": the backend's own way.
     """
 
     backend: Backend
@@ -42,6 +61,7 @@ class Case:
     fillings: tuple[str, ...]
     seed: int
     device: str
+    choices: str = ""
 
 
 @dataclasses.dataclass
@@ -56,12 +76,16 @@ class Evidence:
 
 @dataclasses.dataclass
 class _Truth:
-    """What is known about a problem and a filling whoever computes it."""
+    """What is known about a problem and a filling whoever computes it.
+
+    ``intervals`` are kept for the contract that came last: the candidates of a backend mostly share one.
+    """
 
     operands: operands.Operands
     digest: str
     reference: oracle.Reference | None = None
-    eager: torch.Tensor | Exception | None = None
+    intervals: tuple[Contract, tuple[oracle.Interval, ...]] | None = None
+    eager: tuple[torch.Tensor, ...] | Exception | None = None
 
 
 @dataclasses.dataclass
@@ -69,33 +93,77 @@ class _Run:
     """One result, kept until the case ends to see whether somebody still writes to it."""
 
     truth: _Truth
-    result: torch.Tensor
+    results: tuple[torch.Tensor, ...]
     kept: bytes | None
 
 
+_NO_TIME = Seconds()
+
 # Results up to this size are kept and checked again at the end of the case.
 _KEEP_BYTES = 1 << 20
+# Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
+_EVIDENCE = 8
+# With more candidates than this each is judged with two fillings.
+_MANY = 8
+# Names of candidates that a sentence lists.
+_NAMES = 40
 
 
 class Judge:
-    """Judges cases and shares operands and references between the backends of one problem.
+    """Judges cases and shares operands and references between the backends and candidates of one problem.
 
     They are kept until another problem comes: pytest asks for the backends of one problem one after the other.
 
     Args:
         may_run_eager: whether eager ATen may be run on a problem, to set results beside its own; it
             is not asked where it is known to kill the process.
+        watch: is told of everything that may not come back, for as long as it lasts.
     """
 
-    def __init__(self, may_run_eager: Callable[[Problem, str], bool] = lambda *_: True) -> None:
+    def __init__(
+        self,
+        may_run_eager: Callable[[Problem, str], bool] = lambda *_: True,
+        watch: Callable[[Activity], AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+    ) -> None:
         self._may_run_eager = may_run_eager
-        self._earlier: tuple[str, dict[str, torch.Tensor]] = ("", {})
+        self._watch = watch
+        self._lost: dict[str, Outcome] = {}
+        self._earlier: tuple[str, dict[str, tuple[torch.Tensor, ...]]] = ("", {})
         self._known: tuple[tuple[str, int, str], dict[str, _Truth]] = (("", 0, ""), {})
         self.evidence: list[tuple[Outcome, Evidence]] = []
 
-    def judge(self, case: Case) -> Iterator[Outcome]:
-        """The outcomes of a case, one a filling; a single one when it ends before any filling."""
+    def has_lost(self, device: str) -> bool:
+        """Whether this process can compute nothing more on the device: a kernel has broken its context."""
+        return device in self._lost
+
+    def judge(
+        self,
+        case: Case,
+        done: frozenset[str] = frozenset(),
+        withheld: Callable[[str], Outcome | None] = lambda _: None,
+    ) -> Iterator[Outcome]:
+        """The outcomes of a case, one a choice and filling; a single one when it ends before any filling.
+
+        Args:
+            case: what to judge.
+            done: choices that have been judged before and are left out; "" is the case as a whole.
+            withheld: the outcome of a choice that must not be run, ``None`` for one that may.
+        """
         self.evidence.clear()
+        if "" in done:
+            return
+        if case.device in self._lost:
+            yield self._not_run(case)
+            return
+        starved = False
+        for outcome in self._cases(_by_tuning(case), done, withheld):
+            yield outcome
+            starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
+        if starved:
+            self._known, self._earlier = (("", 0, ""), {}), ("", {})
+            faults.release()
+
+    def _cases(self, case: Case, done: frozenset[str], withheld: Callable[[str], Outcome | None]) -> Iterator[Outcome]:
         try:
             refusal = case.backend.supports(case.problem)
         except Exception as error:  # any exception of a backend is its case's failure
@@ -104,99 +172,202 @@ class Judge:
         if refusal is not None:
             yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
             return
+        if not case.fillings:
+            reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
+            yield _outcome(case, "", Status.UNSUPPORTED, reason)
+            return
         try:
-            truths = {filling: self._truth(case, filling) for filling in case.fillings}
+            first = self._truth(case, case.fillings[0])
         except Unsupported as missing:
             yield _outcome(case, "", Status.UNSUPPORTED, missing.reason)
             return
-        if not truths:
-            reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
-            yield _outcome(case, "", Status.UNSUPPORTED, reason)
+        except Exception as error:
+            yield self._fault_or_raise(case, "", error, "operands")
+            return
+        try:
+            choices = self._choices(case, first.operands)
+        except Unsupported as none:
+            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
+            return
+        except Exception as error:  # as above
+            yield self._crashed(case, case.fillings[0], error, "choices", Seconds())
+            return
+        case = dataclasses.replace(case, fillings=_telling(case.fillings, len(choices)))
+        dropped: list[Outcome] = []
+        for choice in choices:
+            if choice in done:
+                continue
+            if self.has_lost(case.device):
+                yield self._not_run(case, choice)
+                continue
+            held = withheld(choice) if choice else None
+            for outcome in self._judge_choice(case, choice) if held is None else [held]:
+                if outcome.status is Status.DROPPED and outcome.choice == choice:
+                    dropped.append(outcome)
+                yield outcome
+        # A user who names candidates may name one that is dropped; nobody else is content with nothing judged.
+        if dropped and len(dropped) == len(choices) and not names_candidates(case.choices):
+            yield _outcome(case, "", Status.CRASHED, _all_dropped(dropped))
+
+    # -- which candidates ------------------------------------------------------------------------
+
+    def _choices(self, case: Case, given: operands.Operands) -> tuple[str, ...]:
+        """Names of the candidates to judge; a single "" where the backend goes its own way.
+
+        Raises:
+            Unsupported: when none has the name that was asked for.
+        """
+        wanted, backend = case.choices, case.backend
+        if wanted in {"", "one", "winner"}:
+            return ("",)
+        if not isinstance(backend, Choosing):
+            if not names_candidates(wanted):
+                return ("",)
+            raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted}")
+        with self._doing(case, "compile"), _quiet():
+            names = backend.choices(case.problem, given)
+        found = picked(names, wanted)
+        if not found:
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            listed = ", ".join(names[:_NAMES]) + more
+            raise Unsupported("no-such-choice", f"no candidate is called {wanted}; there are {listed}")
+        return found
+
+    def _judge_choice(self, case: Case, choice: str) -> Iterator[Outcome]:
+        """One candidate, or the backend's own way, with all fillings."""
+        try:
+            truths = {filling: self._truth(case, filling, choice) for filling in case.fillings}
+        except Unsupported as missing:
+            yield _outcome(case, "", Status.UNSUPPORTED, missing.reason, choice=choice)
+            return
+        except Exception as error:
+            yield self._fault_or_raise(case, "", error, "operands", choice=choice)
             return
         first = next(iter(truths.values()))
         started = time.perf_counter()
         try:
-            with _quiet():
-                prepared = case.backend.prepare(case.problem, first.operands)
+            with self._doing(case, "compile", choice=choice), _quiet():
+                prepared = _prepare(case, choice, first.operands)
         except Unsupported as late:
-            yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
+            yield _outcome(case, "", Status.UNSUPPORTED, late.reason, choice=choice)
+            return
+        except Dropped as lost:
+            seconds = Seconds(compile=time.perf_counter() - started)
+            # Without a name the backend has tried one candidate after the other, and none was left.
+            status = Status.DROPPED if choice else Status.CRASHED
+            yield _outcome(case, "", status, lost.reason, choice=choice, seconds=seconds)
             return
         except Exception as error:  # as above
             seconds = Seconds(compile=time.perf_counter() - started)
-            yield _crash(case, case.fillings[0], error, "prepare", seconds)
+            yield self._crashed(case, case.fillings[0], error, "prepare", seconds, choice=choice)
             return
         compile_seconds = time.perf_counter() - started
+        for name, reason in _dropped(prepared).items():
+            yield _outcome(case, "", Status.DROPPED, reason, choice=name)
 
         runs: list[_Run] = []
         for index, (filling, truth) in enumerate(truths.items()):
             seconds = Seconds(compile=compile_seconds if index == 0 else 0.0)
-            yield self._judge_filling(case, prepared, filling, truth, runs, seconds)
+            yield self._judge_filling(case, choice, prepared, filling, truth, runs, seconds)
+            if self.has_lost(case.device):
+                return
         if runs:
-            again = self._run_again(case, prepared, runs)
+            again = self._run_again(case, choice, prepared, runs)
             if again is not None:
                 yield again
 
     # -- one filling -----------------------------------------------------------------------------
 
     def _judge_filling(
-        self, case: Case, prepared: Prepared, filling: str, truth: _Truth, runs: list[_Run], seconds: Seconds
+        self,
+        case: Case,
+        choice: str,
+        prepared: Prepared,
+        filling: str,
+        truth: _Truth,
+        runs: list[_Run],
+        seconds: Seconds,
     ) -> Outcome:
         given = truth.operands
         started = time.perf_counter()
-        _prime_allocator(case.problem, case.device)
+        kernels = _kernels_of(prepared)
         try:
-            with _quiet():
-                actual = prepared.run(given)
-            if case.device == "cuda":
-                torch.cuda.synchronize()
-            proof = prepared.proof()
+            with self._doing(case, "run", filling, kernels, choice), _quiet():
+                _prime_allocator(case.problem, case.device)
+                with _profiled(asked=case.device == "cuda" and not runs) as profiled:
+                    results = _run(prepared, given, case.device)
+            proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Exception as error:  # as above
-            return _crash(case, filling, error, "run", seconds + Seconds(run=time.perf_counter() - started))
+            seconds += Seconds(run=time.perf_counter() - started)
+            return self._crashed(case, filling, error, "run", seconds, kernels, choice)
         seconds += Seconds(run=time.perf_counter() - started)
         kernels = proof.kernels
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-            return _outcome(case, filling, status, reason, kernels=kernels, seconds=seconds, **facts)
+            proved: dict[str, Any] = {"kernels": kernels, "chosen": proof.chosen, "choice": choice}
+            return _outcome(case, filling, status, reason, seconds=seconds, **proved, **facts)
 
         objection = proof.objection()
         if objection is not None:
             return end(Status.FELL_BACK, objection)
-        written = given.changed(truth.digest)
-        if written:
-            return end(
-                Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
-            )
+        outputs = case.problem.outputs
+        if len(results) != len(outputs):
+            text = f"{len(results)} results came back, and the program has {len(outputs)}"
+            return end(Status.CRASHED, Reason("wrong-outputs", text))
 
         started = time.perf_counter()
-        if truth.reference is None:
-            truth.reference = oracle.reference(case.problem, given)
-        interval = oracle.interval(case.problem, given, truth.reference, prepared.contract)
-        doubt = oracle.insensitive(case.problem, given, interval)
-        verdict = compare.compare(actual, interval, case.problem, given, others=self._earlier_results(case))
-        eager = self._beside_eager(case, truth, actual, interval)
+        phase = "reference"
+        try:
+            with self._doing(case, phase, filling, kernels, choice):
+                written = given.changed(truth.digest)
+                if written:
+                    names = ", ".join(written)
+                    return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {names}"))
+                intervals = _intervals(case.problem, truth, prepared.contract)
+                doubt = _doubt(outputs, given, intervals)
+                verdicts = [
+                    compare.compare(result, interval, output, given, others=self._others(case, place))
+                    for place, (output, result, interval) in enumerate(zip(outputs, results, intervals, strict=True))
+                ]
+            phase = "eager"
+            with self._doing(case, phase, filling, ("eager ATen",), choice):
+                eager = self._beside_eager(case, truth, results, intervals)
+        except Exception as error:
+            seconds += Seconds(reference=time.perf_counter() - started)
+            return self._fault_or_raise(case, filling, error, phase, seconds, kernels, choice)
         seconds += Seconds(reference=time.perf_counter() - started)
 
-        facts: dict[str, Any] = {"tier": interval.tier, "ratio": verdict.ratio, "eager": eager}
-        if verdict.mismatch is not None:
-            reason = Reason(verdict.mismatch.code, verdict.mismatch.summary())
-            outcome = end(Status.INCORRECT, reason, details=verdict.mismatch.text(), **facts)
-            self.evidence.append((outcome, Evidence(given, actual, interval, _source(prepared))))
+        ratio = max(verdict.ratio for verdict in verdicts)
+        facts: dict[str, Any] = {"tier": intervals[-1].tier, "ratio": ratio, "eager": eager}
+        for place, verdict in enumerate(verdicts):
+            if verdict.mismatch is None:
+                continue
+            which = f"{compare.output_name(place, len(verdicts))}: " if len(verdicts) > 1 else ""
+            reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
+            outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
+            if len(self.evidence) < _EVIDENCE:
+                found = Evidence(given, results[place], intervals[place], _source(prepared))
+                self.evidence.append((outcome, found))
             return outcome
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
-        kept = _bytes(actual) if actual.numel() * actual.element_size() <= _KEEP_BYTES else None
-        runs.append(_Run(truth, actual, kept))
-        self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = actual
+        kept = _bytes(results) if sum(r.numel() * r.element_size() for r in results) <= _KEEP_BYTES else None
+        runs.append(_Run(truth, results, kept))
+        self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
 
-    def _earlier_results(self, case: Case) -> dict[str, torch.Tensor]:
+    def _others(self, case: Case, place: int) -> dict[str, torch.Tensor]:
+        """Earlier results of that place by the name of what they answered."""
+        return {name: results[place] for name, results in self._earlier_results(case).items()}
+
+    def _earlier_results(self, case: Case) -> dict[str, tuple[torch.Tensor, ...]]:
         """Results that this backend gave for the problem at hand: a wrong one may be one of these, kept too long."""
         key = f"{case.backend.name} {case.problem.line}"
         if self._earlier[0] != key:
             self._earlier = (key, {})
         return self._earlier[1]
 
-    def _run_again(self, case: Case, prepared: Prepared, runs: list[_Run]) -> Outcome | None:
+    def _run_again(self, case: Case, choice: str, prepared: Prepared, runs: list[_Run]) -> Outcome | None:
         """One filling once more: the same bits, and no earlier result touched since.
 
         It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
@@ -205,71 +376,242 @@ class Judge:
         kernels that are not deterministic.
         """
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
+        filling, kernels = first.truth.operands.filling, _kernels_of(prepared)
         started = time.perf_counter()
 
         def end(code: str, text: str) -> Outcome:
+            proof = prepared.proof()
+            proved: dict[str, Any] = {"kernels": proof.kernels, "chosen": proof.chosen, "choice": choice}
             seconds = Seconds(run=time.perf_counter() - started)
-            filling = first.truth.operands.filling
-            return _outcome(
-                case, filling, Status.INCORRECT, Reason(code, text), kernels=prepared.proof().kernels, seconds=seconds
-            )
+            return _outcome(case, filling, Status.INCORRECT, Reason(code, text), seconds=seconds, **proved)
 
         try:
-            with _quiet():
-                second = prepared.run(first.truth.operands)
+            with self._doing(case, "run again", filling, kernels, choice), _quiet():
+                second = _run(prepared, first.truth.operands, case.device)
         except Exception as error:  # as above
-            return _crash(
-                case, first.truth.operands.filling, error, "run again", Seconds(run=time.perf_counter() - started)
-            )
+            seconds = Seconds(run=time.perf_counter() - started)
+            return self._crashed(case, filling, error, "run again", seconds, kernels, choice)
         for run in runs:
-            if run.kept is not None and _bytes(run.result) != run.kept:
+            if run.kept is not None and _bytes(run.results) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
         if prepared.contract.deterministic and first.kept is not None and _bytes(second) != first.kept:
-            count = int((second != first.result).sum())
+            count = sum(int((new != old).sum()) for new, old in zip(second, first.results, strict=True))
+            total = sum(result.numel() for result in second)
             return end(
                 "not-deterministic",
-                f"the same call gave other bits the second time ({count} of {second.numel()} elements); "
+                f"the same call gave other bits the second time ({count} of {total} elements); "
                 "a backend that uses atomics declares deterministic=False",
             )
         return None
 
+    # -- what can go wrong with the machine ------------------------------------------------------
+
+    def _doing(
+        self, case: Case, phase: str, filling: str = "", kernels: tuple[str, ...] = (), choice: str = ""
+    ) -> AbstractContextManager[None]:
+        """Watch over a part of the case that may not come back."""
+        filling = filling or case.fillings[0]
+        return self._watch(
+            Activity(case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device)
+        )
+
+    def _crashed(
+        self,
+        case: Case,
+        filling: str,
+        error: Exception,
+        phase: str,
+        seconds: Seconds,
+        kernels: tuple[str, ...] = (),
+        choice: str = "",
+    ) -> Outcome:
+        """The outcome of an exception that the backend has to answer for."""
+        crash = _crash(case, filling, error, phase, seconds)
+        outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
+        return self._fault(outcome, error, phase, case.device) or outcome
+
+    def _fault_or_raise(
+        self,
+        case: Case,
+        filling: str,
+        error: Exception,
+        phase: str,
+        seconds: Seconds = _NO_TIME,
+        kernels: tuple[str, ...] = (),
+        choice: str = "",
+    ) -> Outcome:
+        """The same of one in the harness's own part: the machine's fault is the case's end, any other a defect here."""
+        crash = _crash(case, filling, error, phase, seconds)
+        outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
+        found = self._fault(outcome, error, phase, case.device)
+        if found is None:
+            raise error
+        return found
+
+    def _fault(self, outcome: Outcome, error: Exception, phase: str, device: str) -> Outcome | None:
+        """The outcome with the machine's own reason: no memory, or a lost device; ``None`` for any other exception."""
+        reason = faults.out_of_memory(error, phase, device)
+        if reason is not None:
+            return dataclasses.replace(outcome, reason=reason)
+        last = faults.device_error(device)
+        if last is None:
+            return None
+        lost = dataclasses.replace(outcome, reason=faults.lost(error, last, phase))
+        self._lost.setdefault(device, lost)
+        return lost
+
+    def _not_run(self, case: Case, choice: str = "") -> Outcome:
+        """A case, or a choice of one, that comes after the one that has lost the device."""
+        broke = self._lost[case.device]
+        reason = Reason(
+            "device-lost",
+            f"{broke.problem} on {broke.backend} has lost the device to this process",
+            "with -n 1 or more another process goes on",
+        )
+        return _outcome(case, "", Status.NOT_RUN, reason, choice=choice)
+
     # -- what backends share ---------------------------------------------------------------------
 
-    def _truth(self, case: Case, filling: str) -> _Truth:
+    def _truth(self, case: Case, filling: str, choice: str = "") -> _Truth:
         key = (case.problem.line, case.seed, case.device)
         if self._known[0] != key:
             self._known = (key, {})
         truths = self._known[1]
         known = truths.get(filling)
-        # A backend that wrote to its inputs must not spoil the next one's.
-        if known is None or known.operands.changed(known.digest):
-            made = operands.make(case.problem, filling, case.seed, case.device)
-            known = truths[filling] = _Truth(made, made.digest())
+        with self._doing(case, "operands", filling, choice=choice):
+            # A backend that wrote to its inputs must not spoil the next one's.
+            if known is None or known.operands.changed(known.digest):
+                made = operands.make(case.problem, filling, case.seed, case.device)
+                known = truths[filling] = _Truth(made, made.digest())
         return known
 
-    def _beside_eager(self, case: Case, truth: _Truth, actual: torch.Tensor, interval: oracle.Interval) -> str:
+    def _beside_eager(
+        self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], intervals: tuple[oracle.Interval, ...]
+    ) -> str:
         if case.backend.name == "aten":
             return ""
         if not self._may_run_eager(case.problem, case.device):
             return "eager is not run: it can kill the process"
         if truth.eager is None:
             try:
-                truth.eager = program.build(case.problem)(**program.args(case.problem, truth.operands))
+                # Some of what eager refuses would be a fault of the device if it were tried.
+                if refusal := AtenBackend().refusal(case.problem, case.device):
+                    raise refusal
+                with settings(case.problem):
+                    made = program.build(case.problem)(**program.args(case.problem, truth.operands))
+                truth.eager = made if isinstance(made, tuple) else (made,)
+                _wait_for(case.device)
             except Exception as error:  # eager cannot do everything that a template can
                 truth.eager = error
+                if faults.device_error(case.device) is not None:
+                    raise
         if isinstance(truth.eager, Exception):
             return f"eager cannot: {_last_line(truth.eager)}"
-        return compare.against_eager(actual, truth.eager, interval).text()
+        return compare.beside_eager(actual, truth.eager, intervals)
 
 
 def run_once(case: Case, threads: int) -> None:
     """Compile and run a case without judging it, in a process of its own; nothing for a case that is refused."""
+    case = _by_tuning(case)
     if case.backend.supports(case.problem) is not None:
         return
     torch.set_num_threads(threads)
     given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
     with _quiet(), contextlib.suppress(Unsupported):
         case.backend.prepare(case.problem, given).run(given)
+
+
+# -- choices -----------------------------------------------------------------------------------------
+
+
+def _by_tuning(case: Case) -> Case:
+    """The case on the backend that picks its candidate as asked, where it has several ways to."""
+    if case.choices in {"one", "winner"} and isinstance(case.backend, Tuning):
+        return dataclasses.replace(case, backend=case.backend.picking(cast("Literal['one', 'winner']", case.choices)))
+    return case
+
+
+def picked(names: Sequence[str], wanted: str) -> tuple[str, ...]:
+    """Which of a backend's candidates ``--gemm-choices`` asks for, where it says ``all``, a number or a pattern."""
+    if wanted == "all":
+        return tuple(names)
+    if wanted.isdigit():
+        return _spread(names, int(wanted))
+    return tuple(name for name in names if fnmatch.fnmatchcase(name, wanted))
+
+
+def _spread(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """``count`` of the names at even distances, the first and the last among them."""
+    if count >= len(names):
+        return tuple(names)
+    steps = max(count - 1, 1)
+    return tuple(names[round(i * (len(names) - 1) / steps)] for i in range(count))
+
+
+def _telling(fillings: tuple[str, ...], choices: int) -> tuple[str, ...]:
+    """With many choices the first filling of exact sums and the first of those that round."""
+    if choices <= _MANY:
+        return fillings
+    found = [next((f for f in fillings if operands.FILLINGS[f].exact is exact), "") for exact in (True, False)]
+    return tuple(filter(None, found))
+
+
+def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
+    if not choice:
+        return case.backend.prepare(case.problem, given)
+    assert isinstance(case.backend, Choosing)
+    return case.backend.prepare_choice(case.problem, given, choice)
+
+
+def _dropped(prepared: Prepared) -> dict[str, Reason]:
+    """Candidates that the backend left out by itself, where it says so."""
+    found: dict[str, Reason] = getattr(prepared, "dropped", {})
+    return found
+
+
+def _all_dropped(dropped: Sequence[Outcome]) -> Reason:
+    reasons = [outcome.reason for outcome in dropped if outcome.reason is not None]
+    causes = Counter(reason.code for reason in reasons)
+    said = ", ".join(f"{count} {code}" for code, count in causes.most_common())
+    return Reason("all-dropped", f"every candidate that was tried was dropped ({said}): {reasons[0].text}")
+
+
+# -- parts -------------------------------------------------------------------------------------------
+
+
+def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[torch.Tensor, ...]:
+    """The results, of which there are two with ``tap``; the device has finished."""
+    made: Any = prepared.run(given)
+    _wait_for(device)
+    return made if isinstance(made, tuple) else (made,)
+
+
+@contextlib.contextmanager
+def _profiled(*, asked: bool) -> Iterator[list[str] | None]:
+    """Names of the kernels that the device executes in the block, ``None`` where they are not asked for or not seen.
+
+    Once for each candidate is enough: what runs is decided when it is compiled.
+    """
+    if not asked or not device_kernels.works():
+        yield None
+        return
+    with device_kernels.profile() as names:
+        yield names
+
+
+def _intervals(problem: Problem, truth: _Truth, contract: Contract) -> tuple[oracle.Interval, ...]:
+    """What each result may be under ``contract``; the reference behind it is computed once."""
+    if truth.reference is None:
+        truth.reference = oracle.reference(problem, truth.operands)
+    if truth.intervals is None or truth.intervals[0] != contract:
+        truth.intervals = contract, oracle.intervals(problem, truth.operands, truth.reference, contract)
+    return truth.intervals[1]
+
+
+def _doubt(outputs: Sequence[Problem], given: operands.Operands, intervals: Sequence[oracle.Interval]) -> Reason | None:
+    """Why one of the results could not tell a right kernel from a wrong one; ``None`` when all could."""
+    doubts = (oracle.insensitive(output, given, one) for output, one in zip(outputs, intervals, strict=True))
+    return next(filter(None, doubts), None)
 
 
 @contextlib.contextmanager
@@ -291,8 +633,23 @@ def _prime_allocator(problem: Problem, device: str) -> None:
     )
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().tobytes())
+def _bytes(tensors: Sequence[torch.Tensor]) -> bytes:
+    return b"".join(t.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().tobytes() for t in tensors)
+
+
+def _wait_for(device: str) -> None:
+    """Until the device has computed all that it was given: errors of a kernel show no earlier."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _kernels_of(prepared: Prepared) -> tuple[str, ...]:
+    """Names of the kernels that a run will use, as far as the backend knows them before it has run."""
+    try:
+        proof = prepared.proof()
+    except Exception:  # it need not have an answer yet
+        return ()
+    return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
 
 
 def _source(prepared: Prepared) -> str:

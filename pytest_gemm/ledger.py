@@ -133,6 +133,7 @@ class Entry:
         reason: one sentence for the reader of a report.
         link: an issue or a commit, "" for none.
         backend, test, filling, device, problem: patterns over the names of the case.
+        choice: patterns over the names of the candidate that was judged, whoever chose it.
         status: how it fails.
         torch: releases that have it, ``None`` for all.
         isa: patterns over the names of the machine's instruction sets, taken together.
@@ -150,6 +151,7 @@ class Entry:
     filling: Globs = _ANY
     device: Globs = _ANY
     problem: Globs = _ANY
+    choice: Globs = _ANY
     isa: Globs = _ANY
     status: frozenset[Status] = frozenset({Status.INCORRECT})
     torch: SpecifierSet | None = None
@@ -238,13 +240,25 @@ class Ledger:
             entry
             for entry in self.entries
             if entry.filling.match(outcome.filling)
+            and entry.choice.match(*((outcome.choice,) if outcome.choice else outcome.chosen))
             and entry.applies(outcome.backend, problem, outcome.test, environment)
         )
 
-    def applicable(self, backend: str, problem: Problem, test: str, environment: Environment) -> Entry | None:
-        """The first entry that forbids to run the case, because it can kill the process."""
+    def applicable(
+        self, backend: str, problem: Problem, test: str, environment: Environment, choice: str = ""
+    ) -> Entry | None:
+        """The first entry that forbids to run the case, or this candidate of it, because it can kill the process.
+
+        An entry about candidates says nothing of a case as a whole.
+        """
         return next(
-            (entry for entry in self.entries if entry.crashes and entry.applies(backend, problem, test, environment)),
+            (
+                entry
+                for entry in self.entries
+                if entry.crashes
+                and (entry.choice.match(choice) if choice else entry.choice == _ANY)
+                and entry.applies(backend, problem, test, environment)
+            ),
             None,
         )
 
@@ -308,7 +322,7 @@ class LedgerUse:
 
 _TABLE: Final = "known-failure"
 _TEXTS: Final = ("id", "reason", "link")
-_GLOBS: Final = ("backend", "test", "filling", "device", "problem", "isa")
+_GLOBS: Final = ("backend", "test", "filling", "device", "problem", "choice", "isa")
 _KEYS: Final = (*_TEXTS, *_GLOBS, "status", "torch", "where", "crashes")
 _WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
 _WHERE_KEYS: Final = (*_WHERE_GLOBS, *_SIZES)

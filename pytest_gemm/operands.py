@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from pytest_gemm.backend import Unsupported
-from pytest_gemm.problem import DType, Problem, Step, StepKind, did_you_mean
+from pytest_gemm.problem import DTYPES, TF32, DType, Problem, Step, StepKind, did_you_mean
 from pytest_gemm.program import torch_dtype
 
 __all__ = [
@@ -59,11 +59,13 @@ Fill = Literal["nan", "max"]
 # Bytes of poison before and after the data; a multiple of 64, so the data stays aligned, and wide enough for
 # the widest vector that a kernel loads past an end (a warp's 32 x 16 bytes).
 _BAND_BYTES: Final = 512
-# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types.
+# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types, and of fp8, which
+# nobody multiplies unaligned, it takes 16.
 _PAD: Final = 8
+_PAD_FP8: Final = 16
 
 _READY_OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8"},
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"},
 )
 _SATURATING: Final = frozenset(
     {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp"},
@@ -98,7 +100,7 @@ class Guarded:
     """A tensor inside a larger storage whose other bytes are poison.
 
     Attributes:
-        name: which operand it is: ``a b bias r0 scale out``.
+        name: which operand it is: ``a b offs bias r0 scale scale_a scale_b out``.
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
         fill: which poison surrounds it, see :func:`poison_output`.
@@ -225,14 +227,17 @@ class _Frame:
 
     Attributes:
         k: number of products in a sum.
-        a, b: element types.
+        a, b: element types whose numbers the product multiplies: under ``tf32`` and autocast narrower than the stored.
         a_shape, b_shape: ``(matrices, lines, K)``: a line is a row of A or a column of B.
-        limit: how many quanta a sum of magnitudes may reach: 2^24, 2^53 or 2^31 for f64 and integers.
+        limit: how many quanta a sum of magnitudes may reach: 2^24, 2^53 or 2^31 for f64 and integers, 2^p of a half
+            type in which partial sums may be stored.
         room: largest magnitude of the product that nothing behind it overflows.
         adds: number of steps that add an operand.
         target: wanted magnitude of the product, 0 where the epilogue treats all alike.
         twin: B is A transposed.
         scaled: B has scales for each column.
+        quantised: ``tensorwise`` or ``rowwise`` where A and B are fp8 with scales of their own: the scales carry every
+            power of two, and fp8 only small integers or fractions.  "" elsewhere.
     """
 
     problem: Problem
@@ -247,6 +252,7 @@ class _Frame:
     target: float
     twin: bool
     scaled: bool
+    quantised: str = ""
 
     @property
     def wide(self) -> bool:
@@ -325,19 +331,26 @@ def _frame(problem: Problem) -> _Frame:
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
     matrices_b = 1 if op in {"linear", "woq_int8"} or problem.has("bcast-b") else batch
+    # All groups of a grouped product lie in one matrix.
+    matrices_a, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
+    a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
+    if problem.has("tf32"):
+        a, b = (TF32 if d.name == "f32" else d for d in (a, b))
+    out = problem.dtypes.out
     return _Frame(
         problem,
         shape.k,
-        problem.dtypes.a,
-        problem.dtypes.b,
-        (1 if problem.has("bcast-a") else batch, shape.m, shape.k),
+        a,
+        b,
+        (1 if problem.has("bcast-a") else matrices_a, rows, shape.k),
         (matrices_b, shape.n, shape.k),
-        {"f64": 2**53, "i32": 2**31 - 1}.get(problem.dtypes.out.name, 2**24),
+        2**out.precision if problem.has("reduced") else {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24),
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,
         problem.has("self"),
         op == "woq_int8",
+        next((s.name for s in problem.epilogue if s.name in {"tensorwise", "rowwise"}), ""),
     )
 
 
@@ -351,8 +364,10 @@ class _Drawn:
         level: typical magnitude of the product, scales included.
         quantum: grid of products and bias, 0.0 for none.
         spare: what the bias may reach, in quanta (exact fillings).
-        scale: scales of B's columns.
+        scale: scales of B's columns, or of B as a whole.
         positive: bias and residuals keep to positive values.
+        scale_a: scales of A's rows, or of A as a whole.
+        grain: grid of the products before any scale; 0.0 where it is the quantum.
     """
 
     a: Array
@@ -362,6 +377,8 @@ class _Drawn:
     spare: float = 0.0
     scale: Array | None = None
     positive: bool = False
+    scale_a: Array | None = None
+    grain: float = 0.0
 
 
 _Draw = Callable[[str], _Stream]
@@ -370,7 +387,7 @@ _Build = Callable[[_Frame, _Draw], _Drawn]
 
 def _scaled(lines: Array, e: int) -> Array:
     """``lines * 2^e``, exact."""
-    return lines if e == 0 else lines * lines.dtype.type(2.0**e)
+    return lines if e == 0 else np.asarray(lines * lines.dtype.type(2.0**e))
 
 
 def _exact_scale(frame: _Frame, draw: _Draw) -> Array | None:
@@ -384,9 +401,45 @@ def _exact_scale(frame: _Frame, draw: _Draw) -> Array | None:
 _SCALE_STEP: Final = 0.125
 _SCALE_RMS: Final = 0.576
 
+# Fractional bits to which Hopper's tensor cores align the products of fp8 and the sum (see tensor_core.py): what a sum
+# of integers may reach without losing any.
+_FP8_BITS: Final = 13
+
+
+def _scale_pair(frame: _Frame, draw: _Draw, rows: Callable[[_Stream, tuple[int, ...]], Array]) -> tuple[Array, Array]:
+    """Scales of A and of B in the shapes that ``torch._scaled_mm`` takes: (M, 1) and (1, N), or two scalars.
+
+    Args:
+        frame: of a quantised problem.
+        draw: its streams.
+        rows: draws scales of the given shape.
+    """
+    if frame.quantised == "tensorwise":
+        pair = rows(draw("scale-both"), (2,))  # the same for every M
+        return np.asarray(pair[0]), np.asarray(pair[1])
+    return rows(draw("scale-a"), (frame.a_shape[1], 1)), rows(draw("scale"), (1, frame.b_shape[1]))
+
+
+def _powers(stream: _Stream, shape: tuple[int, ...]) -> Array:
+    """Scales 1/8, 1/4, 1/2 and, where there are many, 1: a neighbour's differs more often than not."""
+    values = [0.125, 0.25, 0.5] if len(shape) == 1 else [0.125, 0.25, 0.5, 1.0]
+    return stream.look_up(shape, np.array(values, dtype=np.float32), 8)
+
+
+def _neutral(frame: _Frame) -> tuple[Array | None, Array | None]:
+    """Scales of A and B whose product is 1, for fillings that encode something in the digits of a sum."""
+    if frame.quantised == "tensorwise":
+        return np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
+    ones = np.ones(frame.b_shape[1], dtype=np.float32) if frame.scaled or frame.quantised else None
+    if not frame.quantised or ones is None:
+        return None, ones
+    return np.ones((frame.a_shape[1], 1), dtype=np.float32), ones.reshape(1, -1)
+
 
 def _budget(frame: _Frame) -> int:
     """Quanta that products may use up: a share is left for the bias, and three bits for the scales."""
+    if frame.quantised:
+        return 2**_FP8_BITS  # scales and bias come after the sum, and in f32
     limit = frame.limit * 3 // 4 if frame.adds else frame.limit
     if frame.scaled:
         limit = int(limit * _SCALE_STEP)
@@ -402,6 +455,8 @@ def _on_grid(
 
     ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.
     """
+    if frame.quantised:
+        return _on_quantised_grid(frame, draw, a, b, rms, bound)
     scale = _exact_scale(frame, draw)
     e = frame.exponent(rms * (_SCALE_RMS if frame.scaled else 1.0), bound)
     ea, eb = (0, e) if only_b and frame.b.is_float else frame.split(e)
@@ -414,6 +469,24 @@ def _on_grid(
         quantum,
         spare,
         scale,
+        grain=2.0**e,
+    )
+
+
+def _on_quantised_grid(frame: _Frame, draw: _Draw, a: Array, b: Array | None, rms: float, bound: float) -> _Drawn:
+    """Integers of fp8 as they are; powers of two in the scales, which bring the product into the room there is."""
+    scale_a, scale_b = _scale_pair(frame, draw, _powers)
+    e = frame.exponent(rms * _SCALE_RMS**2, bound)
+    quantum = 2.0**e * _SCALE_STEP**2
+    return _Drawn(
+        a,
+        b,
+        rms * 2.0**e * _SCALE_RMS**2,
+        quantum,
+        frame.limit - bound / _SCALE_STEP**2,
+        _scaled(scale_b, e // 2),
+        scale_a=_scaled(scale_a, e - e // 2),
+        grain=1.0,
     )
 
 
@@ -425,20 +498,32 @@ def _real(frame: _Frame) -> type[np.floating[Any]]:
 
 
 def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
-    """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}."""
+    """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}.
+
+    A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.
+    """
+    kept = min(frame.k, _budget(frame)) if frame.quantised else frame.k
 
     def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
         codes = [0, 0, 1, 1, 1, -1, -1, -1] if frame.k > 1 else [1, -1]
         values = np.array(codes, dtype=_real(frame))
-        return draw(name).look_up(shape, np.abs(values) if dtype.name == "u8" else values, 8)
+        stream = draw(name)
+        if name == "a" and kept < frame.k:
+            sparse = np.zeros(shape, dtype=values.dtype)
+            _spread(stream, sparse, kept, lambda some: stream.look_up(some, values, 8))
+            return sparse
+        return stream.look_up(shape, np.abs(values) if dtype.name == "u8" else values, 8)
 
     b = None if frame.twin else lines("b", frame.b_shape, frame.b)
-    rms = 0.75 * math.sqrt(max(frame.k, 1))
-    return _on_grid(frame, draw, lines("a", frame.a_shape, frame.a), b, rms, max(frame.k, 1))
+    rms = 0.75 * math.sqrt(max(kept, 1))
+    return _on_grid(frame, draw, lines("a", frame.a_shape, frame.a), b, rms, max(kept, 1))
 
 
 # Widest integer of the int-2 filling.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
-_WIDE: Final = {"f64": 2**40 - 1, "f32": 2**16 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255}
+_WIDE: Final = {
+    "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255,
+    "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
+}  # fmt: skip
 _NARROW: Final = 7
 
 
@@ -570,11 +655,11 @@ def _one_hot(frame: _Frame, draw: _Draw) -> _Drawn:
     stream = draw("b")
     b = _magnitudes(stream, frame.b, 1, highest, real)(frame.b_shape)
     drawn = _on_grid(frame, draw, a.reshape(frame.a_shape), b, 0.58 * highest, highest, only_b=True)
-    if frame.target or not frame.b.is_float:
+    if frame.target or frame.quantised or not frame.b.is_float:
         return drawn
     # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
     e = min(-math.ceil(math.log2(highest)), frame.exponent(0.58 * highest, highest))
-    return dataclasses.replace(drawn, b=_scaled(b, e), quantum=2.0**e, level=0.58 * highest * 2.0**e)
+    return dataclasses.replace(drawn, b=_scaled(b, e), quantum=2.0**e, grain=2.0**e, level=0.58 * highest * 2.0**e)
 
 
 def _integer_span(problem: Problem) -> float:
@@ -629,10 +714,10 @@ def _k_cover(frame: _Frame, _draw: _Draw) -> _Drawn:
     else:
         a *= sign
     total = (4**digits - 1) // 3
-    # All scales 1: a digit must stay a digit.
-    scale = np.ones(frame.b_shape[1], dtype=np.float32) if frame.scaled else None
+    # A digit must stay a digit.
+    scale_a, scale = _neutral(frame)
     spare = min(frame.limit - overlap * total, _integer_span(frame.problem) / 8)
-    return _Drawn(a, b, float(total), 1.0, spare, scale, positive=True)
+    return _Drawn(a, b, float(total), 1.0, spare, scale, positive=True, scale_a=scale_a)
 
 
 def decode_k(problem: Problem, column_j: int, expected: float, actual: float) -> list[tuple[int, str]]:
@@ -693,7 +778,8 @@ def tile_map_period(problem: Problem) -> tuple[int, int]:
     j_most = min(int(frame.b.max_finite), math.isqrt(most) + 1, 2**frame.b.precision if frame.b.is_float else most)
     j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
     i_most = min(int(frame.a.max_finite), most // max(j, 1), 2**frame.a.precision if frame.a.is_float else most)
-    i = problem.shape.m if problem.shape.m <= i_most else _prime_at_most(i_most)
+    rows = frame.a_shape[1]
+    i = rows if rows <= i_most else _prime_at_most(i_most)
     return max(i, 1), max(j, 1)
 
 
@@ -707,10 +793,10 @@ def _tile_map(frame: _Frame, draw: _Draw) -> _Drawn:
     b = _magnitudes(draw("b"), frame.b, 1, 1, real)(frame.b_shape)
     b[..., 0] = j_period
     b[..., -1] = np.arange(frame.b_shape[1]) % j_period + 1
-    scale = np.ones(frame.b_shape[1], dtype=np.float32) if frame.scaled else None
+    scale_a, scale = _neutral(frame)
     # The bias takes what tile_map_period leaves of the output's integers; level and spare know nothing of M.
     spare = min(frame.limit / 2, _integer_span(frame.problem) / 8)
-    return _Drawn(a, b, 128.0, 1.0, spare, scale, positive=True)
+    return _Drawn(a, b, 128.0, 1.0, spare, scale, positive=True, scale_a=scale_a)
 
 
 def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
@@ -755,10 +841,47 @@ _POSITIVE: Final = _Side(lambda s, shape, wide: np.abs(s.uniform(shape, wide)), 
 _BINADE: Final = _Side(lambda s, shape, wide: s.binade(shape, wide), 7 / 12)
 
 
+def _random_quantised(
+    frame: _Frame,
+    draw: _Draw,
+    side: _Side,
+    lift: Callable[[DType], int] = lambda _: 0,
+    reach: Callable[[float, float], int] | None = None,
+) -> _Drawn:
+    """Random fp8 with random scales of full significands.
+
+    Args:
+        frame: of a quantised problem.
+        draw: its streams.
+        side: how elements are drawn.
+        lift: the power of two of an element by its dtype.
+        reach: ``reach(rms, bound)`` is the exponent that the scales add to the product; by default what fits.
+    """
+    k, lifts = max(frame.k, 1), lift(frame.a) + lift(frame.b)
+    rms = 0.76**2 * max(math.sqrt(k) * side.square, k * side.mean**2) * 2.0**lifts
+    bound = k * 2.0**lifts
+    e = (reach or frame.exponent)(rms, bound)
+
+    def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
+        return _scaled(side.draw(draw(name), shape, frame.wide), lift(dtype))
+
+    scale_a, scale_b = _scale_pair(frame, draw, lambda stream, shape: np.abs(stream.binade(shape, False)))
+    return _Drawn(
+        lines("a", frame.a_shape, frame.a),
+        None if frame.twin else lines("b", frame.b_shape, frame.b),
+        rms * 2.0**e,
+        scale=_scaled(scale_b, e // 2),
+        positive=side.mean > 0,
+        scale_a=_scaled(scale_a, e - e // 2),
+    )
+
+
 def _random(
     frame: _Frame, draw: _Draw, side: _Side, exponents: Callable[[float, float], tuple[int, int]] | None = None
 ) -> _Drawn:
     """Random lines; ``exponents(rms, bound)`` gives the powers of two of A and B, by default what fits."""
+    if frame.quantised:
+        return _random_quantised(frame, draw, side)
     real, k = _real(frame), max(frame.k, 1)
     positive = side.mean > 0
     most = 128
@@ -812,6 +935,11 @@ def _rand_small(frame: _Frame, draw: _Draw) -> _Drawn:
     bf16 leave nothing that hardware which flushes subnormals could flush.  An f16 result is about 2^-9; those
     of its elements that cancel are subnormal.
     """
+    if frame.quantised:
+        # Subnormals of fp8, which no kernel may flush; the scales bring the product back to about 1.
+        return _random_quantised(
+            frame, draw, _BINADE, lambda dtype: dtype.emin, lambda rms, _bound: -round(math.log2(rms))
+        )
     names = {d.name for d in (*_narrowest(frame.problem), frame.a, frame.b)}
 
     def exponents(rms: float, _bound: float) -> tuple[int, int]:
@@ -828,12 +956,19 @@ def _rand_large(frame: _Frame, draw: _Draw) -> _Drawn:
     """Sums of magnitudes up to 2^124 (2^400 for f64, whose reference squares them); f16: a result near 65504."""
     ceiling = 2.0**400 if frame.wide else 2.0**124
 
-    def exponents(rms: float, bound: float) -> tuple[int, int]:
+    def reach(rms: float, bound: float) -> int:
         if frame.room < ceiling / 2.0**20:
             peak = bound if frame.twin else min(bound, 8.0 * rms)
-            e = math.floor(math.log2(frame.room) - math.log2(peak + 2.0 * frame.adds * rms))
-        else:
-            e = math.floor(math.log2(min(frame.room, ceiling)) - math.log2(bound + 2.0 * frame.adds * rms))
+            return math.floor(math.log2(frame.room) - math.log2(peak + 2.0 * frame.adds * rms))
+        return math.floor(math.log2(min(frame.room, ceiling)) - math.log2(bound + 2.0 * frame.adds * rms))
+
+    if frame.quantised:
+        # The largest binade but one of fp8, whose products leave the range of f16; the scales say how large the
+        # result is.
+        return _random_quantised(frame, draw, _BINADE, lambda dtype: dtype.emax, reach)
+
+    def exponents(rms: float, bound: float) -> tuple[int, int]:
+        e = reach(rms, bound)
         if frame.twin:
             return e // 2, e // 2
         ea, eb = frame.split(e)
@@ -848,9 +983,9 @@ def _rand_large(frame: _Frame, draw: _Draw) -> _Drawn:
 
 
 def _rand_wide(frame: _Frame, draw: _Draw) -> _Drawn:
-    """Magnitudes uniform in their exponent over 32 binades (10 for f16, 64 for f64)."""
+    """Magnitudes uniform in their exponent over 32 binades (8 for fp8, 10 for f16, 64 for f64)."""
     names = (frame.a.name, frame.b.name)
-    binades = 64 if frame.wide else 10 if "f16" in names else 32
+    binades = 64 if frame.wide else 8 if frame.quantised else 10 if "f16" in names else 32
 
     def lines(stream: _Stream, shape: tuple[int, ...], wide: bool) -> Array:
         values = stream.binade(shape, wide)
@@ -875,7 +1010,8 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
 
     def plant(name: str, lines: Array, dtype: DType) -> None:
         matrices, count, k = lines.shape
-        special = min(len(_SPECIALS), matrices * count // 4 or (1 if count > 1 and matrices else 0))
+        known = tuple(kind for kind in _SPECIALS if dtype.has_inf or not kind.endswith("inf"))
+        special = min(len(known), matrices * count // 4 or (1 if count > 1 and matrices else 0))
         if not dtype.is_float or special == 0:
             return
         stream = draw(f"{name}-specials")
@@ -883,7 +1019,7 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
         values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0, "subnormal": tiny}
         flat = lines.reshape(matrices * count, k)
         first = stream.below(len(flat))
-        kinds = _SPECIALS[:special] if special > 1 else (_SPECIALS[stream.below(3)],)
+        kinds = known[:special] if special > 1 else (_SPECIALS[stream.below(3)] if dtype.has_inf else "nan",)
         for index, kind in enumerate(kinds):
             # Spread over the lines: neighbours in one vector register would hide a leak between them.
             row = (first + index * max(1, len(flat) // special)) % len(flat)
@@ -998,7 +1134,7 @@ class Filling:
         name: what a case and the command line call it.
         help: one sentence: what it holds and what it finds.
         exact: whether products lie on a grid (:attr:`Operands.quantum` > 0).
-        zero_mean: whether entries are independent with zero mean.
+        zero_mean: whether entries are independent with zero mean, where the result is finite.
         applies: whether it can be made for a problem and would tell anything.
     """
 
@@ -1016,6 +1152,16 @@ def _has_float(p: Problem) -> bool:
 
 def _always(_: Problem) -> bool:
     return True
+
+
+def _sums_fit(p: Problem, terms: int) -> bool:
+    """Whether partial sums of ``terms`` ones are exact where a half type may have to hold them."""
+    return not p.has("reduced") or terms <= _budget(_frame(p))
+
+
+def _gated_by_a(p: Problem) -> bool:
+    """The result is multiplied by A: zeros and tiny numbers leave nothing of it."""
+    return p.has("res-a") and next(s.name for s in p.passes if s.kind is StepKind.BINARY) == "mul"
 
 
 def _only_floats(p: Problem) -> bool:
@@ -1049,14 +1195,16 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
                 True,
                 False,
-                lambda p: p.shape.k >= 1 and not p.has("self") and not _saturating(p),
+                lambda p: (
+                    p.shape.k >= 1 and not p.has("self") and not _saturating(p) and _sums_fit(p, _digit_plan(p)[1])
+                ),
                 _k_cover,
             ),
             Filling(
                 "specials",
                 "rand with NaN, infinities, -0.0 and a subnormal in single rows of A and columns of B",
                 False,
-                False,
+                True,  # where the result is finite
                 lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2,
                 _specials,
             ),
@@ -1065,7 +1213,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
                 True,
                 False,
-                lambda p: p.shape.k >= 2 and not p.has("self") and not _saturating(p),
+                lambda p: p.shape.k >= 2 and not p.has("self") and not _saturating(p) and not _gated_by_a(p),
                 _tile_map,
             ),
             Filling(
@@ -1073,7 +1221,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "-1, 0 and 1, exact at any K: indexing, masks, strides",
                 True,
                 False,
-                _always,
+                lambda p: _sums_fit(p, p.shape.k),
                 _int_1,
             ),
             Filling(
@@ -1081,7 +1229,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
                 True,
                 False,
-                lambda p: p.shape.k >= 1 and not p.has("self"),
+                lambda p: p.shape.k >= 1 and not p.has("self") and not _gated_by_a(p),
                 _one_hot,
             ),
             Filling(
@@ -1089,8 +1237,9 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "uniform in [0, 1]: rounding that drifts, relu and signs are out of the way",
                 False,
                 False,
-                # A saturating step would see one value: a sum of positive numbers hardly varies.
-                lambda p: _has_float(p) and not _saturating(p),
+                # A saturating step would see one value: a sum of positive numbers hardly varies.  Of fp8 in the bits of
+                # a tensor core a long one says nothing: the hard bound grows with K, and it drifts, so no other holds.
+                lambda p: _has_float(p) and not _saturating(p) and not (p.has("fast-acc") and p.shape.k > 4096),
                 _rand_positive,
             ),
             Filling(
@@ -1106,7 +1255,10 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "magnitudes near the upper end: overflow in a narrower intermediate",
                 False,
                 True,
-                lambda p: _only_floats(p) and not _saturating(p),
+                # Partial sums that may be stored in f16 may overflow there.
+                lambda p: (
+                    _only_floats(p) and not _saturating(p) and not (p.has("reduced") and p.dtypes.out.name == "f16")
+                ),
                 _rand_large,
             ),
             Filling(
@@ -1114,7 +1266,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "magnitudes near the lower end: underflow in a narrower intermediate",
                 False,
                 True,
-                lambda p: _only_floats(p) and not _saturating(p),
+                lambda p: _only_floats(p) and not _saturating(p) and not _gated_by_a(p),
                 _rand_small,
             ),
         )
@@ -1128,7 +1280,21 @@ def fillings_for(problem: Problem) -> tuple[str, ...]:
         _frame(problem)
     except Unsupported:
         return ()
-    return tuple(name for name, filling in FILLINGS.items() if filling.applies(problem))
+    found = [name for name, filling in FILLINGS.items() if filling.applies(problem)]
+    if _must_promote(problem) and "rand-positive" in found:
+        found.remove("rand-positive")
+        found.insert(found.index("rand") + 1, "rand-positive")
+    return tuple(found)
+
+
+# Products of fp8 from which on a tensor core that is never promoted leaves the bound of one that is: on positive data
+# it loses 3 % of a sum of 2048 (a model of Hopper's), where promoted every 128 it may lose 1.6 % and loses 0.05 %.
+_LONG_FP8: Final = 2048
+
+
+def _must_promote(problem: Problem) -> bool:
+    """Whether a kernel that adds fp8 in few bits although it must not shows, and it does so on positive data."""
+    return problem.op.name == "scaled_mm" and not problem.has("fast-acc") and problem.shape.k >= _LONG_FP8
 
 
 @dataclasses.dataclass(eq=False)
@@ -1137,14 +1303,19 @@ class Operands:
 
     Attributes:
         problem, filling, seed, device: what was asked for.
-        a: ([B,] M, K), strided as the layout and the flags say.
+        a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``.
         b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``.
-        bias: of :attr:`Problem.bias_shape` in the product's dtype, contiguous, or ``None``.
-        residuals: one of the result's shape for each binary step, in the dtype of the value at that step.
-        scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, or ``None``.
+        bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
+        residuals: one of the result's shape for each binary step, in the dtype of the value at that step; with
+            ``res-a`` the first is ``a``.
+        scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``; for ``scaled_mm`` in f32, (1, N) or
+            a scalar; or ``None``.
+        scale_a: the scales of A for ``scaled_mm``, in f32, (M, 1) or a scalar; or ``None``.
+        offs: where the groups of ``grouped_mm`` end, int32, (B,), see :func:`group_ends`; or ``None``.
         quantum: > 0: every product ``a * b`` (times its scale) and every bias element is an integer multiple
             of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
             holds for p = 24 (53 for f64, 31 for integers).  0.0: no grid.
+        grain: the same for the products before any scale; it is the quantum where there are no scales.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
         buffers: the storages of all tensors, for digests and poison checks.
@@ -1163,6 +1334,25 @@ class Operands:
     zero_mean: bool
     finite: bool
     buffers: tuple[Guarded, ...] = dataclasses.field(repr=False)
+    scale_a: Tensor | None = None
+    offs: Tensor | None = None
+    grain: float = 0.0
+
+    @property
+    def scale(self) -> Tensor | None:
+        """What multiplies an element of the product: B's scales, or A's times B's; float64, CPU, broadcastable."""
+        if self.scale_b is None:
+            return None
+        found = self.scale_b.detach().to(device="cpu", dtype=torch.float64)
+        return found if self.scale_a is None else self.scale_a.detach().cpu().to(torch.float64) * found
+
+    @functools.cached_property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """Rows [first, last) of A for each B of a grouped product; () for any other."""
+        if self.offs is None:
+            return ()
+        ends = self.offs.tolist()
+        return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
     def digest(self) -> str:
         """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 1 ms for 1 MB."""
@@ -1191,7 +1381,7 @@ def _keys(problem: Problem, filling: str, seed: int) -> _Draw:
     any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
 
     def draw(name: str) -> _Stream:
-        constant = name in {"b", "b-specials", "scale", "bias"}
+        constant = name in {"b", "b-specials", "scale", "scale-both", "bias"}
         return _Stream(any_m if constant else plain.line, filling, str(seed), name)
 
     return draw
@@ -1226,15 +1416,16 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
 
     transposed = problem.layout.a_transposed
     lines = drawn.a.swapaxes(-1, -2) if transposed else drawn.a
-    stored_a = _matrix("a", lines, frame.a, device, problem.has("pad-lda"), problem.has("off-a"))
-    a = _logical(stored_a, transposed, problem.shape.batch, problem.has("bcast-a"))
+    stored_a = _matrix("a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"))
+    batch = None if problem.grouped else problem.shape.batch
+    a = _logical(stored_a, transposed, batch, problem.has("bcast-a"))
     buffers = [stored_a]
     if drawn.b is None:
         b = a.mT
     else:
         transposed = problem.layout.b_transposed
         lines = drawn.b if transposed else drawn.b.swapaxes(-1, -2)
-        stored_b = _matrix("b", lines, frame.b, device, problem.has("pad-ldb"), problem.has("off-b"))
+        stored_b = _matrix("b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"))
         batch = None if problem.op.name in {"linear", "woq_int8"} else problem.shape.batch
         b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
         buffers.append(stored_b)
@@ -1244,17 +1435,52 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         return buffers[-1].view
 
     out = problem.dtypes.out
-    scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
+    offs = keep("offs", group_ends(problem, draw("offs")), DTYPES["i32"]) if problem.grouped else None
+    scale_a: Tensor | None = None
+    scale: Tensor | None
+    if frame.quantised:
+        assert drawn.scale_a is not None
+        assert drawn.scale is not None
+        scale_a = keep("scale_a", drawn.scale_a, DTYPES["f32"])
+        scale = keep("scale_b", drawn.scale, DTYPES["f32"])
+    else:
+        scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
-    bias = None if bias_values is None else keep("bias", bias_values, out)
+    bias = None if bias_values is None else keep("bias", bias_values, problem.dtypes.a if problem.autocast else out)
     residuals = tuple(
-        keep(f"r{index}", values, dtype) for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
+        a if index == 0 and problem.has("res-a") else keep(f"r{index}", values, dtype)
+        for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
     )
-    finite = all(bool(torch.isfinite(g.view).all()) for g in buffers if g.view.dtype.is_floating_point)
+    finite = all(_is_finite(g.view) for g in buffers)
     return Operands(
         problem, filling, seed, device, a, b, bias, residuals, scale,
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
+        scale_a, offs, drawn.grain or drawn.quantum,
     )  # fmt: skip
+
+
+def _is_finite(x: Tensor) -> bool:
+    """No NaN and no infinity; torch has no isfinite of fp8."""
+    if not x.dtype.is_floating_point:
+        return True
+    return bool(torch.isfinite(x.to(torch.float32) if x.element_size() == 1 else x).all())
+
+
+def group_ends(problem: Problem, stream: _Stream) -> Array:
+    """Where the groups of ``grouped_mm`` end: int32, the last one at the last row.
+
+    Ends at random rows, so that no tile's edge is one; of three groups and more one is empty, at a random place: nobody
+    is sent to every expert.
+    """
+    groups, rows = problem.shape.batch or 0, problem.result_shape[0]
+    ends = sorted(stream.below(rows + 1) for _ in range(groups - 1))
+    if groups >= 3:
+        empty = stream.below(groups)
+        if empty == groups - 1:
+            ends[-1] = rows
+        else:
+            ends[empty] = ends[empty - 1] if empty else 0
+    return np.array([*ends, rows][:groups], dtype=np.int32)
 
 
 def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
@@ -1271,9 +1497,8 @@ def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
 
 def _matrix(name: str, lines: Array, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:
     """A stack of matrices in storage order."""
-    return _guarded(
-        name, lines, lines.shape, torch_dtype(dtype), device, pad=_PAD if pad else 0, offset=1 if off else 0
-    )
+    gap = _PAD_FP8 if dtype.bits == 8 and dtype.is_float else _PAD
+    return _guarded(name, lines, lines.shape, torch_dtype(dtype), device, pad=gap if pad else 0, offset=1 if off else 0)
 
 
 def _logical(stored: Guarded, transposed: bool, batch: int | None, expand: bool) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-__all__ = ["Outcome", "Reason", "Seconds", "Status"]
+__all__ = ["Activity", "Outcome", "Reason", "Seconds", "Status"]
 
 
 class Status(enum.Enum):
@@ -17,6 +17,7 @@ class Status(enum.Enum):
     TIMED_OUT = "timed-out"
     FELL_BACK = "fell-back"
     MISTRUSTED = "mistrusted"  # the data could not have told right from wrong
+    DROPPED = "dropped"  # a choice that autotuning would leave out as well: it does not compile or does not fit
     UNSUPPORTED = "unsupported"
     KNOWN_FAILURE = "known-failure"
     NOT_RUN = "not-run"
@@ -64,6 +65,27 @@ class Seconds:
 
 
 @dataclasses.dataclass(frozen=True)
+class Activity:
+    """What a process is doing right now: what is known of a case when the process hangs or dies.
+
+    Attributes:
+        backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
+        phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
+        kernels: names of the kernels, as far as they are known by then.
+        device: where the case computes, ``cpu`` or ``cuda``.
+    """
+
+    backend: str
+    problem: str
+    phase: str
+    filling: str = ""
+    seed: int = 0
+    choice: str = ""
+    kernels: tuple[str, ...] = ()
+    device: str = "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """The end of one case: one problem, one filling, one seed on one backend.
 
@@ -79,6 +101,8 @@ class Outcome:
         seconds: where the time went.
         test: name of the test function that judged it.
         known_failure: id of the ledger entry that explains it, or "".
+        choice: the candidate of the backend that was asked for by name, "" where the backend chose.
+        chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
     """
 
     backend: str
@@ -95,3 +119,5 @@ class Outcome:
     seconds: Seconds = Seconds()
     test: str = ""
     known_failure: str = ""
+    choice: str = ""
+    chosen: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import torch
 
 from pytest_gemm import program
 from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.precision import as_allowed, settings
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -42,15 +43,18 @@ class CallableBackend:
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """What the registration said about dtypes and batches."""
-        # mixed and weight-only products reach the function after their cast in the graph.
-        cast_first = problem.op.name in {"mixed_mm", "woq_int8"}
+        if problem.op.name == "scaled_mm":
+            return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
+        # Mixed, weight-only and autocast products reach the function after their cast in the graph.
+        cast_first = problem.autocast or problem.op.name in {"mixed_mm", "woq_int8"}
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
         if not given <= self.dtypes:
             names = " ".join(sorted(given - self.dtypes))
             return Unsupported(
                 "dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}"
             )
-        if problem.op.batch == "always" and not self.batched:
+        # A grouped product reaches the function as one matrix after the other.
+        if problem.op.batch == "always" and not problem.grouped and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
         if problem.op.name not in program.PROGRAMS:
             return Unsupported("op", f"{problem.op.name} has no program around a plain matrix product")
@@ -65,14 +69,16 @@ class CallablePrepared:
     """The function inside the problem's eager program."""
 
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        self.contract = backend.contract
+        self.contract = as_allowed(backend.contract, problem)
         self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
         self._problem = problem
         self._program = program.build(problem, backend.matmul)
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Run the program; the function sees the operands' own strides."""
-        return self._program(**program.args(self._problem, operands))
+        with settings(self._problem):
+            result: torch.Tensor = self._program(**program.args(self._problem, operands))
+        return result
 
     def proof(self) -> Proof:
         """There is nothing to prove about a function of Python: it ran because it was called."""

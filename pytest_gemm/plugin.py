@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import faulthandler
 import gc
 import os
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gemm import ahead, distribution, hookspec, selection, session
 from pytest_gemm import config as gemm_config_room
-from pytest_gemm import hookspec, selection
 from pytest_gemm import report as text
-from pytest_gemm.backend import Registry, RegistryError
+from pytest_gemm.backend import Configurable, Registry, RegistryError
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.ledger import LedgerUse
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import Problem
 from pytest_gemm.session import RunState
+from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
@@ -28,6 +36,11 @@ _GC_THRESHOLD = 50_000
 _CONFIG = pytest.StashKey[GemmConfig]()
 _STATE = pytest.StashKey[RunState]()
 _JUDGED = pytest.StashKey[dict[str, Any]]()
+_WATCH = pytest.StashKey[Watch]()
+_DIARIES = pytest.StashKey[Diaries]()
+_STDERR = pytest.StashKey[int]()
+_HEALTHY = pytest.StashKey[bool]()
+_HARVEST = pytest.StashKey[list[ahead.Harvest]]()
 
 MARKER = "gemm(problems, fillings, any_problem): a test over GEMM problems and backends; see pytest_gemm.selection"
 
@@ -48,9 +61,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """A crash is a result."""
-    from pytest_gemm.distribution import allow_crashes
-
-    allow_crashes(config)
+    distribution.allow_crashes(config)
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend
@@ -64,10 +75,92 @@ def pytest_configure(config: pytest.Config) -> None:
     except RegistryError as error:
         raise pytest.UsageError(f"pytest_gemm_register_backends: {error}") from None
     settings = gemm_config_room.read(config, registry, _workers(config), default_ledger())
+    for backend in registry:
+        if isinstance(backend, Configurable):
+            backend.configure(settings.options)
     config.stash[_CONFIG] = settings
+    config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
     if not _is_worker(config):
-        config.stash[_STATE].open_record()
+        config.stash[_STATE].open_record(config.invocation_params.args)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nobody watches any more, and what was written down for this run alone goes."""
+    if _WATCH in config.stash:
+        if config.stash[_WATCH].diary.stacks is not None:
+            faulthandler.disable()  # it writes into the diary
+        config.stash[_WATCH].close()
+        config.stash[_WATCH].diary.close()
+        del config.stash[_WATCH]
+    if _STDERR in config.stash:
+        os.close(config.stash[_STDERR])
+        del config.stash[_STDERR]
+    if _DIARIES in config.stash:
+        config.stash[_DIARIES].close()
+
+
+def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
+    """The watch of this process.  What a worker leaves behind is read by the process that started it."""
+    timed = not (config.getoption("usepdb", False) or config.getoption("trace", False))
+    limits = (settings.timeout, settings.compile_timeout) if timed else (0.0, 0.0)
+    dumps = config.pluginmanager.has_plugin("faulthandler") and not float(config.getini("faulthandler_timeout") or 0)
+    if _is_worker(config):
+        given = config.workerinput  # type: ignore[attr-defined]  # xdist's
+        folder = Path(given["gemm_diaries"]) if "gemm_diaries" in given else None
+        diary = Diary(folder, given["workerid"], replaceable=given.get("gemm_replaces", False))
+        if diary.stacks is not None and dumps:
+            faulthandler.enable(file=diary.stacks, all_threads=False)
+        return Watch(*limits, diary, fence=diary.stacks if dumps else None)
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
+        config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
+    fence = config.stash.get(_STDERR, None) if dumps else None
+    return Watch(*limits, Diary(), last_call=lambda outcome: _last_call(config, outcome), fence=fence)
+
+
+def _last_call(config: pytest.Config, outcome: Outcome) -> None:
+    """Report a case that has no end from a process that ends with it; the main thread hangs and capture is on."""
+    diary, state = config.stash[_WATCH].diary, config.stash[_STATE]
+    words, name = diary.words, selection.test_name(diary.words.test)
+    judged = [dataclasses.replace(o, test=name) for o in (*diary.outcomes, outcome)]
+    explained, use = _explained(config, judged, words)
+    state.absorb(map(text.to_record, explained), use.to_dict(), "main")
+    state.narrowed = True  # what was not run may be what a ledger entry speaks of
+    running: Any = config.pluginmanager.get_plugin("session")
+    ids = [item.nodeid for item in running.items]
+    behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
+    lines = [
+        text.failure(explained[-1], _rerun(config, words.test)),
+        f"Nothing else ends it, so pytest ends here, and {behind} more test(s) are not run.",
+        "With -n 1 or more this case alone would have been lost, for a worker process is replaced.",
+        "",
+        *state.summary(),
+    ]
+    if _STDERR in config.stash:
+        os.write(config.stash[_STDERR], ("\n\n" + "\n".join(lines) + "\n").encode())
+
+
+def _explained(
+    config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None
+) -> tuple[list[Outcome], LedgerUse]:
+    """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
+    settings = config.stash[_CONFIG]
+    explained, use = [], LedgerUse()
+    for outcome in outcomes:
+        device = settings.device_of(settings.registry[outcome.backend])
+        env = session.environment_elsewhere(words.environment if words else None, device)
+        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env)
+        explained += found
+        use.merge(noted.to_dict())
+    return explained, use
+
+
+def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
+    """How to run a test again of which only the id is known."""
+    file, _, name = nodeid.partition("[")[0].partition("::")
+    path, here = config.rootpath / file, config.invocation_params.dir
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return text.Rerun(f"{shown.as_posix()}::{name}", config.stash[_CONFIG].rerun_options())
 
 
 def register_builtin(registry: Registry) -> None:
@@ -121,6 +214,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> object | None:
+    """With ``--gemm-doctor`` a screen instead of tests."""
+    settings = session.config.stash[_CONFIG]
+    if not settings.doctor:
+        return None
+    from pytest_gemm import doctor
+
+    terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    terminal.ensure_newline()
+    session.config.stash[_HEALTHY] = doctor.report(settings, terminal.write_line)
+    session.items = []
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out the placeholders of marked tests that no problem was selected for."""
     empty = [
@@ -137,12 +245,78 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=empty)
 
 
+# -- ahead of the tests ------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without xdist: compile ahead what the collected tests need.  With it the controller does, see below."""
+    config = session.config
+    if not _is_worker(config) and not config.option.collectonly and not config.stash[_CONFIG].doctor:
+        _compile_ahead(config, [item.nodeid for item in session.items])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
+    _compile_ahead(node.config, ids)
+
+
+def _compile_ahead(config: pytest.Config, ids: Iterable[str]) -> None:
+    settings = config.stash[_CONFIG]
+    if _HARVEST in config.stash:
+        return
+    found = (selection.split_id(nodeid) for nodeid in ids)
+    cases = [case for case in found if case is not None and case[0] in settings.registry.names()]
+    display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
+    if settings.compile_only:
+        for reason in selection.without_part(settings):
+            display.line(reason.text)
+    config.stash[_HARVEST] = ahead.run(settings, cases, display)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """With ``--gemm-compile-only`` nothing runs."""
+    return True if session.config.stash[_CONFIG].compile_only else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker that ends says what it had to compile itself."""
+    counts = getattr(node, "workeroutput", {}).get("gemm_kernels", {})
+    for backend in node.config.stash[_CONFIG].backends:
+        if isinstance(backend, ahead.Compiling):
+            backend.store.counts.add(counts.get(backend.name, {}))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-    from pytest_gemm.distribution import scheduler
+    return distribution.scheduler(config, log, config.stash.get(_DIARIES, None))
 
-    return scheduler(config, log)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
+    config.stash[_DIARIES] = Diaries()
+    note = distribution.pin(config, specs)
+    if note:
+        config.stash[_STATE].notes.append(note)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of this machine where to keep its diary, and whether another one would take its test over."""
+    if node.gateway.spec.popen and _DIARIES in node.config.stash:
+        node.workerinput["gemm_diaries"] = str(node.config.stash[_DIARIES].folder)
+        node.workerinput["gemm_replaces"] = distribution.replaces_workers(node.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    """Somebody looks around in a case: that has no limit."""
+    config.stash[_WATCH].lift()
 
 
 # -- one test --------------------------------------------------------------------------------------
@@ -155,7 +329,7 @@ def gemm_config(pytestconfig: pytest.Config) -> GemmConfig:
 
 
 @pytest.fixture(scope="session")
-def _gemm_judge(gemm_config: GemmConfig) -> Iterator[Judge]:
+def _gemm_judge(pytestconfig: pytest.Config, gemm_config: GemmConfig) -> Iterator[Judge]:
     """One judge a process, so that backends share operands and references."""
     import torch
 
@@ -167,7 +341,7 @@ def _gemm_judge(gemm_config: GemmConfig) -> Iterator[Judge]:
     gc.freeze()
     before = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *before[1:])
-    yield Judge(may_run_eager=eager_is_safe(gemm_config.ledger))
+    yield Judge(may_run_eager=eager_is_safe(gemm_config.ledger), watch=pytestconfig.stash[_WATCH])
     gc.set_threshold(*before)
     gc.unfreeze()
 
@@ -182,14 +356,18 @@ def gemm_case(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Case:
 
 
 @pytest.fixture
-def gemm_check(request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_judge: Judge) -> GemmCheck:
+def gemm_check(request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[GemmCheck]:
     """``gemm_check(case)`` judges a case and ends the test as its outcome says."""
     from pytest_gemm.check import GemmCheck
 
     node: pytest.Function = request.node
-    check = GemmCheck(gemm_config, _gemm_judge, node.originalname, _target(node))
+    watch = node.config.stash[_WATCH]
+    watch.diary.begin(node.nodeid)
+    check = GemmCheck(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node))
     node.stash[_JUDGED] = check.judged
-    return check
+    yield check
+    watch.rest()
+    watch.diary.end()
 
 
 def _target(item: pytest.Function) -> str:
@@ -221,10 +399,24 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
-    """A worker that a kernel killed: its case crashed, and xdist starts another worker for the rest."""
-    record = selection.crash_record(crashitem)
-    if record is not None:
-        report.gemm = {"outcomes": [record], "use": {}, "process": "crashed"}  # type: ignore[attr-defined]  # as above
+    """A test that ended with its worker, and that no other one goes on with: its last case crashed."""
+    made: Any = report  # pytest keeps and ships extra attributes
+    config: pytest.Config = made.node.config
+    diaries, process = config.stash.get(_DIARIES, None), made.node.gateway.id
+    words = diaries.words(process) if diaries else None
+    earlier = diaries.outcomes(crashitem) if diaries else ()
+    outcomes = selection.crashed(crashitem, words, earlier, distribution.exit_status(made.node))
+    if not outcomes:
+        return
+    judged, use = _explained(config, outcomes, words)
+    made.gemm = {"outcomes": [*map(text.to_record, judged)], "use": use.to_dict(), "process": process}
+    made.when = "call"
+    failed = [o for o in judged if o.status.is_failure]
+    if failed:
+        made.longrepr = "\n".join(text.failure(o, _rerun(config, crashitem)) for o in failed)
+    else:
+        known = next(o for o in judged if o.known_failure)
+        made.outcome, made.wasxfail = "skipped", f"{known.known_failure}: {known.reason}"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -235,6 +427,10 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
         return None
     if hasattr(report, "wasxfail"):
         return "known-failure", "k", "KNOWN-FAILURE"
+    if any(record["status"] == str(Status.NOT_RUN) for record in judged["outcomes"]):
+        return "not-run", "n", "NOT-RUN"
+    if any(record["status"] == str(Status.DROPPED) for record in judged["outcomes"]):
+        return "dropped", "d", "DROPPED"
     return "unsupported", "u", "UNSUPPORTED"
 
 
@@ -257,7 +453,7 @@ class _Collector:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start gathering.  Who is missing is asked here: with xdist this process collects nothing."""
-    if not _is_worker(session.config):
+    if not _is_worker(session.config) and not session.config.stash[_CONFIG].doctor:
         session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
         session.config.pluginmanager.register(_Collector(session.config.stash[_STATE]), "gemm-collector")
 
@@ -272,6 +468,21 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A backend that is missing, or a stale ledger entry, turns a green run red."""
     state = session.config.stash[_STATE]
+    compiling = [b for b in session.config.stash[_CONFIG].backends if isinstance(b, ahead.Compiling)]
+    harvest = session.config.stash.get(_HARVEST, [])
+    if _is_worker(session.config):
+        counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
+        session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
+    else:
+        state.notes += ahead.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
+        state.close_record()
+    if session.config.stash[_CONFIG].compile_only and exitstatus == pytest.ExitCode.OK:
+        complete = all(one.complete for one in harvest)
+        session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
+    if session.config.stash[_CONFIG].doctor:
+        healthy = session.config.stash.get(_HEALTHY, False)
+        session.exitstatus = pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED
+        return
     if (
         not _is_worker(session.config)
         and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -283,7 +494,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The backend x op table and what belongs to it."""
     state = config.stash[_STATE]
-    lines = state.summary()
+    lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
+    lines = (lines if config.stash[_CONFIG].compile_only else []) + state.summary()
     if lines:
         terminalreporter.section("GEMM backends")
         for line in lines:

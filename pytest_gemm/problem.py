@@ -9,6 +9,7 @@ Examples::
     int_mm:i8-i8-i32:nt:512x1024x2048
     bmm:bf16:nn:4x128x96x192
     linear:f32:nt:1000x1024x1000:bias+gelu:dyn-m+pad-lda
+    linear:f32-f32-bf16:nt:32x384x64:bias
     addmm:f32:nn:33x65x127:bias-m1+alpha-0.5+beta-2
 
 The characters are those that ``pytest -k`` and every shell take unquoted.
@@ -29,6 +30,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "STEPS",
+    "TF32",
     "DType",
     "DTypes",
     "Layout",
@@ -115,6 +117,10 @@ DTYPES: Final[Mapping[str, DType]] = {
 }
 
 
+# The f32 that tensor cores keep of an input: no dtype of a tensor, so not in the table.
+TF32: Final = DType("tf32", "float32", 32, 11, -126, 127, 3.4011621342146535e38)
+
+
 @dataclasses.dataclass(frozen=True)
 class DTypes:
     """The element types of A, B and the product, before any ``cast`` in the epilogue."""
@@ -160,7 +166,8 @@ class Shape:
     """``MxNxK``, batch first: C[M, N] = A[M, K] @ B[K, N], ``batch`` times.
 
     ``batch`` is ``None`` for a plain product.  For ``linear`` it is the leading dimension of a 3-D
-    input; for ``grouped_mm`` the number of groups.
+    input.  For ``grouped_mm`` it is the number of groups, and M their mean size: A has ``batch * M`` rows, each group
+    of them a B of its own, and the groups are as uneven as the operands make them.
     """
 
     m: int
@@ -279,6 +286,11 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "self": "B is A transposed: A @ A.T on one storage",
     "const-b": "B is a constant that the compiler may pack",
     "var-b": "B is an argument, not a constant",
+    "tf32": "f32 may be multiplied as TF32; without the flag it may not",
+    "reduced": "partial sums may be stored in the product's half type; without the flag they may not",
+    "res-a": "the first residual is A itself: an operand that is read twice",
+    "tap": "the value before the last step is returned too: a program of two results",
+    "fast-acc": "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
 }
 
 
@@ -315,21 +327,29 @@ def _uniform_float(a: str, b: str, out: str) -> bool:
     return a == b == out and a in _FLOATS
 
 
+def _float(a: str, b: str, out: str) -> bool:
+    return _uniform_float(a, b, out) or (a == b == "f32" and out in _HALVES)
+
+
 def _one_integer_side(a: str, b: str, out: str) -> bool:
     return (a in _FLOATS and b in {"i8", "u8"} and out == a) or (b in _FLOATS and a in {"i8", "u8"} and out == b)
 
 
 _LINEAR_LAYOUTS: Final = (Layout.NT, Layout.TT)
-_FLOAT_HELP: Final = "one of f64 f32 f16 bf16"
+_UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
+_FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
+
+# Ops whose product PyTorch can be told to compute with less precision, by the flags tf32 and reduced.
+_PRECISION_OPS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm"})
 
 OPS: Final[Mapping[str, Op]] = {
     op.name: op
     for op in (
-        Op("mm", "never", _uniform_float, _FLOAT_HELP),
-        Op("addmm", "never", _uniform_float, _FLOAT_HELP, addend=True),
-        Op("bmm", "always", _uniform_float, _FLOAT_HELP, constant_b=False),
-        Op("baddbmm", "always", _uniform_float, _FLOAT_HELP, constant_b=False, addend=True),
-        Op("linear", "optional", _uniform_float, _FLOAT_HELP, layouts=_LINEAR_LAYOUTS),
+        Op("mm", "never", _float, _FLOAT_HELP),
+        Op("addmm", "never", _float, _FLOAT_HELP, addend=True),
+        Op("bmm", "always", _float, _FLOAT_HELP, constant_b=False),
+        Op("baddbmm", "always", _uniform_float, _UNIFORM_HELP, constant_b=False, addend=True),
+        Op("linear", "optional", _float, _FLOAT_HELP, layouts=_LINEAR_LAYOUTS),
         Op("int_mm", "never", lambda a, b, out: (a, b, out) == ("i8", "i8", "i32"), "i8-i8-i32"),
         Op("mixed_mm", "never", _one_integer_side, "float-i8-float or i8-float-float, for example f16-i8-f16"),
         Op(
@@ -363,7 +383,7 @@ OPS: Final[Mapping[str, Op]] = {
             layouts=(Layout.NT,),
             scales=("tensorwise", "rowwise"),
         ),
-        Op("grouped_mm", "always", _uniform_float, _FLOAT_HELP, constant_b=False, layouts=(Layout.NN, Layout.NT)),
+        Op("grouped_mm", "always", _uniform_float, _UNIFORM_HELP, constant_b=False, layouts=(Layout.NN, Layout.NT)),
     )
 }
 
@@ -463,10 +483,52 @@ class Problem:
         return casts[-1] if casts else self.dtypes.out
 
     @property
+    def grouped(self) -> bool:
+        """Whether A's rows belong to groups, each with a B of its own."""
+        return self.op.name == "grouped_mm"
+
+    @property
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the result tensor."""
         m, n = self.shape.m, self.shape.n
+        if self.grouped:
+            return ((self.shape.batch or 0) * m, n)
         return (m, n) if self.shape.batch is None else (self.shape.batch, m, n)
+
+    @property
+    def autocast(self) -> bool:
+        """Whether the operands are f32 and the program itself converts them to the half type of its product.
+
+        That is what ``torch.autocast`` makes of a product: ``f32-f32-bf16``.  The bias is converted with them.
+        """
+        return self.dtypes.a.name == self.dtypes.b.name == "f32" and self.dtypes.out.name in _HALVES
+
+    @property
+    def input_dtype(self) -> DType:
+        """Element type of A when the product's kernel reads it.
+
+        The program converts f32 under autocast and the integer side of a weight-only or mixed product first.
+        """
+        converted = self.autocast or self.op.name in {"mixed_mm", "woq_int8", "woq_int4"}
+        return self.dtypes.out if converted else self.dtypes.a
+
+    @property
+    def outputs(self) -> tuple[Problem, ...]:
+        """What each result of the program is the answer to; one but for ``tap``, which has the tapped value first.
+
+        These problems share the operands of this one.
+        """
+        if not self.has("tap"):
+            return (self,)
+        flags = tuple(f for f in self.flags if f != "tap")
+        last = max(index for index, step in enumerate(self.epilogue) if step in self.passes)
+        before = self.epilogue[:last] + self.epilogue[last + 1 :]
+        binary = any(step.kind is StepKind.BINARY for step in before)
+        kept = flags if binary else tuple(f for f in flags if f != "res-a")
+        return (
+            dataclasses.replace(self, epilogue=before, flags=kept),
+            dataclasses.replace(self, flags=flags),
+        )
 
     @property
     def constant_b(self) -> bool:
@@ -529,6 +591,10 @@ class Problem:
             if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:
                 fail("epilogue", f"{self.op.name} takes a bias of shape (N,) only", "write bias")
             seen_pass = seen_pass or step.kind not in (StepKind.FACTOR, StepKind.BIAS)
+        scales = [step for step in self.epilogue if step.name in self.op.scales]
+        if self.op.scales and len(scales) != 1:
+            problem = f"{' and '.join(map(str, scales))} at once" if scales else f"{self.op.name} needs its scales"
+            fail("epilogue", problem, f"write one of {' '.join(self.op.scales)}")
         if self.op.addend and self.step("bias") is None:
             fail("epilogue", f"{self.op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
         if self.op.name == "int_mm" and any(s.kind in (StepKind.UNARY, StepKind.BINARY) for s in self.epilogue):
@@ -553,6 +619,46 @@ class Problem:
         for flag in ("bcast-a", "bcast-b"):
             if self.has(flag) and (self.op.batch != "always"):
                 fail("flags", f"{flag} needs a batch", "use bmm or baddbmm")
+        if self.grouped:
+            for flag in ("self", "bcast-a"):
+                if self.has(flag):
+                    fail("flags", f"{flag}: the A of grouped_mm is one matrix, its B are several", f"drop {flag}")
+        if self.has("fast-acc") and self.op.name != "scaled_mm":
+            fail("flags", "fast-acc speaks of fp8 products", "scaled_mm has it")
+        self._check_precision(fail)
+        if self.has("tap") and not self.passes:
+            fail("flags", "tap needs a step: it returns the value before the last one", "add one, for example relu")
+        if self.has("res-a"):
+            self._check_residual(fail)
+
+    def _check_precision(self, fail: Callable[[str, str, str], None]) -> None:
+        for flag, names in (("tf32", frozenset({"f32"})), ("reduced", _HALVES)):
+            if self.has(flag) and (self.op.name not in _PRECISION_OPS or self.input_dtype.name not in names):
+                takers = " ".join(sorted(_PRECISION_OPS))
+                fail(
+                    "flags",
+                    f"{flag} speaks of products in {' or '.join(sorted(names))}",
+                    f"these ops have it: {takers}",
+                )
+
+    def _check_residual(self, fail: Callable[[str, str, str], None]) -> None:
+        """``res-a``: A must have the result's shape, and the dtype of the value that it meets."""
+        if self.shape.n != self.shape.k:
+            wanted = dataclasses.replace(self.shape, k=self.shape.n)
+            fail("flags", "res-a needs N = K: A has the result's shape then", f"write {wanted}")
+        dtype = self.dtypes.out
+        for step in self.passes:
+            if step.kind is StepKind.CAST:
+                dtype = step.dtype
+            if step.kind is StepKind.BINARY:
+                break
+        else:
+            fail("flags", "res-a needs a residual", "add add, sub or mul to the epilogue")
+            return
+        if step.name == "div":
+            fail("flags", "res-a would divide by A, which holds zeros", "use add, sub or mul first")
+        if dtype != self.dtypes.a:
+            fail("flags", f"res-a needs a value of A's dtype, not {dtype.name}", "move or drop the cast, or drop res-a")
 
 
 class _Parser:

@@ -7,7 +7,7 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["PROGRAMS", "WEIGHT_OPS", "Matmul", "Program", "apply_step", "args", "build", "torch_dtype"]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Program = Callable[..., torch.Tensor]
+# A tensor, or for ``tap`` a tuple of two.
+Program = Callable[..., Any]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -31,26 +32,34 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 # Ops that have a program; the others come with their operands.
-PROGRAMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8"})
+PROGRAMS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
+)
 
 # Ops whose second argument is the N x K weight as stored, not its K x N view.
 WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by parameter name, in order: a, b, scale, bias, r0, r1 ...
+    """The program's tensors by parameter name, in order: a, b, scale_a, scale, offs, bias, r0, r1 ...
 
-    ``b`` is the stored N x K weight for the weight ops, the (K, N) view otherwise; it is absent for ``self``.
+    ``b`` is the stored N x K weight for the weight ops, the (K, N) view otherwise; it is absent for ``self``, and so is
+    ``r0`` for ``res-a``.
     """
     found: dict[str, torch.Tensor] = {"a": operands.a}
     if not problem.has("self"):
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
+    if operands.scale_a is not None:
+        found["scale_a"] = operands.scale_a
     if operands.scale_b is not None:
-        found["scale"] = operands.scale_b
+        found["scale" if operands.scale_a is None else "scale_b"] = operands.scale_b
+    if operands.offs is not None:
+        found["offs"] = operands.offs
     if operands.bias is not None:
         found["bias"] = operands.bias
     for index, residual in enumerate(operands.residuals):
-        found[f"r{index}"] = residual
+        if index > 0 or not problem.has("res-a"):
+            found[f"r{index}"] = residual
     return found
 
 
@@ -86,6 +95,16 @@ def apply_step(step: Step, x: torch.Tensor, residual: torch.Tensor | None) -> to
     return binary[step.name](x, residual)
 
 
+def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """The rows of each group times that group's B; nobody is asked for the product of no rows."""
+    pieces, first = [a.new_empty((0, b.shape[-1]))], 0
+    for group, last in enumerate(offs.tolist()):
+        if last > first:
+            pieces.append(matmul(a[first:last], b[group]))
+        first = last
+    return torch.cat(pieces)
+
+
 def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
     """The product with its own addend, before any pass; with ``matmul`` in place of PyTorch's if given."""
     op, alpha, beta = problem.op.name, problem.alpha, problem.beta
@@ -102,10 +121,16 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
             a, b = a.to(out), b.to(out)
         if op == "linear" and a.dim() == 3:
             c = matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+        elif op == "grouped_mm":
+            c = _by_group(matmul, a, b, t["offs"])
         else:
             c = matmul(a, b)
         if op == "woq_int8":
             return c * t["scale"]
+        if op == "scaled_mm":
+            # fp8 holds neither the sum nor what the scales make of it: ``matmul`` gives f32, and it is rounded once.
+            c = c.to(torch.float32) * t["scale_a"] * t["scale_b"]
+            return (c + t["bias"].to(torch.float32) if has_bias else c).to(out)
         if not has_bias or not (problem.op.addend or op == "linear"):
             return c
         bias = t["bias"]
@@ -130,6 +155,18 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
             return torch.mm(a if a_float else a.to(out), b if b_float else b.to(out))
         if op == "woq_int8":
             return torch._weight_int8pack_mm(a, b, t["scale"])
+        if op == "scaled_mm":
+            return torch._scaled_mm(
+                a,
+                b,
+                scale_a=t["scale_a"],
+                scale_b=t["scale_b"],
+                bias=t["bias"] if has_bias else None,
+                out_dtype=out,
+                use_fast_accum=problem.has("fast-acc"),
+            )
+        if op == "grouped_mm":
+            return F.grouped_mm(a, b, offs=t["offs"])
         assert op == "mm", f"{op} has no program yet"
         return torch.mm(a, b)
 
@@ -146,8 +183,13 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
     product = _product(problem, matmul)
     passes = problem.passes
 
-    def program(**tensors: torch.Tensor) -> torch.Tensor:
-        x = product(tensors)
+    def program(**tensors: torch.Tensor) -> Any:
+        if problem.has("res-a"):
+            tensors["r0"] = tensors["a"]
+        if problem.autocast:
+            half = torch_dtype(problem.input_dtype)
+            tensors.update((name, tensors[name].to(half)) for name in ("a", "b", "bias") if name in tensors)
+        x = tapped = product(tensors)
         index = 0
         for step in passes:
             residual = None
@@ -156,7 +198,7 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
             elif step.kind is StepKind.BINARY:
                 residual = tensors[f"r{index}"]
                 index += 1
-            x = apply_step(step, x, residual)
-        return x
+            tapped, x = x, apply_step(step, x, residual)
+        return (tapped, x) if problem.has("tap") else x
 
     return program

@@ -29,15 +29,24 @@ class Rerun:
     options: tuple[str, ...] = ()
 
     def line(self, outcome: Outcome) -> str:
-        """The command that runs just this case again."""
+        """The command that runs just this case again, with the candidate that it was."""
+        options = self.options
+        choice = outcome.choice
+        if f"{_CHOICES}winner" in options and len(outcome.chosen) == 1:
+            choice = outcome.chosen[0]  # who wins is a matter of nanoseconds
+        if choice:
+            options = (*(o for o in options if not o.startswith(_CHOICES)), f"{_CHOICES}{choice}")
         words = [
             "pytest",
             *self.target.split(),
             f"--gemm-backends={outcome.backend}",
             f"--gemm-problem={outcome.problem}",
         ]
-        words += [f"--gemm-seed={outcome.seed}", *self.options]
+        words += [f"--gemm-seed={outcome.seed}", *options]
         return " ".join(map(shlex.quote, words))
+
+
+_CHOICES = "--gemm-choices="
 
 
 def ratio_text(ratio: float | None) -> str:
@@ -60,12 +69,16 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
     details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
     if details:
         lines.append(_indent(textwrap.dedent(details)))
+    if outcome.choice:
+        lines.append(f"  candidate {outcome.choice}")
     kernels = ", ".join(outcome.kernels) or "unknown"
     lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
     if outcome.eager:
         lines.append(f"  beside eager: {outcome.eager}")
     if outcome.known_failure:
         lines.append(f"  known failure: {outcome.known_failure}")
+    if outcome.reason and outcome.reason.remedy:
+        lines.append(f"  remedy: {outcome.reason.remedy}")
     lines.append(f"  rerun: {rerun.line(outcome)}")
     return "\n".join(lines)
 
@@ -78,6 +91,7 @@ def to_record(outcome: Outcome) -> dict[str, Any]:
     record = dataclasses.asdict(outcome)
     record["status"] = str(outcome.status)
     record["kernels"] = list(outcome.kernels)
+    record["chosen"] = list(outcome.chosen)
     if outcome.ratio is not None and not math.isfinite(outcome.ratio):
         record["ratio"] = "inf"  # JSON has no infinity
     return record
@@ -90,6 +104,7 @@ def from_record(record: Mapping[str, Any]) -> Outcome:
     data["status"] = Status(data["status"])
     data["reason"] = Reason(**data["reason"]) if data.get("reason") else None
     data["kernels"] = tuple(data.get("kernels", ()))
+    data["chosen"] = tuple(data.get("chosen", ()))
     data["seconds"] = Seconds(**data.get("seconds", {}))
     if data.get("ratio") == "inf":
         data["ratio"] = math.inf
@@ -102,7 +117,7 @@ def record_line(record: Mapping[str, Any]) -> str:
 
 
 def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, object]]:
-    """What a JUnit report says of a test: backend, kernels, status, worst error/bound."""
+    """What a JUnit report says of a test: backend, candidates, kernels, status, worst error/bound."""
     outcomes = [from_record(record) for record in records]
     if not outcomes:
         return []
@@ -111,6 +126,7 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
     return [
         ("gemm_backend", outcomes[0].backend),
         ("gemm_problem", outcomes[0].problem),
+        ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in _candidates(o)))),
         ("gemm_kernel", ", ".join(kernels)),
         ("gemm_status", str(status_of(outcomes))),
         ("gemm_error_over_bound", ratio_text(max(ratios, default=None))),
@@ -133,6 +149,7 @@ _SEVERITY = (
     Status.MISTRUSTED,
     Status.KNOWN_FAILURE,
     Status.PASSED,
+    Status.DROPPED,
     Status.UNSUPPORTED,
     Status.NOT_RUN,
 )
@@ -145,7 +162,9 @@ _COLUMNS = (
     Status.FELL_BACK,
     Status.MISTRUSTED,
     Status.KNOWN_FAILURE,
+    Status.DROPPED,
     Status.UNSUPPORTED,
+    Status.NOT_RUN,
 )
 _ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FELL_BACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
 
@@ -186,7 +205,10 @@ def summary(
     if outcomes:
         lines += _status_table(outcomes)
         lines += _worst_lines(outcomes)
+        lines += _choice_lines(outcomes)
+        lines += _dropped_lines(outcomes)
         lines += _unsupported_lines(outcomes)
+        lines += _not_run_lines(outcomes)
         lines += _known_lines(outcomes)
     for name, reason in missing.items():
         lines.append(f"{name} did not run: {reason.text}")
@@ -247,6 +269,47 @@ def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
+def _candidates(outcome: Outcome) -> tuple[str, ...]:
+    """The candidates that an outcome speaks of: the one that was asked for, or those that were chosen."""
+    return (outcome.choice,) if outcome.choice else outcome.chosen
+
+
+def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """How many candidates of each backend were judged."""
+    pairs: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    kernels: dict[str, set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.ratio is not None:
+            pairs[outcome.backend].update((name, outcome.problem) for name in _candidates(outcome))
+            kernels[outcome.backend].update(outcome.kernels)
+    lines = []
+    for backend, found in pairs.items():
+        names = {name for name, _ in found}
+        if names:
+            text = f"{len(names)} different candidates and {len(kernels[backend])} kernels judged"
+            lines.append(f"{backend}: {text}, {len(found)} with their problems")
+    return lines
+
+
+# Names of dropped candidates that a line gives.
+_DROPPED_SHOWN = 3
+
+
+def _dropped_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Candidates that were dropped, by cause."""
+    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.status is Status.DROPPED and outcome.reason:
+            groups[outcome.backend, outcome.reason.code].append(outcome)
+    lines = []
+    for (backend, code), group in groups.items():
+        names = list(dict.fromkeys(o.choice for o in group))
+        shown = ", ".join(names[:_DROPPED_SHOWN]) + (", ..." if len(names) > _DROPPED_SHOWN else "")
+        text = group[0].reason.text if group[0].reason else ""
+        lines.append(f"{backend} dropped {len(group)} ({len(names)} different) for {code}: {shown}: {text}")
+    return lines
+
+
 _REASONS_SHOWN = 12
 
 
@@ -261,6 +324,15 @@ def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
     if len(ranked) > _REASONS_SHOWN:
         lines.append(f"and {len(ranked) - _REASONS_SHOWN} more reasons; the run record has them all")
     return lines
+
+
+def _not_run_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Why problems were left out, grouped by the sentence."""
+    groups: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.status is Status.NOT_RUN:
+            groups[str(outcome.reason or "no reason")].add((outcome.backend, outcome.problem))
+    return [f"not run, {len(problems)}: {reason}" for reason, problems in groups.items()]
 
 
 def _known_lines(outcomes: Sequence[Outcome]) -> list[str]:

@@ -21,16 +21,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Registry
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.outcome import Activity, Outcome, Reason
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
-from pytest_gemm.report import to_record
+from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case
 
-__all__ = ["MarkerError", "Pick", "Request", "missing", "case_of", "crash_record", "read_marker", "select"]
+__all__ = ["MarkerError", "Pick", "Request", "missing", "case_of", "crashed", "read_marker", "select", "test_name"]
+
+# Code of the reason of a backend that has no part in --gemm-compile-only.
+NOTHING_AHEAD: Final = "nothing-ahead"
 
 # How many fillings a problem is judged with, most telling first; None: all that apply.
 FILLINGS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
@@ -98,17 +102,29 @@ def missing(config: GemmConfig) -> dict[str, Reason]:
     if not config.named:
         return {}
     reasons = {b.name: _state(config, b).reason for b in config.backends}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    # Nothing to compile ahead is no lack: plugin says so where it compiles.
+    return {name: reason for name, reason in reasons.items() if reason is not None and reason.code != NOTHING_AHEAD}
+
+
+def without_part(config: GemmConfig) -> list[Reason]:
+    """Why selected backends have no part in ``--gemm-compile-only``; nobody is asked for by ``auto``."""
+    reasons = [_state(config, b).reason for b in config.backends if config.named]
+    return [reason for reason in reasons if reason is not None and reason.code == NOTHING_AHEAD]
 
 
 def _state(config: GemmConfig, backend: Backend) -> Availability:
-    return _availability(config.registry, backend.name, config.device_of(backend))
+    return _availability(config.registry, backend.name, config.device_of(backend), config.compile_only)
 
 
 @functools.lru_cache(maxsize=64)
-def _availability(registry: Registry, name: str, device: str) -> Availability:
+def _availability(registry: Registry, name: str, device: str, compile_only: bool) -> Availability:
     """Asked once a run, however many tests there are."""
-    return registry[name].availability(device)
+    backend = registry[name]
+    if not compile_only:
+        return backend.availability(device)
+    if isinstance(backend, Compiling):
+        return backend.compiles_ahead()
+    return Availability(Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run"))
 
 
 def _problems(request: Request, config: GemmConfig) -> list[Problem]:
@@ -153,7 +169,7 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
             raise MarkerError(f"unknown filling {name!r}; known: {', '.join(KNOWN)}")
     backend = config.registry[pick.backend]
     fillings = pick.fillings or fillings_for(pick.problem)[: FILLINGS[config.level]]
-    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend))
+    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend), config.choices)
 
 
 def split_id(nodeid: str) -> tuple[str, Problem] | None:
@@ -171,13 +187,30 @@ def split_id(nodeid: str) -> tuple[str, Problem] | None:
         return None
 
 
-def crash_record(nodeid: str) -> dict[str, Any] | None:
-    """The record of a case whose process died; ``None`` for somebody else's test."""
+def test_name(nodeid: str) -> str:
+    """Name of the test function in a node id."""
+    return nodeid.partition("[")[0].rpartition("::")[2]
+
+
+def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status: int | None) -> tuple[Outcome, ...]:
+    """The outcomes of a test whose process is gone and that nobody goes on with; none for somebody else's test.
+
+    Args:
+        nodeid: the test.
+        words: the last words of its process, ``None`` when it left none.
+        earlier: what was judged of the test before.
+        status: exit status of the process, negative for a signal, ``None`` where it is unknown.
+    """
     found = split_id(nodeid)
     if found is None:
-        return None
+        return ()
     backend, problem = found
-    reason = Reason(
-        "process-died", "the test process died: a kernel crashed it", "run the case alone to see the signal"
-    )
-    return to_record(Outcome(backend, problem.line, "", 0, Status.CRASHED, reason, test=nodeid))
+    if words is None or words.test != nodeid or words.activity is None:
+        # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
+        doing = Activity(backend, problem.line, "the test")
+        last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
+    elif words.ended == "lost-device":  # it has written down the case itself
+        last = ()
+    else:
+        last = (death(words, status),)
+    return tuple(dataclasses.replace(outcome, test=test_name(nodeid)) for outcome in (*earlier, *last))

@@ -11,10 +11,13 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import report
+from pytest_gemm import report, results
+from pytest_gemm.backend import names_candidates
+from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger import Environment, Ledger, LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem import Problem
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from pytest_gemm.judge import Case, Evidence
     from pytest_gemm.report import Rerun
 
-__all__ = ["RunState", "environment", "explain", "save_artifacts"]
+__all__ = ["RunState", "environment", "environment_elsewhere", "explain", "save_artifacts"]
 
 
 @dataclasses.dataclass
@@ -37,6 +40,7 @@ class RunState:
         missing: backends asked for that cannot run here.
         use: how the ledger's entries fared.
         narrowed: only a part of the tests was asked for, so that no entry can be called stale.
+        notes: further facts of the run as a whole, one sentence each, for the summary and the record.
     """
 
     config: GemmConfig
@@ -44,13 +48,27 @@ class RunState:
     missing: dict[str, Reason] = dataclasses.field(default_factory=dict)
     use: LedgerUse = dataclasses.field(default_factory=LedgerUse)
     narrowed: bool = False
+    notes: list[str] = dataclasses.field(default_factory=list)
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
-    def open_record(self) -> None:
-        """Start an empty run record."""
+    def open_record(self, command: Sequence[str]) -> None:
+        """Start the run record with a line about the run."""
         if self.config.run_record is not None:
-            self.config.run_record.write_text("", encoding="utf-8")
+            gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
+            line = report.record_line(results.provenance(command, gpus=gpus and has_cuda_device()))
+            self.config.run_record.write_text(line, encoding="utf-8")
+
+    def close_record(self) -> None:
+        """End the run record with its totals: a record without them is one of a run that did not end."""
+        if self.config.run_record is not None:
+            totals = {
+                "wall_seconds": time.perf_counter() - self.started,
+                "processes": len(self.processes),
+                "notes": self.notes,
+            }
+            with self.config.run_record.open("a", encoding="utf-8") as file:
+                file.write(report.record_line({"totals": totals}))
 
     def absorb(self, records: Iterable[Mapping[str, Any]], use: Mapping[str, Any], process: str) -> None:
         """Take in what one test judged; the run record grows at once, so that a crash loses nothing."""
@@ -68,22 +86,35 @@ class RunState:
             return ()
         return tuple(entry.id for entry in self.use.stale(self.config.ledger))
 
+    def unknown_choice(self) -> str:
+        """The name in ``--gemm-choices`` that no candidate of any problem has; "" where there is none such."""
+        wanted = self.config.choices
+        if not names_candidates(wanted) or not self.outcomes or any(outcome.choice for outcome in self.outcomes):
+            return ""
+        return wanted
+
     def summary(self) -> list[str]:
         """The lines of the terminal summary."""
-        return report.summary(
+        lines = self.notes + report.summary(
             self.outcomes,
             missing=self.missing,
             stale_entries=self.stale_entries(),
             processes=len(self.processes),
             wall_seconds=time.perf_counter() - self.started,
         )
+        if wanted := self.unknown_choice():
+            lines.append(f"--gemm-choices={wanted}: no candidate of any problem is called so; the refusals list names")
+        return lines
 
     @property
     def is_red(self) -> bool:
         """Whether something that is no test's failure must turn the run red all the same."""
-        return (bool(self.missing) and self.config.missing == "fail") or bool(self.stale_entries())
+        lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
+        missing = bool(self.missing) and self.config.missing == "fail"
+        return lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
 
 
+@functools.cache  # a process that has lost its device cannot be asked again
 def environment(device: str) -> Environment:
     """What the ledger's predicates may ask about this process; imports torch."""
     import torch
@@ -93,6 +124,17 @@ def environment(device: str) -> Environment:
         major, minor = torch.cuda.get_device_capability()
         isa = (f"sm_{major}{minor}",)
     return Environment(torch=torch.__version__, isa=isa, device=device)
+
+
+def environment_elsewhere(known: Environment | None, device: str) -> Environment:
+    """The same of a process of this machine that is gone; imports no torch.
+
+    Args:
+        known: what it left word of, ``None`` for nothing.
+        device: where its case computed, where it did not say.
+    """
+    known = known or Environment(metadata.version("torch"), device=device)
+    return known if known.device == "cuda" else dataclasses.replace(known, isa=_cpu_isa())
 
 
 def eager_is_safe(ledger: Ledger) -> Callable[[Problem, str], bool]:
@@ -136,7 +178,8 @@ def save_artifacts(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], cas
     from pytest_gemm import program
 
     for outcome, evidence in failed:
-        name = re.sub(r"[^\w.+-]+", "_", f"{outcome.backend}-{outcome.problem}-{outcome.filling}-{outcome.seed}")
+        parts = (outcome.backend, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed))
+        name = re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         (place / "report.txt").write_text(report.failure(outcome, rerun) + "\n", encoding="utf-8")

@@ -1,7 +1,18 @@
 """Settings of the project's own tests."""
 
+import pytest
 from hypothesis import settings
 
 # A deadline would time the examples, and machines that run tests are shared.
 settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
+
+
+@pytest.fixture(autouse=True)
+def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No session that a test starts believes that it is a worker of the outer one, or that a CI reads it.
+
+    pytest writes longer summaries for a CI, and what a worker inherits would name the outer worker.
+    """
+    for name in ("CI", "BUILD_NUMBER", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+        monkeypatch.delenv(name, raising=False)

@@ -226,12 +226,76 @@ def raises(*_operands: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("planted: out of registers")
 
 
+Spoil = Callable[[dict[str, torch.Tensor], Problem], None]
+
+
+class _SpoiltLiar:
+    """A whole backend around a right product of spoilt operands, for one op."""
+
+    devices = ("cpu",)
+
+    def __init__(self, name: str, op: str, spoil: Spoil, product: Matmul = exact) -> None:
+        self.name = name
+        self._op = op
+        self._spoil = spoil
+        self._product = product
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        return None if problem.op.name == self._op else Unsupported("op", f"made for {self._op}")
+
+    def prepare(self, problem: Problem, operands: Operands) -> _BiasPrepared:
+        def run(operands: Operands) -> torch.Tensor:
+            tensors = args(problem, operands)
+            self._spoil(tensors, problem)
+            found: torch.Tensor = build(problem, self._product)(**tensors)
+            return found
+
+        prepared = _BiasPrepared(problem, self._spoil)
+        prepared.run = run  # type: ignore[method-assign]  # its own program
+        return prepared
+
+
+def reciprocal_scale(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["scale_b"] = 1 / tensors["scale_b"]
+
+
+def scale_of_a_forgotten(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["scale_a"] = torch.ones_like(tensors["scale_a"])
+
+
+def scales_exchanged(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["scale_a"], tensors["scale_b"] = tensors["scale_b"].t(), tensors["scale_a"].t()
+
+
+def scale_transposed(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["scale_a"] = tensors["scale_a"].t()
+
+
+def scale_shifted(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["scale_b"] = tensors["scale_b"].roll(1, -1)
+
+
+def untouched(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    """The bug is in the product."""
+
+
+def group_edge_off_by_one(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["offs"] = torch.cat([(tensors["offs"][:-1] - 1).clamp(min=0), tensors["offs"][-1:]])
+
+
+def group_stride_zero(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
+    tensors["b"] = tensors["b"][:1].expand_as(tensors["b"])
+
+
 class _BiasLiar:
     """A whole backend, for bugs that a plain product cannot have."""
 
     devices = ("cpu",)
 
-    def __init__(self, name: str, spoil: Callable[[dict[str, torch.Tensor], Problem], None]) -> None:
+    def __init__(self, name: str, spoil: Spoil) -> None:
         self.name = name
         self._spoil = spoil
 
@@ -254,7 +318,8 @@ class _BiasPrepared:
     def run(self, operands: Operands) -> torch.Tensor:
         tensors = args(self.problem, operands)
         self.spoil(tensors, self.problem)
-        return build(self.problem)(**tensors)
+        result: torch.Tensor = build(self.problem)(**tensors)
+        return result
 
     def proof(self) -> Proof:
         return Proof(executed=("planted",), provable=False)
@@ -333,6 +398,28 @@ BIAS_LIARS: dict[str, Callable[[dict[str, torch.Tensor], Problem], None]] = {
     "bias-shifted": bias_shifted,
 }
 
+# Where a bug shows only if the scales are vectors, and which go along with M = N.
+SCALE_LIARS: dict[str, _SpoiltLiar] = {
+    liar.name: liar
+    for liar in (
+        _SpoiltLiar("reciprocal-scale", "scaled_mm", reciprocal_scale),
+        _SpoiltLiar("scale-of-a-forgotten", "scaled_mm", scale_of_a_forgotten),
+        _SpoiltLiar("rounded-before-scale", "scaled_mm", untouched, lambda a, b: exact(a, b).to(torch.bfloat16)),
+        _SpoiltLiar("scales-exchanged", "scaled_mm", scales_exchanged),
+        _SpoiltLiar("scale-transposed", "scaled_mm", scale_transposed),
+        _SpoiltLiar("scale-shifted", "scaled_mm", scale_shifted),
+    )
+}
+NEEDS_VECTORS = ("scales-exchanged", "scale-transposed", "scale-shifted")
+
+GROUP_LIARS: dict[str, _SpoiltLiar] = {
+    liar.name: liar
+    for liar in (
+        _SpoiltLiar("group-edge-off-by-one", "grouped_mm", group_edge_off_by_one, lambda a, b: store(exact(a, b), a)),
+        _SpoiltLiar("group-stride-zero", "grouped_mm", group_stride_zero, lambda a, b: store(exact(a, b), a)),
+    )
+}
+
 
 def register(registry: Registry) -> None:
     """Everything above, through the public registry."""
@@ -342,4 +429,7 @@ def register(registry: Registry) -> None:
         registry.add_callable(name, liar.matmul, dtypes=liar.dtypes, batched=False)
     for name, spoil in BIAS_LIARS.items():
         registry.add(_BiasLiar(name, spoil))
+    for liar_of_an_op in (*SCALE_LIARS.values(), *GROUP_LIARS.values()):
+        registry.add(liar_of_an_op)
+    registry.add(_SpoiltLiar("honest-scales", "scaled_mm", untouched))
     registry.add(SilentFallback("silent-fallback", fell_back))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cutedsl import CuteDslBackend
+from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.cases import Cases, unique
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem import Problem
@@ -67,6 +71,43 @@ def test_the_quick_level_has_what_the_templates_branch_on() -> None:
         "leaky_relu",
     }
     assert steps >= {"clamp", "add", "mul", "sub", "div", "scale", "cast", "alpha", "beta"}
+
+
+def test_the_quick_level_has_what_backends_that_load_with_tma_take() -> None:
+    quick = matrix.products("quick")
+    assert "int_mm:i8-i8-i32:nt:512x1024x2048" in map(str, quick)
+    cutlass = [p for p in quick if CutlassBackend().supports(p) is None]
+    assert {p.shape.m for p in cutlass} >= {1, 8, 16, 56, 64, 72, 120, 128, 136, 250, 256, 264}
+    assert {str(p.layout) for p in cutlass if p.op.name == "mm"} == {"nn", "nt", "tn", "tt"}
+    assert {p.op.name for p in cutlass} >= {"mm", "addmm", "bmm", "linear", "int_mm", "mixed_mm"}
+    for dtype in ("f16", "bf16"):
+        # A bias in the product keeps CUTLASS from fusing, so each step stands without one too.
+        plain = [p for p in cutlass if p.op.name == "mm" and str(p.dtypes) == dtype and p.step("bias") is None]
+        alone = {p.passes[0].name for p in plain if len(p.passes) == 1}
+        assert alone >= {"relu", "gelu", "tanh", "exp", "sigmoid", "silu", "add", "sub", "mul", "div"}
+        for flag in ("tap", "res-a"):
+            assert any(p.has(flag) for p in plain)
+    for backend in (CuteDslBackend(), NvgemmBackend()):
+        assert sum(backend.supports(p) is None for p in quick) >= 110, backend.name
+
+
+def test_the_quick_level_switches_what_a_user_can() -> None:
+    quick = matrix.products("quick")
+    assert {p.op.name for p in quick if p.has("tf32")} == {"mm", "linear", "addmm", "bmm"}
+    assert {str(p.dtypes) for p in quick if p.has("reduced")} == {"f16", "bf16"}
+    assert {(p.op.name, str(p.dtypes)) for p in quick if p.autocast} >= {
+        ("mm", "f32-f32-bf16"),
+        ("linear", "f32-f32-f16"),
+        ("addmm", "f32-f32-bf16"),
+        ("bmm", "f32-f32-f16"),
+    }
+
+
+def test_what_is_meant_for_cuda_costs_the_cpu_few_compiles() -> None:
+    """A compile of a C++ template takes a second, and the level is to stay under five minutes on two cores."""
+    meant = {*matrix.aligned("quick"), *matrix.fused("quick"), *matrix.modes("quick")}
+    assert len(meant) > 100
+    assert sum(CppBackend().supports(p) is None for p in meant) <= 10
 
 
 def test_every_problem_of_the_matrix_can_be_read_back() -> None:

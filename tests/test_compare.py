@@ -358,6 +358,15 @@ def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
     assert words in story(line, change).cause
 
 
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+def test_a_conversion_that_was_left_out_is_named(half: str) -> None:
+    def unconverted(_: torch.Tensor, o: ops.Operands) -> torch.Tensor:
+        return (o.a.double() @ o.b.double()).to(program.torch_dtype(Problem.parse(line).dtypes.out))
+
+    line = f"mm:f32-f32-{half}:nn:33x65x127"
+    assert story(line, unconverted).cause == f"A and B were not converted to {half} before the product"
+
+
 def test_a_tile_with_the_answer_of_another() -> None:
     def change(x: torch.Tensor, _: ops.Operands) -> torch.Tensor:
         x[:16, :32] = x[32:48, 64:96].clone()
@@ -392,6 +401,34 @@ def test_coded_fillings_are_decoded() -> None:
 
 
 # -- beside eager -------------------------------------------------------------------------------------
+
+
+def test_a_tapped_value_is_decoded_with_the_digits_of_its_filling() -> None:
+    """They depend on the whole epilogue: a result in bf16 leaves room for fewer than the product alone has."""
+    problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:tap")
+    tapped = problem.outputs[0]
+    made = ops.make(problem, "k-cover", 11)
+    assert ops.k_cover_digits(problem) != ops.k_cover_digits(Problem.parse("mm:f32:nn:24x40x100"))
+    contract = Contract("f32", "either")
+    bare = dataclasses.replace(tapped, epilogue=())
+    span = oracle.interval(bare, made, oracle.reference(bare, made), contract)
+    result = made.a[:, :-1] @ made.b[:-1]
+    found = compare.compare(result, span, bare, made)
+    assert found.mismatch is not None
+    assert "k = 99 dropped" in found.mismatch.cause
+
+
+def test_two_results_stand_beside_eagers_two() -> None:
+    problem = Problem.parse("mm:f32:nn:8x8x8:relu:tap")
+    made = ops.make(problem, "rand", 11)
+    spans = oracle.intervals(problem, made, oracle.reference(problem, made), Contract())
+    tapped, result = program.build(problem)(**program.args(problem, made))
+    assert compare.beside_eager((tapped, result), (tapped, result), spans) == (
+        "the tapped value bit-equal; the result bit-equal"
+    )
+    words = compare.beside_eager((torch.nextafter(tapped, tapped + 1), result), (tapped, result), spans)
+    assert words.startswith("the tapped value at most 1 ulp apart in 64 of 64 elements")
+    assert compare.beside_eager((result,), (result,), spans[1:]) == "bit-equal"
 
 
 def test_bit_equal_and_nearly_so() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from liars import BIAS_LIARS, HONEST, LIARS
+from liars import BIAS_LIARS, GROUP_LIARS, HONEST, LIARS, NEEDS_VECTORS, SCALE_LIARS
 
 CONFTEST = """
     import sys
@@ -33,6 +33,13 @@ LINES = [
     *(f"mm:{dtype}:nn:20x40x250::pad-lda" for dtype in ("f32", "bf16", "f16")),
     *(f"linear:{dtype}:nt:20x40x250:bias" for dtype in ("f32", "bf16", "f16")),
 ]
+# fp8 is no plain product: its scales and sums have liars of their own.
+SCALED_LINES = [
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x250:tensorwise+bias",
+    "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:40x40x250:rowwise",
+    "scaled_mm:f8e5m2-f8e4m3fn-f32:nt:40x40x1000:rowwise",
+]
+GROUPED_LINES = ["grouped_mm:bf16:nt:4x20x40x248", "grouped_mm:bf16:nn:3x33x40x1000"]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +51,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], li
 
     folder = tmp_path_factory.mktemp("liars")
     (folder / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parent))))
-    (folder / "test_suite.py").write_text(textwrap.dedent(SUITE.format(lines=LINES)))
-    names = ",".join([*HONEST, *LIARS, *BIAS_LIARS, "silent-fallback"])
+    lines = LINES + SCALED_LINES + GROUPED_LINES
+    (folder / "test_suite.py").write_text(textwrap.dedent(SUITE.format(lines=lines)))
+    own = [*SCALE_LIARS, *GROUP_LIARS, "honest-scales"]
+    names = ",".join([*HONEST, *LIARS, *BIAS_LIARS, "silent-fallback", *own])
     command = [
         sys.executable,
         "-m",
@@ -62,6 +71,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], li
     found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for line in (folder / "run.jsonl").read_text().splitlines():
         record = json.loads(line)
+        if "backend" not in record:  # the head and the totals
+            continue
         found[record["backend"], record["problem"]].append(record)
     return found
 
@@ -72,7 +83,7 @@ def statuses(outcomes: list[dict[str, Any]]) -> set[str]:
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_backend_passes(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
-    for line in LINES:
+    for line in LINES + GROUPED_LINES:
         outcomes = judged[name, line]
         assert statuses(outcomes) == {"passed"}, outcomes
         assert len(outcomes) >= 4
@@ -104,6 +115,31 @@ def test_a_wrong_bias_is_caught(judged: dict[tuple[str, str], list[dict[str, Any
         assert expected <= statuses(judged[name, line])
 
 
+@pytest.mark.parametrize("name", SCALE_LIARS)
+def test_wrong_scales_are_caught(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
+    for line in SCALED_LINES:
+        # Two scalars commute.
+        shows = "rowwise" in line or name not in NEEDS_VECTORS
+        assert ("incorrect" in statuses(judged[name, line])) == shows, judged[name, line]
+
+
+def test_right_scales_pass(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    for line in SCALED_LINES:
+        assert statuses(judged["honest-scales", line]) == {"passed"}, judged["honest-scales", line]
+
+
+@pytest.mark.parametrize("name", GROUP_LIARS)
+def test_wrong_groups_are_caught(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
+    for line in GROUPED_LINES:
+        assert "incorrect" in statuses(judged[name, line]), judged[name, line]
+
+
+def test_a_plain_product_is_not_asked_for_fp8(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    outcomes = judged["reversed-order", SCALED_LINES[0]]
+    assert statuses(outcomes) == {"unsupported"}
+    assert "scales" in outcomes[0]["reason"]["text"]
+
+
 def test_a_right_result_by_somebody_else_is_a_fallback(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
     for line in LINES:
         if "bias" in line:
@@ -126,6 +162,13 @@ def test_a_right_result_by_somebody_else_is_a_fallback(judged: dict[tuple[str, s
         ("bias-missing-on-last-tile", "every bad element has column >= 32"),
         ("bias-missing-on-last-tile", "the bias is missing"),
         ("bias-shifted", "the bias is shifted: column j has that of column j - 1"),
+        ("reciprocal-scale", "the reciprocal of the scale of B was applied"),
+        ("scale-of-a-forgotten", "the scale of A was not applied"),
+        ("scales-exchanged", "the scales of A's rows and B's columns are exchanged"),
+        ("scale-transposed", "the scales of A run along the columns of the result"),
+        ("group-edge-off-by-one", "every bad element is in the last row of its group"),
+        ("group-edge-off-by-one", "these rows were multiplied by the B of the group after"),
+        ("group-stride-zero", "these rows were multiplied by the B of group 0"),
     ],
 )
 def test_a_mismatch_is_located(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str, words: str) -> None:

@@ -21,6 +21,8 @@ def make(line: str, filling: str, seed: int = 0) -> room.Operands:
 
 
 def accumulator_bits(problem: Problem) -> int:
+    if problem.has("reduced"):
+        return problem.dtypes.out.precision
     return {"f64": 53, "i32": 31}.get(problem.dtypes.out.name, 24)
 
 
@@ -177,6 +179,12 @@ DTYPE_LINES = [
     "linear:f16:nt:9x8x{}:bias+exp",
     "mm:f32:nt:8x8x{}::self",
     "mm:f16:tn:8x8x{}::self",
+    "mm:f32:nt:9x8x{}::tf32",
+    "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:tf32",
+    "mm:f16:nt:9x8x{}::reduced",
+    "addmm:bf16:nn:9x8x{}:bias+beta-2:reduced",
+    "linear:f32-f32-bf16:nt:9x8x{}:bias+gelu",
+    "addmm:f32-f32-f16:nn:9x8x{}:bias-mn+alpha-4",
 ]
 
 
@@ -198,6 +206,20 @@ def test_exact_fillings_sum_exactly_in_the_accumulator(line: str, k: int) -> Non
             assert torch.equal(o.bias.double() / o.quantum, (o.bias.double() / o.quantum).round()), filling
         assert not o.zero_mean
         assert o.finite
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+def test_exact_operands_lose_nothing_when_autocast_converts_them(half: str) -> None:
+    problem = Problem.parse(f"addmm:f32-f32-{half}:nn:33x40x1000:bias")
+    for filling in set(EXACT) & set(room.fillings_for(problem)):
+        o = room.make(problem, filling, 3)
+        assert o.bias is not None
+        for tensor in (o.a, o.b, o.bias):
+            assert tensor.dtype == torch.float32
+            assert torch.equal(tensor.to(torch_dtype(problem.dtypes.out)).float(), tensor), filling
+    # Random ones have bits to lose.
+    o = room.make(problem, "rand", 3)
+    assert not torch.equal(o.a.to(torch_dtype(problem.dtypes.out)).float(), o.a)
 
 
 @pytest.mark.parametrize("k", [1, 1000, 16384])
@@ -426,9 +448,9 @@ def test_a_shifted_bias_shows_and_residuals_have_the_dtype_of_the_chain() -> Non
 
 
 def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
-    with pytest.raises(Unsupported, match="scaled_mm"):
-        make("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:tensorwise", "rand")
-    assert room.fillings_for(Problem.parse("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:tensorwise")) == ()
+    with pytest.raises(Unsupported, match="qlinear"):
+        make("qlinear:u8-i8-f32:nt:16x16x16", "rand")
+    assert room.fillings_for(Problem.parse("qlinear:u8-i8-f32:nt:16x16x16")) == ()
     with pytest.raises(Unsupported, match="cast-i8"):
         make("mm:f32:nt:4x4x4:cast-i8", "rand")
     with pytest.raises(Unsupported, match="tile-map does not apply"):

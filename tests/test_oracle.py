@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import pytest
@@ -213,6 +214,175 @@ def test_a_claim_of_tf32_excuses_tf32_only() -> None:
     assert judged(line, "rand", through_bf16, input_error=2.0**-13)[0] > 0
 
 
+# -- modes: TF32, partial sums in half, autocast ------------------------------------------------------
+
+TF32: dict[str, Any] = {"input_error": 2.0**-9, "input_bits": 11}
+
+
+def to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to nearest, ties away from zero, as ``cvt.rna.tf32`` does."""
+    return ((x.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
+
+
+def rounded_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return to_tf32(a) @ to_tf32(b)
+
+
+def bf16_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.bfloat16().float() @ b.bfloat16().float()
+
+
+@pytest.mark.parametrize("matmul", [truncated_inputs, rounded_inputs, torch.matmul])
+@pytest.mark.parametrize("shape", ["17x65x127", "24x32x4096", "33x97x1"])
+def test_tf32_and_f32_alike_are_right_where_a_flag_allows_it(matmul: Matmul, shape: str) -> None:
+    for line in (f"mm:f32:nn:{shape}::tf32", f"addmm:f32:nn:{shape}:bias+alpha-0.5+beta-2+relu:tf32"):
+        for filling in ops.fillings_for(Problem.parse(line)):
+            assert judged(line, filling, matmul, **TF32)[0] == 0, (line, filling)
+
+
+def test_exact_data_for_tf32_fit_it_and_stay_exact() -> None:
+    line = "mm:f32:nn:32x64x1000::tf32"
+    problem = Problem.parse(line)
+    for filling in ("int-1", "int-2", "k-cover", "tile-map", "one-hot"):
+        given = ops.make(problem, filling, 11, "cpu")
+        assert torch.equal(tf32(given.a), given.a), filling
+        assert torch.equal(tf32(given.b), given.b), filling
+        assert judged(line, filling, **TF32)[1].tier == "exact", filling
+    # Without the flag they are as wide as f32, and a kernel that claims TF32 is not held to exact sums of them.
+    assert judged("mm:f32:nn:32x64x1000", "int-2", **TF32)[1].tier != "exact"
+
+
+@pytest.mark.parametrize(
+    ("matmul", "filling"), [(bf16_inputs, "int-2"), (last_k_dropped, "int-2"), (last_k_dropped, "rand")]
+)
+def test_tf32_excuses_nothing_else(matmul: Matmul, filling: str) -> None:
+    assert judged("mm:f32:nn:32x64x256::tf32", filling, matmul, **TF32)[0] > 0
+
+
+def test_a_bias_is_not_rounded_to_tf32() -> None:
+    def rough(bias: torch.Tensor) -> torch.Tensor:
+        return tf32(bias)
+
+    problem = Problem.parse("addmm:f32:nn:32x64x1:bias:tf32")
+    # 0 * 1: nothing but the bias.
+    given = ops.make(problem, "rand", 11, "cpu")
+    given = dataclasses.replace(given, a=torch.zeros(32, 1), b=torch.ones(1, 64))
+    assert given.bias is not None
+    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, **TF32))
+    assert rejected(given.bias.expand(32, 64), span) == 0
+    assert rejected(rough(given.bias).expand(32, 64), span) > 0
+
+
+def slices_in_half(count: int) -> Matmul:
+    """Sums of ``count`` slices of K that are stored, and added up, in the type of the operands."""
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        parts = zip(a.float().chunk(count, -1), b.float().chunk(count, -2), strict=True)
+        return sum(((x @ y).to(a.dtype) for x, y in parts), torch.zeros((), dtype=a.dtype))
+
+    return matmul
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("k", [48, 250, 1000, 8200])
+def test_partial_sums_in_half_are_right_where_a_flag_allows_it(dtype: str, k: int) -> None:
+    line = f"mm:{dtype}:nn:24x40x{k}::reduced"
+    for filling in ops.fillings_for(Problem.parse(line)):
+        wrong, span = judged(line, filling, slices_in_half(8), slices=8, partials="out")
+        assert wrong == 0, filling
+        assert (span.tier == "exact") == ops.FILLINGS[filling].exact, filling
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_partial_sums_in_half_are_wrong_without_the_flag_and_beyond_the_claim(dtype: str) -> None:
+    for line in (f"mm:{dtype}:nn:24x40x1000", f"mm:{dtype}:nn:24x40x1000::reduced"):
+        assert judged(line, "rand", slices_in_half(8), slices=8)[0] > 0
+    # Of all data every one of 1000 slices is more than 4 slices are allowed.
+    line = f"mm:{dtype}:nn:24x40x1000::reduced"
+    assert judged(line, "rand-positive", slices_in_half(1000), slices=4, partials="out")[0] > 0
+
+
+def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
+    problem = Problem.parse("mm:f16:nn:8x8x4096")
+    given = ops.make(problem, "int-1", 1, "cpu")
+    given = dataclasses.replace(given, a=torch.ones(8, 4096).half(), b=torch.ones(4096, 8).half(), quantum=1.0)
+    found = oracle.reference(problem, given)
+    assert oracle.interval(problem, given, found, Contract(slices=8)).tier == "exact"
+    assert oracle.interval(problem, given, found, Contract(slices=8, partials="out")).tier == "hard"
+    assert "int-1" not in ops.fillings_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mm:f32-f32-{}:nn:33x65x127",
+        "mm:f32-f32-{}:tt:33x65x127:bias+relu",
+        "addmm:f32-f32-{}:nn:17x40x1000:bias-mn+alpha-0.3+beta-1.7",
+        "linear:f32-f32-{}:nt:17x40x1000:bias+gelu",
+        "bmm:f32-f32-{}:nt:3x17x33x65",
+    ],
+)
+def test_eager_under_autocast_is_right(line: str, half: str) -> None:
+    problem = Problem.parse(line.format(half))
+    for filling in ops.fillings_for(problem):
+        for epilogue in ("either", "eager"):
+            assert judged(problem.line, filling, epilogue=epilogue)[0] == 0, (filling, epilogue)
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+def test_autocast_without_its_conversion_is_wrong(half: str) -> None:
+    """A product of the f32 operands, rounded at its end, is another number: each of its inputs has lost nothing."""
+    problem = Problem.parse(f"mm:f32-f32-{half}:nn:32x64x256")
+    given = ops.make(problem, "rand", 11, "cpu")
+    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
+    dtype = program.torch_dtype(problem.dtypes.out)
+    assert rejected((given.a.double() @ given.b.double()).to(dtype), span) > 0
+    rounded = given.a.to(dtype).double() @ given.b.to(dtype).double()
+    assert rejected(rounded.to(dtype), span) == 0
+
+
+def test_fused_code_may_skip_a_cast_between_two_steps_and_eager_code_may_not() -> None:
+    line = "mm:f32:nn:32x64x65:cast-bf16+add"
+    problem = Problem.parse(line)
+    given = ops.make(problem, "rand", 11, "cpu")
+    product = given.a @ given.b
+    skipped = (product + given.residuals[0].float()).bfloat16()
+    rounded = product.bfloat16() + given.residuals[0]
+    assert not torch.equal(skipped, rounded)
+    found = oracle.reference(problem, given)
+    for epilogue, right in (("either", True), ("fused", True), ("eager", False)):
+        span = oracle.interval(problem, given, found, contract_for(problem, epilogue=epilogue))
+        assert rejected(rounded, span) == 0
+        assert (rejected(skipped, span) == 0) == right, epilogue
+    # The last conversion makes the result, and nobody may skip it: bf16 or not is seen by its type alone.
+    last = Problem.parse("mm:f32:nn:32x64x65:add+cast-bf16")
+    span = judged(last.line, "rand", epilogue="either")[1]
+    assert torch.equal(round_to(span.lo, DTYPES["bf16"]), span.lo)
+
+
+def test_both_results_of_a_tapped_program_have_their_interval() -> None:
+    problem = Problem.parse("mm:f16:nn:33x64x64:relu+add+gelu:res-a+tap")
+    given = ops.make(problem, "rand", 11, "cpu")
+    contract = contract_for(problem)
+    spans = oracle.intervals(problem, given, oracle.reference(problem, given), contract)
+    tapped, result = program.build(problem)(**program.args(problem, given))
+    assert len(spans) == 2
+    assert rejected(tapped, spans[0]) == 0
+    assert rejected(result, spans[1]) == 0
+    assert rejected(result, spans[0]) > 0
+    assert rejected(tapped, spans[1]) > 0
+
+
+def test_a_residual_that_is_a_itself_is_not_another_tensor() -> None:
+    problem = Problem.parse("mm:f16:nn:33x64x64:add:res-a+pad-lda")
+    given = ops.make(problem, "rand", 11, "cpu")
+    assert given.residuals[0] is given.a
+    assert set(program.args(problem, given)) == {"a", "b"}
+    result = program.build(problem)(**program.args(problem, given))
+    assert torch.equal(result, given.a @ given.b + given.a)
+
+
 def test_alignment_bits_of_a_tensor_core_are_accepted_under_their_contract() -> None:
     def truncating_core(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # Fasi et al. (2021): the terms of a chunk and the accumulator are aligned to the largest and cut.
@@ -394,9 +564,9 @@ def test_functions_enclose_the_truth_and_little_more(name: str) -> None:
 
 
 def test_a_reference_is_refused_for_an_op_that_is_not_known() -> None:
-    problem = Problem.parse("grouped_mm:f32:nn:2x4x4x4")
-    given = ops.make(Problem.parse("bmm:f32:nn:2x4x4x4"), "rand", 0, "cpu")
-    with pytest.raises(ValueError, match="no reference for grouped_mm"):
+    problem = Problem.parse("qlinear:u8-i8-f32:nt:2x4x4")
+    given = ops.make(Problem.parse("linear:f32:nt:2x4x4"), "rand", 0, "cpu")
+    with pytest.raises(ValueError, match="no reference for qlinear"):
         oracle.reference(problem, given)
 
 

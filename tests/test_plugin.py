@@ -68,7 +68,9 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "run" in lines[0]
+    return [line for line in lines if "backend" in line]
 
 
 # -- what is selected ------------------------------------------------------------------------------

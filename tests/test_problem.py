@@ -97,6 +97,16 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:1x1x1:relu++add", "epilogue", 21, ["one '+'"]),
         ("mm:f32:nn:1x1x1::pad-ldq", "flags", 17, ["did you mean 'pad-ld"]),
         ("mm:f32:nt:2x1x1::self", "flags", 17, ["2x2x1"]),
+        ("mm:f32-f16-f16:nn:1x1x1", "dtypes", 3, ["f32-f32-f16"]),
+        ("mm:f16:nn:1x1x1::tf32", "flags", 17, ["products in f32"]),
+        ("mm:f32-f32-f16:nn:1x1x1::tf32", "flags", 25, ["products in f32"]),
+        ("woq_int8:f32-i8-f32:nt:1x1x1::tf32", "flags", 30, ["linear mixed_mm mm"]),
+        ("mm:f32:nn:1x1x1::reduced", "flags", 17, ["products in bf16 or f16"]),
+        ("linear:f32:nt:1x1x1:bias:tap", "flags", 25, ["relu"]),
+        ("mm:f16:nn:4x8x16:add:res-a", "flags", 21, ["N = K", "4x8x8"]),
+        ("mm:f16:nn:4x8x8:relu:res-a", "flags", 21, ["residual"]),
+        ("mm:f16:nn:4x8x8:div:res-a", "flags", 20, ["zeros"]),
+        ("mm:f16:nn:4x8x8:cast-f32+add:res-a", "flags", 29, ["not f32"]),
         ("mm:f32:nn:1x1x1:relu:dyn-m:x", "flags", 27, ["too many fields"]),
         ("mm:f32", "layout", 6, ["is missing"]),
     ],
@@ -114,6 +124,39 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
 
 def test_one_line_has_one_spelling() -> None:
     assert str(Problem.parse("mm:f32-f32-f32:nn:1x1x1:bias-n:pad-lda+dyn-m")) == "mm:f32:nn:1x1x1:bias:dyn-m+pad-lda"
+
+
+@pytest.mark.parametrize(
+    ("line", "autocast", "dtype"),
+    [
+        ("mm:f32-f32-bf16:nn:1x1x1", True, "bf16"),
+        ("addmm:f32-f32-f16:nn:1x1x1:bias", True, "f16"),
+        ("mm:f32:nn:1x1x1", False, "f32"),
+        ("mixed_mm:i8-f16-f16:nn:1x1x1", False, "f16"),
+        ("int_mm:i8-i8-i32:nt:1x1x1", False, "i8"),
+    ],
+)
+def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, dtype: str) -> None:
+    problem = Problem.parse(line)
+    assert (problem.autocast, problem.input_dtype.name) == (autocast, dtype)
+
+
+@pytest.mark.parametrize(
+    ("line", "outputs"),
+    [
+        ("mm:f32:nn:1x1x1:relu", ["mm:f32:nn:1x1x1:relu"]),
+        ("mm:f32:nn:1x1x1:relu:tap", ["mm:f32:nn:1x1x1", "mm:f32:nn:1x1x1:relu"]),
+        (
+            "addmm:f16:nn:4x8x8:bias+alpha-2+add+gelu:dyn-m+res-a+tap",
+            ["addmm:f16:nn:4x8x8:bias+alpha-2+add:dyn-m+res-a", "addmm:f16:nn:4x8x8:bias+alpha-2+add+gelu:dyn-m+res-a"],
+        ),
+        # Without its residual the tapped problem has nothing that could be A.
+        ("mm:f16:nn:4x8x8:add:res-a+tap", ["mm:f16:nn:4x8x8", "mm:f16:nn:4x8x8:add:res-a"]),
+        ("linear:f16:nt:4x8x8:bias+cast-f32:tap", ["linear:f16:nt:4x8x8:bias", "linear:f16:nt:4x8x8:bias+cast-f32"]),
+    ],
+)
+def test_a_tapped_program_answers_two_problems(line: str, outputs: list[str]) -> None:
+    assert [str(p) for p in Problem.parse(line).outputs] == outputs
 
 
 def test_what_the_rooms_ask_of_a_problem() -> None:

@@ -1,0 +1,280 @@
+"""What is private in PyTorch around its CUTLASS backend: where kernels are compiled, and how they are generated.
+
+Two adapters, both context managers, without which nothing of torch is changed:
+
+* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a :class:`~pytest_gemm.backends.farm.Store`;
+* :func:`collecting` has Inductor generate the kernels of a program and stops it before it compiles any.  It needs no
+  GPU: the program's inputs are fake, and so is the device.
+
+Written against torch 2.11 and 2.13.  The internals are untyped, so ``Any`` stands wherever a value is one of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from pytest_gemm.backends import farm
+
+__all__ = ["Collected", "collecting", "faked", "stored", "to_the_end", "toolchain"]
+
+
+# -- the compiler as Inductor calls it -------------------------------------------------------------------
+
+
+def toolchain(setup: farm.Setup) -> farm.Toolchain:
+    """The compiler with the flags that Inductor's configuration of this moment gives it."""
+    from torch._inductor.codegen.cuda import compile_utils
+
+    host = (f"-Xcompiler={option}" for option in compile_utils._nvcc_host_compiler_options())
+    return farm.Toolchain(
+        compiler=setup.compiler,
+        version=setup.version,
+        architecture=str(compile_utils._nvcc_arch_as_compile_option()),
+        flags=(*compile_utils._nvcc_compiler_options(), *host),
+        includes=tuple(compile_utils._cutlass_include_paths()),
+        headers=setup.headers,
+        spare=(setup.spare,) if setup.spare else (),
+    )
+
+
+@contextlib.contextmanager
+def stored(store: farm.Store, setup: farm.Setup) -> Iterator[None]:
+    """Let Inductor take the objects of its CUTLASS kernels from ``store``, which compiles what is missing.
+
+    Inductor compiles a kernel into an object and links that into a library of its own; only the first step is
+    answered here.  It wants its own name for the entry function, so the object is renamed on the way.
+
+    Args:
+        store: where the objects are.
+        setup: how a missing one is compiled.
+    """
+    from torch._inductor import exc
+    from torch._inductor.codecache import CUDACodeCache
+
+    original: Any = CUDACodeCache.compile
+
+    def compile(source_code: str, dst_file_ext: str, extra_args: list[str] | None = None) -> tuple[str, str, str]:  # noqa: A001  # its name there
+        if dst_file_ext != "o" or extra_args:
+            try:
+                result: tuple[str, str, str] = original(source_code, dst_file_ext, extra_args)
+            except exc.CUDACompileError:
+                # The objects are ours, so a library was not linked: the machine lacks one.  Inductor would remember
+                # that as the kernel's own failure, for ever.
+                key, text_path = CUDACodeCache.write(source_code, dst_file_ext)
+                CUDACodeCache.cache.pop(key + dst_file_ext, None)
+                Path(text_path).with_suffix(f".{dst_file_ext}.error").unlink(missing_ok=True)
+                raise
+            return result
+        key, text_path = CUDACodeCache.write(source_code, dst_file_ext)
+        place = Path(text_path).with_suffix(".o")
+        job = farm.Job(farm.Source.of(source_code), toolchain(setup))
+        try:
+            made = store.obtain(job)
+        except farm.CompileError as error:
+            raise exc.CUDACompileError(job.toolchain.command(text_path, str(place)), str(error).encode()) from error
+        if not place.is_file():
+            farm.renamed(made, farm.entry_of(source_code), place)
+        return str(place), key, text_path
+
+    with patch.object(CUDACodeCache, "compile", compile):
+        yield
+
+
+# -- generation without a device -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Collected:
+    """The kernels that were generated inside a block of :func:`collecting`.
+
+    Attributes:
+        jobs: candidates as they would be benchmarked, then those with a fused epilogue; a kernel may come twice.
+    """
+
+    jobs: list[farm.Job] = dataclasses.field(default_factory=list)
+
+
+class _Enough(Exception):
+    """Everything has been generated; nothing of it is to be compiled or loaded."""
+
+
+def faked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors without memory on a CUDA device, in the geometry of ``tensors``."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    found = {}
+    with FakeTensorMode():
+        for name, tensor in tensors.items():
+            size = tensor.untyped_storage().nbytes() // tensor.element_size()
+            memory = torch.empty(size, dtype=tensor.dtype, device="cuda:0")
+            found[name] = memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return found
+
+
+# What is asked of a device while a program is generated.  The numbers are an H200's; of them only the architecture
+# and "more than 68 multiprocessors" (below that Inductor does not autotune) decide which kernels are generated:
+# tile sizes come from CUTLASS's list, and the kernels themselves ask for the number of multiprocessors at run time.
+def _properties(architecture: str) -> types.SimpleNamespace:
+    number = int(architecture.rstrip("af"))
+    return types.SimpleNamespace(
+        name=f"a device of architecture {architecture}",
+        major=number // 10,
+        minor=number % 10,
+        multi_processor_count=132,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        warp_size=32,
+        total_memory=140 << 30,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=227 << 10,
+        shared_memory_per_multiprocessor=228 << 10,
+        L2_cache_size=60 << 20,
+        gcnArchName="",
+    )
+
+
+@contextlib.contextmanager
+def _device_set(architecture: str) -> Iterator[None]:
+    """Let Inductor believe in a CUDA device of this architecture."""
+    import torch._dynamo.device_interface as interfaces
+    import torch._inductor.compile_fx
+    import torch.utils._triton as triton_utils
+    from torch._inductor import scheduler
+    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    known = _properties(architecture)
+    cuda: Any = interfaces.get_interface_for_device("cuda")
+
+    def properties(_device: Any = None) -> Any:
+        return known
+
+    def capability(_device: Any = None) -> tuple[int, int]:
+        return known.major, known.minor
+
+    def hints(device: Any) -> Any:
+        return DeviceProperties(
+            type="cuda",
+            index=device.index,
+            multi_processor_count=known.multi_processor_count,
+            cc=10 * known.major + known.minor,
+            major=known.major,
+            regs_per_multiprocessor=known.regs_per_multiprocessor,
+            max_threads_per_multi_processor=known.max_threads_per_multi_processor,
+            warp_size=known.warp_size,
+        )
+
+    answers: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "get_device_properties", properties),
+        (torch.cuda, "get_device_capability", capability),
+        (torch.cuda, "current_device", lambda: 0),
+        (cuda, "get_device_properties", staticmethod(properties)),
+        (cuda, "current_device", staticmethod(lambda: 0)),
+        (cuda, "is_bf16_supported", staticmethod(lambda **_: True)),
+        (cuda.Worker, "get_device_properties", staticmethod(properties)),
+        (DeviceProperties, "create", staticmethod(hints)),
+        # Pointwise kernels around the product are Triton's; they are generated on the way and thrown away.
+        (scheduler, "has_triton", lambda: True),
+        (triton_utils, "triton_hash_with_backend", lambda: ""),
+    ]
+    if not torch.backends.cuda.is_built():
+        # Tracing the patterns of the joint graph creates tensors on the device; they do not depend on it.
+        initialise: Any = joint_graph.lazy_init
+        answers.append((joint_graph, "lazy_init", lambda *_: initialise()))
+    with contextlib.ExitStack() as stack:
+        for owner, name, answer in answers:
+            stack.enter_context(patch.object(owner, name, answer))
+        yield
+
+
+@contextlib.contextmanager
+def collecting(architecture: str, store: farm.Store, setup: farm.Setup) -> Iterator[Collected]:
+    """Have what is compiled inside the block generated, and neither compiled nor loaded.
+
+    The same path as a real compile: Dynamo, the passes, the selection, the scheduler with its fusions; only what
+    would run something on a device or a compiler is left out.  A program is compiled by calling it on inputs from
+    :func:`faked`, and the call ends by an exception, see :func:`to_the_end`.  For a process of its own: Inductor keeps
+    what it learned of the device.
+
+    Args:
+        architecture: of the pretended device, as nvcc has it, ``90a``.
+        store: where it is looked up which kernels the compiler refuses; as in a real compile their candidates fail.
+        setup: how the kernels would be compiled.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor import exc
+    from torch._inductor.autotune_process import CUTLASSBenchmarkRequest
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.codegen.cutlass.scheduling import CUTLASSScheduling
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    seen = Collected()
+    define: Any = CUTLASSScheduling.define_kernel
+
+    def note(text: str) -> Exception | None:
+        # Now, as Inductor's options of this compile are part of the flags.
+        job = farm.Job(farm.Source.of(text), toolchain(setup))
+        seen.jobs.append(job)
+        message = store.error_of(job.key)
+        return exc.CUDACompileError(job.toolchain.command("kernel.cu", "kernel.o"), message) if message else None
+
+    def autotuned(_self: Any, _name: str, _inputs: Any, _layout: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+        choices = kwargs["choices"] if "choices" in kwargs else args[2]
+        requests = ((choice, getattr(choice, "bmreq", None)) for choice in choices)
+        refusals = {c: note(r.source_code) for c, r in requests if isinstance(r, CUTLASSBenchmarkRequest)}
+        able = [choice for choice in choices if refusals.get(choice) is None]
+        if not able:
+            raise next(error for error in refusals.values() if error is not None)
+        return {able[0]: 0.0}
+
+    def defined(self: Any, src_code: str, *args: Any, **kwargs: Any) -> str:
+        note(src_code)  # refused or not: by now another candidate cannot take its place
+        return str(define(self, src_code, *args, **kwargs))
+
+    def loaded(*_args: Any, **_kwargs: Any) -> Any:
+        raise _Enough
+
+    # PyTorch's own CUDA decides which kernels CUTLASS's generator offers; the CPU build has none.
+    cuda = torch.version.cuda or ".".join(setup.version.split(".")[:2])
+    asked = {"cuda.arch": architecture.rstrip("af"), "cuda.version": cuda}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_device_set(architecture))
+        stack.enter_context(inductor_config.patch(asked))
+        for owner, name, replacement in (
+            (AlgorithmSelectorCache, "do_autotuning", autotuned),
+            # It would load the kernel and call it; the size becomes part of the wrapper, not of the kernel.
+            (CUTLASSBenchmarkRequest, "update_workspace_size", lambda _self: None),
+            # Ahead of autotuning Inductor compiles all candidates, on Python 3.11.9 and later (on 3.11.8 it must not).
+            (CUTLASSBenchmarkRequest, "precompile", lambda _self: None),
+            (CUTLASSScheduling, "define_kernel", defined),
+            (PyCodeCache, "load_by_key_path", loaded),
+        ):
+            stack.enter_context(patch.object(owner, name, replacement))
+        yield seen
+
+
+@contextlib.contextmanager
+def to_the_end() -> Iterator[None]:
+    """A compile inside :func:`collecting`, which ends by an exception that torch wraps; here that is no error."""
+    try:
+        yield
+    except Exception as error:
+        seen: set[int] = set()
+        todo: list[BaseException | None] = [error]
+        while todo:
+            one = todo.pop()
+            if isinstance(one, _Enough):
+                return
+            if one is not None and id(one) not in seen:
+                seen.add(id(one))
+                todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
+        raise

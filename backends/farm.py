@@ -1,0 +1,552 @@
+"""A store of compiled kernels by content, and the pool of compilers that fills it.
+
+A CUTLASS kernel costs nvcc the better part of a minute, and PyTorch compiles the same one again and again: under
+another entry name for every program, under another path on every machine.  Here a kernel is what determines its
+machine code and nothing else:
+
+* its text, with the entry function under one fixed name, without blank lines and trailing spaces;
+* the compiler's flags without paths, the compiler's version, the architecture;
+* the version of the headers that it includes.
+
+The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` as the name of its entry function;
+``<key>.json`` says how it was made; ``<key>.error`` stands in place of the object where the compiler refused the text,
+so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied to
+another machine and is valid there.
+
+No torch, no pytest: everything here can be tried without a compiler, see ``tests/test_farm.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = [
+    "ENTRY",
+    "CompileError",
+    "CompilerError",
+    "Counts",
+    "Farm",
+    "Job",
+    "Progress",
+    "Setup",
+    "Source",
+    "Store",
+    "Toolchain",
+    "entry_of",
+    "headers_version",
+    "nvcc_version",
+    "renamed",
+]
+
+ENTRY: Final = "pytest_gemm_entry"
+
+# Part of every key: raise it when what is stored changes its meaning.
+_FORMAT: Final = 1
+
+# The one function that a generated kernel exports; while it is rendered Inductor calls it Placeholder.KERNEL_NAME.
+_ENTRY_DECLARATION = re.compile(r"\bPT_EXPORT\s+int\s+([A-Za-z_][\w.]*)\s*\(")
+_CONFIGURATION = re.compile(r"^// configuration name: (\S+)", re.MULTILINE)
+# What Inductor appends to the file that it hands to the compiler: a heading and the command on a line each.
+_COMMAND = re.compile(r"^// \w+ (?:Compilation|Linking) cmd\n// .*$", re.MULTILINE)
+# Exit statuses of a shell whose command could not be started or was ended by a signal; nvcc's own are 1, 2 and 255.
+_SHELLS: Final = range(126, 160)
+# Messages that say nothing about the text: the machine was short of something, or the compiler is not set up.
+_NOT_THE_TEXT = re.compile(
+    r"died due to signal|No space left|Memory allocation failure|Cannot allocate memory|out of memory"
+    r"|nvcc fatal|No such file or directory|Permission denied|Disk quota exceeded"
+)
+
+
+class CompileError(Exception):
+    """The compiler refuses a kernel's text; the message is the compiler's.  It would do so again."""
+
+
+class CompilerError(Exception):
+    """The compiler could not do its work: it died, ran out of time or memory, or is not there.  Nothing is stored."""
+
+
+# -- what a kernel is ----------------------------------------------------------------------------------
+
+
+def entry_of(text: str) -> str:
+    """Name of the function that a generated kernel exports.
+
+    Raises:
+        ValueError: when there is none, or more than one.
+    """
+    names: list[str] = list(dict.fromkeys(_ENTRY_DECLARATION.findall(text)))
+    if len(names) != 1:
+        raise ValueError(f"a kernel exports one function, this text {len(names)}: {', '.join(names) or 'none'}")
+    return names[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The text of a kernel in its normal form; see :meth:`of`.
+
+    Attributes:
+        text: C++ with :data:`ENTRY` as its exported function.
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> Source:
+        """The normal form of what Inductor generated.
+
+        Raises:
+            ValueError: when the text does not export exactly one function.
+        """
+        text = _COMMAND.sub("", text)
+        text = re.sub(rf"(?<![\w.]){re.escape(entry_of(text))}(?![\w.])", ENTRY, text)
+        kept: list[str] = []
+        for line in map(str.rstrip, text.splitlines()):
+            if line or (kept and kept[-1].endswith("\\")):  # a continued line takes in the next, blank or not
+                kept.append(line)
+        return cls("\n".join(kept) + "\n")
+
+    @property
+    def configuration(self) -> str:
+        """Name of the kernel's configuration, which CUTLASS's generator gave it; "" where the text does not say."""
+        found = _CONFIGURATION.search(self.text)
+        return found[1] if found else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The compiler of a machine and the headers that it is given.
+
+    Attributes:
+        compiler: path of nvcc.
+        version: nvcc's, ``13.0.88``.
+        headers: version of the headers, see :func:`headers_version`.
+        spare: a folder of headers that the toolkit lacks, "" where it lacks none.
+    """
+
+    compiler: str
+    version: str
+    headers: str
+    spare: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolchain:
+    """What turns a text into an object.
+
+    Attributes:
+        compiler: path of nvcc; not part of a key.
+        version: nvcc's, ``13.0.88``.
+        architecture: as nvcc has it without ``sm_``, ``90a``.
+        flags: without paths, in order.
+        includes: folders of headers; not part of a key.
+        spare: further such folders, looked at after the toolkit's own, for what a toolkit may lack.
+        headers: version of the headers in them, see :func:`headers_version`.
+    """
+
+    compiler: str
+    version: str
+    architecture: str
+    flags: tuple[str, ...]
+    includes: tuple[str, ...]
+    headers: str
+    spare: tuple[str, ...] = ()
+
+    def key(self, source: Source) -> str:
+        """The name of this kernel in a store: 64 hexadecimal digits."""
+        facts = [_FORMAT, source.text, self.version, self.architecture, list(self.flags), self.headers]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def command(self, text: str, made: str) -> list[str]:
+        """The call that compiles the file ``text`` into the object ``made``."""
+        return [self.compiler, *self.flags, *(f"-I{folder}" for folder in self.includes), "-c", "-o", made, text]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of the call: the host compiler looks into ``CPATH`` after all ``-I``."""
+        path = [folder for folder in (os.environ.get("CPATH", ""), *self.spare) if folder]
+        return {**os.environ, "CPATH": os.pathsep.join(path)} if path else dict(os.environ)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A kernel that is wanted."""
+
+    source: Source
+    toolchain: Toolchain
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in a store."""
+        return self.toolchain.key(self.source)
+
+
+def nvcc_version(compiler: str) -> str:
+    """``13.0.88`` of ``Cuda compilation tools, release 13.0, V13.0.88``.
+
+    Raises:
+        CompilerError: when it cannot be run, or does not say.
+    """
+    try:
+        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CompilerError(f"{compiler} --version: {error}") from error
+    found = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+    if found is None:
+        raise CompilerError(f"{compiler} --version does not name a version: {said.strip()!r}")
+    return found[1]
+
+
+def headers_version(tree: Path, wheel: str = "") -> str:
+    """What distinguishes these headers: the wheel's version, or the hash of a checkout's ``version.h``.
+
+    Args:
+        tree: folder that has ``include/cutlass/version.h``.
+        wheel: version of the wheel that the headers belong to, "" for a checkout.
+    """
+    if wheel:
+        return f"nvidia-cutlass {wheel}"
+    text = (tree / "include" / "cutlass" / "version.h").read_bytes()
+    return f"version.h {hashlib.sha256(text).hexdigest()}"
+
+
+_counting = threading.Lock()  # of the module: a store can be pickled
+
+
+# -- the store -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Counts:
+    """What became of the kernels that a process asked for, each counted once.
+
+    Attributes:
+        hits: were in the store.
+        compiled: had to be compiled.
+        failed: could not be.
+        seconds: of the compiler, added over all of its processes.
+    """
+
+    hits: int = 0
+    compiled: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def kernels(self) -> int:
+        """All that were asked for."""
+        return self.hits + self.compiled + self.failed
+
+    def add(self, other: Mapping[str, float]) -> None:
+        """Add the counts of another process, as :func:`dataclasses.asdict` made them."""
+        for name, value in other.items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class Store:
+    """A folder of compiled kernels.
+
+    Args:
+        folder: made when it is not there.
+        timeout: seconds that a compile may take, 0 for no limit.
+    """
+
+    def __init__(self, folder: Path, timeout: float = 0.0) -> None:
+        self.folder = folder
+        self.timeout = timeout
+        self.counts = Counts()
+        self._asked: set[str] = set()
+
+    def object_of(self, key: str) -> Path | None:
+        """The object of a kernel, ``None`` when it is not in the store."""
+        path = self.folder / f"{key}.o"
+        return path if path.is_file() else None
+
+    def error_of(self, key: str) -> str:
+        """What the compiler said against a kernel; "" when it is not known to be refused."""
+        path = self.folder / f"{key}.error"
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    def facts(self, key: str) -> dict[str, Any]:
+        """How a kernel was made: what stands in its ``.json``; empty without one."""
+        try:
+            found = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def obtain(self, job: Job) -> Path:
+        """The object of a kernel, compiled now if need be; one process compiles, the others wait for it.
+
+        Raises:
+            CompileError: when the compiler refuses it, now or when it was tried first.
+            CompilerError: when the compiler could not do its work.
+        """
+        found = self._known(job.key)
+        if found is None:
+            with self._locked(job.key):
+                found = self._known(job.key)  # somebody else may have compiled it meanwhile
+                if found is None:
+                    return self._compile(job)
+        if job.key not in self._asked:  # Inductor asks several times for a kernel of one program
+            self._asked.add(job.key)
+            self._count(hits=1)
+        return found
+
+    def _count(self, **by: float) -> None:
+        with _counting:
+            self.counts.add(by)
+
+    def _known(self, key: str) -> Path | None:
+        if found := self.object_of(key):
+            return found
+        if message := self.error_of(key):
+            if key not in self._asked:
+                self._asked.add(key)
+                self._count(failed=1)
+            raise CompileError(message)
+        return None
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        # Apart from the kernels: a copy of the store needs its files only, no folder.
+        locks = self.folder / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with open(locks / key, "w", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, and when the process dies
+            yield
+
+    def _compile(self, job: Job) -> Path:
+        started = time.perf_counter()
+        making = self.folder / "making"  # of this file system; what a killed process leaves there is no kernel
+        making.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=making) as scratch:
+            # A relative name: __FILE__ goes into the object, and the folder is not part of the kernel.
+            (Path(scratch) / "kernel.cu").write_text(job.source.text, encoding="utf-8")
+            status, said = _run(
+                job.toolchain.command("kernel.cu", "kernel.o"), job.toolchain.environment, scratch, self.timeout
+            )
+            seconds = time.perf_counter() - started
+            made = Path(scratch) / "kernel.o"
+            if status != 0 or not made.is_file():
+                self._asked.add(job.key)
+                self._count(failed=1, seconds=seconds)
+                if status in _SHELLS or not said.strip() or _NOT_THE_TEXT.search(said):
+                    raise CompilerError(f"exit status {status}: {said.strip() or 'it said nothing'}")
+                self._write(f"{job.key}.error", said)
+                raise CompileError(said)
+            facts = {
+                "configuration": job.source.configuration,
+                "compiler": job.toolchain.version,
+                "architecture": job.toolchain.architecture,
+                "flags": job.toolchain.flags,
+                "headers": job.toolchain.headers,
+                "bytes": made.stat().st_size,
+                "seconds": round(seconds, 1),
+            }
+            self._write(f"{job.key}.json", json.dumps(facts, indent=1) + "\n")
+            place = self.folder / f"{job.key}.o"
+            os.replace(made, place)
+        self._asked.add(job.key)
+        self._count(compiled=1, seconds=seconds)
+        return place
+
+    def _write(self, name: str, text: str) -> None:
+        """Whole or not at all: the name appears when the file is complete."""
+        part = self.folder / "making" / f"{name}.{os.getpid()}"
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, self.folder / name)
+
+
+# The compiler's process group ends with us however we end, also by SIGKILL: its standard input is a pipe that we
+# hold open, and when that closes the shell's other child ends the group.
+_GUARDED: Final = 'exec 3<&0 </dev/null; "$@" 3<&- & work=$!; { cat <&3; kill -KILL 0; } >/dev/null 2>&1 & wait "$work"'
+
+
+def _run(command: list[str], environment: dict[str, str], folder: str, timeout: float) -> tuple[int, str]:
+    """Run a compiler at low priority; its exit status (above 128 for a signal) and all that it said.
+
+    Raises:
+        CompilerError: when it takes too long.
+    """
+    if nice := shutil.which("nice"):
+        command = [nice, "-n", "10", *command]
+    ours, lifeline = os.pipe()
+    try:
+        process = subprocess.Popen(
+            ["sh", "-c", _GUARDED, "sh", *command],
+            cwd=folder,
+            env=environment,
+            stdin=ours,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        with _running(process):
+            said, _ = process.communicate(timeout=timeout or None)
+    except subprocess.TimeoutExpired:
+        raise CompilerError(f"it had not finished after {timeout:g} s") from None
+    finally:
+        os.close(ours)
+        os.close(lifeline)
+    return process.returncode, said.decode(errors="replace")
+
+
+_processes: set[subprocess.Popen[bytes]] = set()
+
+
+@contextlib.contextmanager
+def _running(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    _processes.add(process)
+    try:
+        yield
+    finally:
+        _processes.discard(process)
+        if process.poll() is None:
+            _kill(process)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def renamed(made: Path, entry: str, place: Path) -> None:
+    """Copy an object of the store to ``place`` with ``entry`` as the name of its exported function.
+
+    Raises:
+        CompilerError: when ``objcopy`` (of binutils, which every host compiler needs) is missing or refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix="renaming-", dir=place.parent) as scratch:
+        copy = Path(scratch) / place.name
+        command = ["objcopy", f"--redefine-sym={ENTRY}={entry}", str(made), str(copy)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except OSError as error:
+            raise CompilerError(f"objcopy: {error}; install binutils") from error
+        except subprocess.CalledProcessError as error:
+            raise CompilerError(f"objcopy: {error.stderr.strip()}") from error
+        os.replace(copy, place)
+
+
+# -- many at once --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a farm has come.
+
+    Attributes:
+        done, total: kernels; those that were in the store count as done.
+        running: compilers at work.
+        failed: kernels that could not be compiled.
+        seconds: since the farm began.
+    """
+
+    done: int
+    total: int
+    running: int
+    failed: int
+    seconds: float
+
+    def __str__(self) -> str:
+        minutes, seconds = divmod(int(self.seconds), 60)
+        text = f"{self.done}/{self.total} kernels, {self.running} at work, {minutes}:{seconds:02d}"
+        return f"{text}, {self.failed} failed" if self.failed else text
+
+
+class Farm:
+    """Compilers at work on a store, several at a time and each kernel once.
+
+    Used as a context: leaving it by an exception (an interrupt) ends every compiler that runs.
+
+    Args:
+        store: what to fill.
+        workers: compilers at a time.
+
+    Attributes:
+        refused: what the compiler said against a kernel, by key.
+        undone: why the compiler could not do its work, by key.
+        jobs: every kernel that was asked for, by key.
+    """
+
+    def __init__(self, store: Store, workers: int) -> None:
+        self.store = store
+        self.refused: dict[str, str] = {}
+        self.undone: dict[str, str] = {}
+        self.jobs: dict[str, Job] = {}
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="nvcc")
+        self._futures: dict[Future[Path], str] = {}
+        self._started = time.perf_counter()
+
+    def __enter__(self) -> Farm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_processes):
+                _kill(process)
+        self._pool.shutdown()
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Ask for kernels; those that were asked for before are not done twice."""
+        for job in jobs:
+            if job.key not in self.jobs:
+                self.jobs[job.key] = job
+                self._futures[self._pool.submit(self.store.obtain, job)] = job.key
+
+    @property
+    def progress(self) -> Progress:
+        """Where it stands now."""
+        self._reap(0.0)
+        return Progress(
+            done=len(self.jobs) - len(self._futures),
+            total=len(self.jobs),
+            running=len(_processes),
+            failed=len(self.refused) + len(self.undone),
+            seconds=time.perf_counter() - self._started,
+        )
+
+    def finish(self, tell: Callable[[Progress], None], interval: float = 0.5) -> None:
+        """Wait until every kernel is done.
+
+        Args:
+            tell: called with the progress, at least once and then every ``interval`` seconds.
+            interval: in seconds.
+        """
+        while self._futures:
+            tell(self.progress)
+            self._reap(interval)
+        tell(self.progress)
+
+    def _reap(self, seconds: float) -> None:
+        finished, _ = wait(self._futures, timeout=seconds, return_when=FIRST_COMPLETED)
+        for future in finished:
+            key = self._futures.pop(future)
+            error = future.exception()
+            if isinstance(error, CompileError):
+                self.refused[key] = str(error)
+            elif isinstance(error, CompilerError):
+                self.undone[key] = str(error)
+            elif error is not None:
+                raise error

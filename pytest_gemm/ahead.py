@@ -1,0 +1,408 @@
+"""Compile ahead of the tests what the selected cases will need, on all cores at once.
+
+A backend that can say which kernels a problem needs (:class:`Compiling`) is asked for all selected problems; kernels
+that several problems share are compiled once, and those of an earlier run not at all.  The tests then find everything
+in the store.  With ``--gemm-compile-only`` that is all that happens.
+
+Asking means generating the programs, which imports torch: it is done in processes of their own, so that the
+controller of xdist stays without torch and without a CUDA context.  They see no device; what they are asked does not
+need one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol, runtime_checkable
+
+import pytest
+
+from pytest_gemm.backend import Availability, Backend, Tuning, Unsupported
+from pytest_gemm.backends.farm import Counts, Farm, Job, Store
+from pytest_gemm.config import GemmConfig
+from pytest_gemm.problem import Problem
+
+__all__ = ["Compiling", "Display", "Harvest", "architecture_of", "compile_for", "note", "notes", "run", "table"]
+
+# Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
+_CHUNK = 6
+# For fewer problems than this a process that imports torch costs more than compiling in parallel gains.
+_WORTH_WHILE = 3
+
+Pick = Callable[[tuple[str, ...]], tuple[str, ...]]
+
+
+@runtime_checkable
+class Compiling(Backend, Protocol):
+    """A backend that can compile kernels before anything runs.  It can be pickled."""
+
+    @property
+    def store(self) -> Store:
+        """Where its kernels are kept."""
+        ...
+
+    def compiles_ahead(self) -> Availability:
+        """Whether it can compile here; no device is needed for that."""
+        ...
+
+    def jobs(self, problem: Problem, architecture: str, pick: Pick | None = None) -> list[Job]:
+        """The kernels that a problem needs: of the candidates picked by name, or as ``prepare`` chooses."""
+        ...
+
+
+@dataclasses.dataclass
+class Harvest:
+    """What was compiled ahead for one backend.
+
+    Attributes:
+        backend: its name.
+        kernels: by key.
+        needs: keys of the kernels of each problem, by its line, in the order of the problems.
+        cached: keys that were in the store before.
+        counts: hits are those of ``cached``.
+        refused: what the compiler said against a kernel, by key; its candidate is dropped.
+        undone: why the compiler could not do its work, by key.
+        unknown: why the kernels of a problem are not known, by its line; its test will say more.
+        unasked: why a problem could not be asked about, by its line: the process that was to ask died, for instance.
+        sizes: bytes of the objects, by key.
+        took: seconds that nvcc took for them, whenever that was, by key.
+        seconds: by the clock.
+    """
+
+    backend: str
+    kernels: dict[str, Job] = dataclasses.field(default_factory=dict)
+    needs: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+    cached: set[str] = dataclasses.field(default_factory=set)
+    counts: Counts = dataclasses.field(default_factory=Counts)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    undone: dict[str, str] = dataclasses.field(default_factory=dict)
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+    unasked: dict[str, str] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    took: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    def shares(self) -> dict[str, list[str]]:
+        """Keys by problem, each kernel with the first problem that needs it."""
+        seen: set[str] = set()
+        found = {}
+        for line, keys in self.needs.items():
+            found[line] = sorted(keys - seen)
+            seen |= keys
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that can be compiled has been."""
+        return not self.undone and not self.unasked
+
+
+def architecture_of(config: GemmConfig) -> str:
+    """What to compile for: ``--gemm-arch``, or the architecture of this machine's first device; "" if unknown."""
+    if config.arch:
+        return config.arch
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", *(["-i", visible] if visible else [])]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    digits = next(iter(said.split()), "").replace(".", "")  # a line for each device: "9.0"
+    return digits if digits.isdigit() else ""
+
+
+class Display:
+    """Where progress is shown: one line that is written over on a terminal, a line now and then elsewhere.
+
+    Args:
+        reporter: pytest's terminal reporter, ``None`` for silence.
+    """
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+        self._next = 0.0
+        self._open = False
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        if self._reporter is not None:
+            if self._open:
+                self._reporter.rewrite("", erase=True)
+                self._open = False
+            self._reporter.ensure_newline()
+            self._reporter.write_line(text)
+
+    def progress(self, text: str) -> None:
+        """How far it is; not every call is shown."""
+        now = time.monotonic()
+        if self._reporter is None or now < self._next:
+            return
+        if self._reporter.isatty:
+            self._next = now + 0.5
+            self._reporter.rewrite(text, erase=True)
+            self._open = True
+        else:
+            self._next = now + 15.0
+            self.line(text)
+
+
+# -- in a process of its own ---------------------------------------------------------------------------
+
+
+def _start() -> None:
+    """Make a collecting process quiet, modest and blind to devices."""
+    import logging
+    import warnings
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.nice(10)
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+# A problem's line with its kernels, why they are not known, or None where the backend refuses it.
+_Answer = tuple[str, list[Job] | str | None]
+
+
+def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: str) -> list[_Answer]:
+    """Ask a backend for the kernels of these problems.
+
+    Args:
+        backend: who is asked.
+        lines: the problems.
+        architecture: as nvcc has it.
+        wanted: as ``--gemm-choices``.
+    """
+    from pytest_gemm.judge import picked
+
+    pick: Pick | None = None
+    if wanted in {"one", "winner"}:
+        asked = backend.picking(wanted) if isinstance(backend, Tuning) else backend  # type: ignore[arg-type]  # tested
+        assert isinstance(asked, Compiling)
+        backend = asked
+    elif wanted:
+
+        def pick(names: tuple[str, ...]) -> tuple[str, ...]:
+            return picked(names, wanted)
+
+    found: list[_Answer] = []
+    for line in lines:
+        problem = Problem.parse(line)
+        try:
+            refused = backend.supports(problem) is not None
+            found.append((line, None if refused else backend.jobs(problem, architecture, pick)))
+        except Unsupported:
+            found.append((line, None))
+        except Exception as error:  # of the compiler under test: the problem's own test will say more
+            found.append((line, f"{type(error).__name__}: {error}"))
+    return found
+
+
+# -- in the process that runs the tests ----------------------------------------------------------------
+
+
+def run(config: GemmConfig, wanted: Iterable[tuple[str, Problem]], display: Display) -> list[Harvest]:
+    """Compile what the selected cases need, backend by backend.
+
+    Args:
+        config: of the run.
+        wanted: backend's name and problem of each case.
+        display: for the progress.
+
+    Raises:
+        pytest.UsageError: when nothing else was asked for and it is not known for which device to compile.
+    """
+    found = []
+    cases = list(wanted)
+    for name in dict.fromkeys(name for name, _ in cases):
+        backend = config.registry[name]
+        problems = list(dict.fromkeys(problem for other, problem in cases if other == name))
+        if not isinstance(backend, Compiling) or (len(problems) < _WORTH_WHILE and not config.compile_only):
+            continue
+        architecture = architecture_of(config)
+        if not architecture:
+            why = "nvidia-smi does not say for which device to compile"
+            if config.compile_only:
+                raise pytest.UsageError(f"--gemm-compile-only: {why}; name its architecture, with --gemm-arch=90a say")
+            display.line(f"{name}: {why}, so nothing is compiled ahead of the tests")
+            continue
+        harvest = compile_for(config, backend, problems, architecture, display)
+        display.line(note(harvest))
+        found.append(harvest)
+    return found
+
+
+def compile_for(
+    config: GemmConfig, backend: Compiling, problems: Sequence[Problem], architecture: str, display: Display
+) -> Harvest:
+    """Compile what one backend needs for these problems.
+
+    Args:
+        config: of the run.
+        backend: whose kernels.
+        problems: each once.
+        architecture: as nvcc has it.
+        display: for the progress.
+    """
+    harvest = Harvest(backend.name)
+    started = time.perf_counter()
+    store = Store(backend.store.folder, config.compile_timeout)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(config.jobs, -(-len(problems) // _CHUNK)), mp_context=context, initializer=_start)
+    todo = [problem.line for problem in problems]
+    harvest.needs = {line: set() for line in todo}
+    try:
+        with Farm(store, config.jobs) as farm:
+            while todo:
+                waiting: dict[Future[list[_Answer]], list[str]] = {}
+                for at in range(0, len(todo), _CHUNK):
+                    chunk = todo[at : at + _CHUNK]
+                    waiting[pool.submit(_ask, backend, chunk, architecture, config.choices)] = chunk
+                fresh: dict[str, set[str]] = {}
+                for chunk, answers in _as_answered(waiting, farm, backend.name, display):
+                    if isinstance(answers, str):
+                        harvest.unasked.update(dict.fromkeys(chunk, answers))
+                        continue
+                    for line, jobs in answers:
+                        fresh[line] = _noted(harvest, line, jobs, store)
+                    farm.submit(harvest.kernels.values())
+                farm.finish(lambda progress: display.progress(f"compiling for {backend.name}: {progress}"))
+                if harvest.unasked:
+                    break
+                # A candidate that was refused just now gives way to another one: which, is known by asking again.
+                lost = farm.refused.keys() - harvest.cached
+                todo = [line for line, keys in fresh.items() if keys & lost]
+            harvest.refused, harvest.undone = farm.refused, farm.undone
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    made = {key: store.object_of(key) for key in harvest.kernels}
+    harvest.sizes = {key: path.stat().st_size for key, path in made.items() if path is not None}
+    harvest.took = {key: float(store.facts(key).get("seconds", 0.0)) for key in harvest.sizes}
+    harvest.counts = store.counts
+    harvest.seconds = time.perf_counter() - started
+    return harvest
+
+
+def _as_answered(
+    waiting: dict[Future[list[_Answer]], list[str]], farm: Farm, name: str, display: Display
+) -> Iterator[tuple[list[str], list[_Answer] | str]]:
+    """Chunks with their answers as they come, or with why there is none; the farm works on meanwhile."""
+    while waiting:
+        to_go = sum(map(len, waiting.values()))
+        display.progress(f"compiling for {name}: {to_go} problems to ask, {farm.progress}")
+        finished, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+        for future in finished:
+            chunk = waiting.pop(future)
+            error = future.exception()
+            if isinstance(error, BrokenProcessPool):
+                yield chunk, "the process that was to ask died"
+            elif error is not None:  # a backend that cannot be pickled, say
+                yield chunk, f"{type(error).__name__}: {error}"
+            else:
+                yield chunk, future.result()
+
+
+def _noted(harvest: Harvest, line: str, jobs: list[Job] | str | None, store: Store) -> set[str]:
+    """Enter the answer for a problem; the keys that it did not need before."""
+    if isinstance(jobs, str):
+        harvest.unknown[line] = jobs
+    if not isinstance(jobs, list):
+        return set()
+    for job in jobs:
+        if job.key not in harvest.kernels:
+            harvest.kernels[job.key] = job
+            if store.object_of(job.key) or store.error_of(job.key):
+                harvest.cached.add(job.key)
+    fresh = {job.key for job in jobs} - harvest.needs[line]
+    harvest.needs[line] |= fresh
+    return fresh
+
+
+# -- what is said of it --------------------------------------------------------------------------------
+
+
+def note(harvest: Harvest) -> str:
+    """One line: ``cutlass: 167 kernels, 160 from the cache, 7 compiled in 61 s (412 s of nvcc)``."""
+    counts = harvest.counts
+    parts = [f"{len(harvest.kernels)} kernels", f"{len(harvest.cached)} from the cache", f"{counts.compiled} compiled"]
+    text = f"{harvest.backend}: {', '.join(parts)} in {harvest.seconds:.0f} s ({counts.seconds:.0f} s of nvcc)"
+    for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
+        if those:
+            text += f", {len(those)} {what}"
+    if harvest.unasked:
+        text += f"; {len(harvest.unasked)} problems could not be asked about: {next(iter(harvest.unasked.values()))}"
+    return text
+
+
+def notes(harvests: Sequence[Harvest], counts: Mapping[str, Counts]) -> list[str]:
+    """A line for each backend of which kernels were asked for, ahead or during the tests.
+
+    Args:
+        harvests: what was compiled ahead.
+        counts: what the test processes asked their stores for, by backend.
+    """
+    lines = []
+    for name, during in counts.items():
+        before = next((harvest for harvest in harvests if harvest.backend == name), None)
+        if before is not None:
+            line = note(before)
+            if during.compiled:
+                line += f"; {during.compiled} more compiled during the tests ({during.seconds:.0f} s of nvcc)"
+        elif during.kernels:
+            line = (
+                f"{name}: {during.kernels} kernels, {during.hits} from the cache, {during.compiled} compiled "
+                f"({during.seconds:.0f} s of nvcc)"
+            )
+            if during.failed:
+                line += f", {during.failed} refused by nvcc or not compiled"
+        else:
+            continue
+        lines.append(line)
+    return lines
+
+
+def table(harvest: Harvest) -> list[str]:
+    """The lines that ``--gemm-compile-only`` ends with: by op and dtype, then what could not be compiled and why.
+
+    A kernel that several problems share counts for the first.
+    """
+    groups: dict[str, list[str]] = {}
+    of = {}
+    for line, keys in harvest.shares().items():
+        problem = Problem.parse(line)
+        groups.setdefault(f"{problem.op.name} {problem.dtypes.a.name}", []).extend(keys)
+        of.update(dict.fromkeys(keys, line))
+    rows = [("for", "kernels", "cached", "refused", "MB", "seconds")]
+    for name, keys in (*sorted(groups.items()), ("all", list(harvest.kernels))):
+        megabytes = sum(harvest.sizes.get(key, 0) for key in keys) / 1e6
+        seconds = sum(harvest.took.get(key, 0.0) for key in keys)
+        cached, refused = (sum(key in those for key in keys) for those in (harvest.cached, harvest.refused))
+        rows.append((name, str(len(keys)), str(cached), str(refused), f"{megabytes:.1f}", f"{seconds:.0f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        lines.append("  ".join(cells))
+    for what, those in (
+        ("refused by nvcc", harvest.refused),
+        ("not compiled", harvest.undone),
+    ):
+        for key, message in those.items():
+            name = harvest.kernels[key].source.configuration or key
+            lines.append(f"{what}: {name}, for {of[key]}: {_complaint(message)}")
+    for line, message in harvest.unknown.items():
+        lines.append(f"Inductor generates no kernel for {line}: {message.splitlines()[0][:200]}")
+    lines += [f"not asked for its kernels: {line}: {why}" for line, why in harvest.unasked.items()]
+    return lines
+
+
+def _complaint(message: str) -> str:
+    """The line of a compiler's message that says what it does not like."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")[:200]

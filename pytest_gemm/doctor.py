@@ -1,0 +1,269 @@
+"""``pytest --gemm-doctor``: one screen that says of every backend whether it can run here, and tries one product.
+
+Each question is asked in a child process of its own, forked before this one has imported torch: a kernel that kills
+its process, or never returns, is then one line of the screen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import signal
+import subprocess
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gemm import __version__
+
+if TYPE_CHECKING:
+    from pytest_gemm.backend import Backend
+    from pytest_gemm.config import GemmConfig
+
+__all__ = ["Examination", "examine", "machine", "report"]
+
+# The smoke product is the first that the backend claims: TMA can load its operands, no dimension is special.
+_SMOKE: Final = ("mm:f16:nt:128x96x64", "mm:f32:nn:128x96x64", "mm:f64:nn:128x96x64", "int_mm:i8-i8-i32:nt:128x96x64")
+
+_WIDTH: Final = 118
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """What is known of one backend.
+
+    Attributes:
+        backend, device: who, and where it would compute.
+        available: whether it says that it can run here.
+        healthy: whether its smoke product was right as well.
+        lines: for the screen, without the backend's name.
+    """
+
+    backend: str
+    device: str
+    available: bool
+    healthy: bool
+    lines: tuple[str, ...]
+
+
+def machine() -> list[str]:
+    """The lines about the machine and the software, above the backends."""
+    facts = _in_child(_facts, 120.0)
+    lines = [f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}"]
+    if "error" in facts:
+        return [*lines, f"torch: {facts['error']}"]
+    return [*lines, *facts["lines"]]
+
+
+def examine(config: GemmConfig) -> Iterator[Examination]:
+    """Ask the selected backends one after the other; a compiler may take minutes."""
+    for backend in config.backends:
+        device = config.device_of(backend)
+        limit = config.compile_timeout or None
+
+        def ask(backend: Backend = backend, device: str = device) -> dict[str, Any]:
+            return _ask(backend, device, config.threads)
+
+        started = time.perf_counter()
+        found = _in_child(ask, limit)
+        yield _examination(backend.name, device, found, time.perf_counter() - started)
+
+
+def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
+    """Write the whole screen, line by line as the answers come.
+
+    Args:
+        config: which backends are asked for.
+        write: takes a line.
+
+    Returns:
+        Whether all is well: every smoke product is right, and every backend that was named can run
+        (``--gemm-missing=skip`` forgives that).
+    """
+    for line in machine():
+        write(line)
+    write("")
+    healthy = True
+    for found in examine(config):
+        for line in screen(found):
+            write(line)
+        excused = found.available or not config.named or config.missing == "skip"
+        healthy = healthy and found.healthy and excused
+    return healthy
+
+
+def _examination(name: str, device: str, found: dict[str, Any], seconds: float) -> Examination:
+    """The answer of a child as lines of the screen."""
+    if "error" in found:
+        return Examination(name, device, True, False, (f"FAILED: {found['error']} (after {seconds:.0f} s)",))
+    versions = ", ".join(" ".join(pair) for pair in found["versions"])
+    if found["reason"]:
+        lines = [f"cannot run: {found['reason']}"]
+        if found["remedy"]:
+            lines.append(f"to run it: {found['remedy']}")
+        return Examination(name, device, False, True, tuple(lines))
+    lines = [f"can run{f': {versions}' if versions else ''}"]
+    if not found["smoke"]:
+        lines.append(f"no smoke product: it claims none of {' '.join(_SMOKE)}")
+        return Examination(name, device, True, True, tuple(lines))
+    verdict = found["status"] if not found["text"] else f"{found['status']}: {found['text']}"
+    lines.append(f"{found['smoke']} {verdict}, {found['seconds']:.1f} s with its compile")
+    if found["kernels"]:
+        lines.append(f"kernel {', '.join(found['kernels'])}")
+    return Examination(name, device, True, found["status"] == "passed", tuple(lines))
+
+
+def screen(found: Examination) -> list[str]:
+    """The lines of one backend, wrapped; the first begins with its name and device."""
+    head = f"{found.backend:<10} {found.device:<5} "
+    indent = " " * len(head)
+    wrapper = textwrap.TextWrapper(_WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+    wrapper.break_on_hyphens = False
+    lines = [line for text in found.lines for line in wrapper.wrap(text)]
+    return [head + lines[0][len(head) :], *lines[1:]]
+
+
+# -- in the child ------------------------------------------------------------------------------------------
+
+
+def _facts() -> dict[str, Any]:
+    """torch, the CPU and the GPUs."""
+    import torch
+
+    from pytest_gemm.backends import torch_compat
+
+    cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", built without CUDA"
+    lines = [f"torch {torch.__version__}{cuda}"]
+    lines += [f"  {lack}" for lack in torch_compat.lacks()]
+    lines.append(f"CPU: {_cpu_name()}, {len(os.sched_getaffinity(0))} cores; Inductor vectorises for {_isa()}")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found = torch.cuda.get_device_properties(index)
+            memory = f"{found.total_memory / 2**30:.0f} GiB"
+            lines.append(f"GPU {index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {_driver()}")
+    else:
+        lines.append("GPU: none that PyTorch sees")
+    return {"lines": lines}
+
+
+def _isa() -> str:
+    """What Inductor's C++ is vectorised for, with the matrix units that its micro-kernels may use."""
+    from pytest_gemm.backends import torch_compat
+
+    flags = _cpuinfo("flags").split()
+    units = [f for f in ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16") if f in flags]
+    return f"{torch_compat.vector_isa()} (the CPU has {', '.join(units) or 'no matrix units'})"
+
+
+def _cpuinfo(field: str) -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(field)), "")
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    """Version of NVIDIA's driver, "unknown" where nvidia-smi does not tell."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return next(iter(done.stdout.split()), "unknown")
+
+
+def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:
+    """Availability, and the smoke product where there is one."""
+    availability = backend.availability(device)
+    reason = availability.reason
+    found: dict[str, Any] = {
+        "versions": list(availability.versions),
+        "reason": reason.text if reason else "",
+        "remedy": reason.remedy if reason else "",
+        "smoke": "",
+    }
+    if reason is not None:
+        return found
+    import torch
+
+    from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.problem import Problem
+
+    problem = next((p for p in map(Problem.parse, _SMOKE) if backend.supports(p) is None), None)
+    if problem is None:
+        return found
+    torch.set_num_threads(threads)
+    started = time.perf_counter()
+    outcomes = list(Judge().judge(Case(backend, problem, ("rand",), 0, device)))
+    worst = next((o for o in outcomes if o.status.is_failure), outcomes[0])
+    found |= {
+        "smoke": problem.line,
+        "status": str(worst.status),
+        "text": worst.reason.text if worst.reason else "",
+        "kernels": list(worst.kernels),
+        "seconds": time.perf_counter() - started,
+    }
+    return found
+
+
+def _in_child(ask: Callable[[], dict[str, Any]], limit: float | None) -> dict[str, Any]:
+    """What ``ask`` answers in a forked process; ``{"error": ...}`` when that dies, raises or takes too long.
+
+    A fork and not a new interpreter: a backend that a conftest registered need not be picklable.
+    """
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns when the parent has threads; the child starts none of them
+        child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        # Whatever a compiler says goes with the rest of its errors, not between the lines of the screen.
+        os.dup2(2, 1)
+        try:
+            answer = ask()
+        except BaseException as error:  # everything ends here: the process is left with os._exit
+            first = next(iter(str(error).strip().splitlines()), "")
+            answer = {"error": f"{type(error).__name__}: {first}"}
+        with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(write_end)
+    return _answer(child, read_end, limit)
+
+
+def _answer(child: int, read_end: int, limit: float | None) -> dict[str, Any]:
+    """Read the child's answer; kill it when the limit has passed."""
+    import select
+
+    deadline = None if limit is None else time.monotonic() + limit
+    pieces = []
+    with os.fdopen(read_end, "rb", buffering=0) as pipe:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return {"error": f"no answer within {limit:.0f} s"}
+            piece = pipe.read(1 << 16)
+            if not piece:
+                break
+            pieces.append(piece)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return {"error": f"its process was killed by {signal.Signals(os.WTERMSIG(status)).name}"}
+    try:
+        answer = json.loads(b"".join(pieces))
+    except ValueError:
+        return {"error": f"its process ended with exit code {os.waitstatus_to_exitcode(status)} and no answer"}
+    assert isinstance(answer, dict)
+    return answer

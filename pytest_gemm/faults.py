@@ -1,0 +1,157 @@
+"""What an exception says about the machine: no memory was left, or the device is lost to this process.
+
+CUDA calls some errors sticky: after an illegal address every later call of the process fails with the same error,
+and nothing but another process gets the device back.  Such errors also come late, at the next call that waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pytest_gemm.outcome import Reason
+
+__all__ = ["device_error", "lost", "out_of_memory", "release"]
+
+# How allocators say that they have nothing left, where the exception's type does not say it.
+_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_CUDA_ERROR = re.compile(r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): ([^\n]+)")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and what it was raised from: compilers wrap what their parts raise."""
+    seen: set[int] = set()
+    now: BaseException | None = error
+    while now is not None and id(now) not in seen:
+        seen.add(id(now))
+        yield now
+        now = now.__cause__ or now.__context__
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def out_of_memory(error: BaseException, phase: str, device: str) -> Reason | None:
+    """The reason ``out-of-memory``, with what was asked for and what there is; ``None`` for any other exception.
+
+    Args:
+        error: what was raised.
+        phase: what was being done, as in :class:`pytest_gemm.outcome.Activity`.
+        device: where the case computes, ``cpu`` or ``cuda``; the exception itself decides whose memory it was.
+    """
+    for part in _chain(error):
+        text = str(part)
+        on_device = isinstance(part, torch.OutOfMemoryError) or ("CUDA" in text and device == "cuda")
+        if not (
+            isinstance(part, MemoryError | torch.OutOfMemoryError)
+            or (isinstance(part, RuntimeError) and any(mark in text for mark in _NO_MEMORY))
+        ):
+            continue
+        asked = _asked(text)
+        facts = _device_memory() if on_device and device == "cuda" else _host_memory()
+        words = f"out of memory in {phase}: " + ", ".join(filter(None, (asked and f"{asked} asked for", facts)))
+        sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
+        return Reason("out-of-memory", words, "test processes share the memory: use fewer with -n" if sharing else "")
+    return None
+
+
+def _asked(text: str) -> str:
+    found = _ASKED.search(text)
+    return _size(float(found[1]) * _UNITS[found[2]]) if found else ""
+
+
+def _size(count: float) -> str:
+    """A number of bytes for a reader."""
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = max(0, min(int(count).bit_length() - 1, 59)) // 10
+    return f"{count / (1 << 10 * power):.4g} {units[power]}"
+
+
+def _device_memory() -> str:
+    """What the CUDA device has, in words; "" where it cannot be asked."""
+    try:
+        free, total = torch.cuda.mem_get_info()
+        held = torch.cuda.memory_reserved()
+    except Exception:  # a device that cannot be asked: the exception at hand is what matters
+        return ""
+    return f"the device has {_size(total)}, of which {_size(free)} are free and {_size(held)} held by this process"
+
+
+def _host_memory() -> str:
+    """What the machine has, in words; "" where Linux does not tell."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return ""
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", text, re.MULTILINE))
+    if len(found) < 2:
+        return ""
+    total, available = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return f"the machine has {_size(total)}, of which {_size(available)} are available"
+
+
+def release() -> None:
+    """Give back what a failed case still holds, so that the next one and the other processes have it."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+# -- a lost device ---------------------------------------------------------------------------------
+
+
+def device_error(device: str) -> Exception | None:
+    """The error that every further call on the device raises; ``None`` while it can be used.
+
+    Asked twice: an error that was only pending is raised once, a sticky one always.
+
+    Args:
+        device: ``cpu``, which is never lost, or ``cuda``.
+    """
+    if device != "cuda" or not torch.cuda.is_initialized():
+        return None
+    return _raised_by(device) and _raised_by(device)
+
+
+def _raised_by(device: str) -> Exception | None:
+    """What the device answers to a small piece of work."""
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return None
+    except Exception as error:  # AcceleratorError or RuntimeError, by release
+        return error
+    return None
+
+
+def lost(error: BaseException, last: BaseException, phase: str) -> Reason:
+    """Why a device is lost to this process.
+
+    Args:
+        error: what the case raised.
+        last: what the device has raised since, see :func:`device_error`.
+        phase: where it showed.
+    """
+    message = next((m[1] for part in (*_chain(error), last) if (m := _CUDA_ERROR.search(str(part)))), "")
+    message = message or next((line for line in str(last).splitlines() if line.strip()), type(last).__name__)
+    code = "illegal-address" if "illegal memory access" in message else "cuda-error"
+    return Reason(
+        code,
+        f"CUDA error in {phase}: {message}; the process has lost the device",
+        "such errors show late: run the case alone with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+    )

@@ -1,0 +1,76 @@
+"""PyTorch's switches for less precise products: what they are while a problem is compiled and run.
+
+A contract speaks of one arithmetic, so nothing that a user, a plugin or an earlier test has set may change it.
+:func:`settings` makes it a fact: less precision is allowed where a problem's flag asks for it, and forbidden
+everywhere else.
+
+There is one way to TF32 that everybody who looks agrees on: ``torch.set_float32_matmul_precision``.  It sets the
+old and the new switch alike.  cuBLAS, Inductor's templates and its caches read the new one
+(``torch.backends.cuda.matmul.fp32_precision``), Dynamo's guards and other caches the old one, and PyTorch refuses to
+answer where the two contradict each other, as they do after the new one alone was set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from pytest_gemm.backend import Contract
+from pytest_gemm.problem import Problem
+
+__all__ = ["TF32_BITS", "TF32_ERROR", "as_allowed", "settings"]
+
+# Significand bits of TF32, the hidden one included.
+TF32_BITS: Final = 11
+
+# Relative error of a product of two f32 that were cut to TF32: 1 - (1 - 2^-10)^2 < 2^-9.  Rounded to nearest they
+# err by 2^-10, but whether the tensor core is given rounded operands is up to the kernel.
+TF32_ERROR: Final = 2.0**-9
+
+
+def as_allowed(contract: Contract, problem: Problem) -> Contract:
+    """``contract`` as it is under the problem's flag ``tf32``: inputs may lose bits, and need not.
+
+    What ``reduced`` allows is a matter of cuBLAS alone, see :func:`pytest_gemm.backends.tensor_core.contract`.
+    """
+    if not problem.has("tf32"):
+        return contract
+    return dataclasses.replace(contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
+
+
+# Names on torch.backends.cuda.matmul.  The first two are pairs: sums in the half type, and split-K at all.
+_REDUCTIONS: Final = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+@contextlib.contextmanager
+def settings(problem: Problem) -> Iterator[None]:
+    """A block in which PyTorch is allowed what the problem's flags say, and nothing else; restored afterwards.
+
+    On CPU and CUDA alike: TF32 (with ``tf32``), the storage of partial sums in a half type (with ``reduced``), and
+    never sums in f16.
+    """
+    cuda: Any = torch.backends.cuda.matmul
+    onednn: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import, unseen by type checkers
+    fp32 = cuda.fp32_precision, onednn.fp32_precision
+    # With the new switches off, PyTorch can tell the old one whatever state it is in.
+    cuda.fp32_precision = onednn.fp32_precision = "ieee"
+    legacy = torch.get_float32_matmul_precision()
+    # The second of a pair came with torch 2.10; what a release lacks was not changed there.
+    halves = [(getattr(cuda, name), getattr(cuda, f"{name}_split_k", True)) for name in _REDUCTIONS]
+    accumulation = cuda.allow_fp16_accumulation
+    try:
+        torch.set_float32_matmul_precision("high" if problem.has("tf32") else "highest")
+        for name in _REDUCTIONS:
+            setattr(cuda, name, problem.has("reduced"))
+        cuda.allow_fp16_accumulation = False
+        yield
+    finally:
+        torch.set_float32_matmul_precision(legacy)
+        cuda.fp32_precision, onednn.fp32_precision = fp32
+        for name, value in zip(_REDUCTIONS, halves, strict=True):
+            setattr(cuda, name, value)
+        cuda.allow_fp16_accumulation = accumulation

@@ -1,0 +1,294 @@
+"""A run record as a page: ``python -m pytest_gemm.results RECORD... > docs/results/mine.md``.
+
+A record (``--gemm-run-record=FILE``) begins with a line about the run (versions, machine, command), has a line for
+every outcome, and ends with a line of totals.  Records of several runs make one page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pytest_gemm import __version__
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.report import from_record, ratio_text, status_of
+
+__all__ = ["Record", "load", "main", "page", "provenance"]
+
+# Distributions whose versions decide what a run shows; those that are not installed are left out.
+_DISTRIBUTIONS = (
+    "torch",
+    "triton",
+    "nvidia-cutlass",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-operators",
+    "pytest",
+    "pytest-xdist",
+)
+
+
+def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
+    """The first line of a record: what ran, when and on what.
+
+    Args:
+        command: pytest's arguments.
+        gpus: ask nvidia-smi for the GPUs too.
+    """
+    versions = {"pytest-gemm": __version__, "python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "run": {
+            "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "command": ["pytest", *command],
+            "versions": versions,
+            "machine": platform.machine(),
+            "cpu": _cpu(),
+            "gpus": _gpus() if gpus else [],
+        }
+    }
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} logical cores" if names else platform.processor()
+
+
+def _gpus() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+class Record:
+    """One run: the facts at its head, its outcomes, its totals."""
+
+    def __init__(self, run: Mapping[str, Any], outcomes: Sequence[Outcome], totals: Mapping[str, Any]) -> None:
+        self.run = run
+        self.outcomes = tuple(outcomes)
+        self.totals = totals
+
+
+def load(lines: Iterable[str]) -> Record:
+    """Read the lines of a record; a run that was killed has no totals.
+
+    Raises:
+        ValueError: for a line that is none of a record, with its number.
+    """
+    run: Mapping[str, Any] = {}
+    totals: Mapping[str, Any] = {}
+    outcomes = []
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):  # noqa: B007  # the error names it
+            data = json.loads(line)
+            if "run" in data:
+                run = data["run"]
+            elif "totals" in data:
+                totals = data["totals"]
+            else:
+                outcomes.append(from_record(data))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"line {number} is no line of a run record: {error}") from None
+    return Record(run, outcomes, totals)
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def page(records: Sequence[Record], title: str) -> str:
+    """Markdown: versions, counts, distance from the bounds, what was dropped, refused and wrong."""
+    outcomes = [o for record in records for o in record.outcomes]
+    parts = [
+        [f"# {title}", ""],
+        _runs(records),
+        _counts(outcomes),
+        _distances(outcomes),
+        _dropped(outcomes),
+        _failures(outcomes),
+        _refused(outcomes),
+    ]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in rows), ""]
+
+
+def _runs(records: Sequence[Record]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        run, totals = record.run, record.totals
+        where = "; ".join([str(run.get("cpu", "unknown machine")), *run.get("gpus", [])])
+        versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())
+        lines += [f"`{' '.join(run.get('command', ['?']))}`", ""]
+        lines += [f"* {run.get('date', 'no date')}; {where}", f"* {versions}"]
+        seconds = totals.get("wall_seconds")
+        end = f"{seconds:.0f} s, {totals.get('processes')} process(es)" if seconds is not None else "did not end"
+        lines.append(f"* {len(record.outcomes)} outcomes, {end}")
+        lines += [f"* {note}" for note in totals.get("notes", [])]
+        lines.append("")
+    return lines
+
+
+def _problems(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        found[outcome.problem].append(outcome)
+    return found
+
+
+def _by_backend(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        found[outcome.backend].append(outcome)
+    return found
+
+
+def _counts(outcomes: Sequence[Outcome]) -> list[str]:
+    used = [s for s in Status if any(o.status is s for o in outcomes)]
+    rows = []
+    for backend, group in _by_backend(outcomes).items():
+        counts = Counter(status_of(g) for g in _problems(group).values())
+        judged = [o for o in group if o.ratio is not None]
+        rows.append(
+            [
+                backend,
+                *(counts[s] or "" for s in used),
+                len({o.problem for o in judged}),
+                len(judged),
+                len({o.choice or _choice_of(o) for o in judged}),
+                len({k.split(" (")[0] for o in judged for k in o.kernels}),
+            ]
+        )
+    head = ["backend", *map(str, used), "problems judged", "cases judged", "distinct choices", "distinct kernels"]
+    note = "Problems by status; one counts under the worst of its cases."
+    return ["## Counts", "", note, "", *_table(head, rows)]
+
+
+def _choice_of(outcome: Outcome) -> str:
+    """The choice that a kernel's name carries in parentheses, ``triton_tem_0 (triton_mm...)``, or the kernel."""
+    kernel = outcome.kernels[0] if outcome.kernels else ""
+    return kernel.partition(" (")[2].rstrip(")") or kernel
+
+
+def _kind(line: str) -> str:
+    """Dtypes of a problem with the flags that change its arithmetic."""
+    try:
+        problem = Problem.parse(line)
+    except ProblemError:
+        return "?"
+    modes = [flag for flag in ("tf32", "reduced", "fast-acc") if flag in problem.flags]
+    return " ".join([str(problem.dtypes), *modes])
+
+
+def _distances(outcomes: Sequence[Outcome]) -> list[str]:
+    """Worst error over bound of what passed."""
+    worst: dict[tuple[str, str], dict[str, Outcome]] = defaultdict(dict)
+    kinds = {line: _kind(line) for line in {o.problem for o in outcomes}}
+    for outcome in outcomes:
+        if outcome.status is Status.PASSED and outcome.ratio is not None:
+            row = worst[outcome.backend, kinds[outcome.problem]]
+            if outcome.tier not in row or outcome.ratio > (row[outcome.tier].ratio or 0.0):
+                row[outcome.tier] = outcome
+    tiers = sorted({tier for row in worst.values() for tier in row})
+    rows = [
+        [backend, kind, *(ratio_text(row[tier].ratio) if tier in row else "" for tier in tiers)]
+        for (backend, kind), row in sorted(worst.items())
+    ]
+    note = (
+        "Worst error over bound of what passed, by tier of the oracle. 0: every element was exact. Results of 16 bits "
+        "and fewer are compared after rounding, where the figure is 0 or 1 more often than anything between."
+    )
+    return ["## Distance from the bounds", "", note, "", *_table(["backend", "dtypes", *tiers], rows)] if rows else []
+
+
+def _dropped(outcomes: Sequence[Outcome]) -> list[str]:
+    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.status is Status.DROPPED and outcome.reason:
+            groups[outcome.backend, outcome.reason.code].append(outcome)
+    if not groups:
+        return []
+    rows = [
+        [backend, code, len(group), group[0].choice, group[0].problem, group[0].reason.text if group[0].reason else ""]
+        for (backend, code), group in sorted(groups.items())
+    ]
+    return ["## Dropped candidates", "", *_table(["backend", "cause", "count", "first", "in", "says"], rows)]
+
+
+def _failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """What failed, known or not: one line for each problem and reason."""
+    groups: dict[tuple[str, str, str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.status.is_failure or outcome.status is Status.KNOWN_FAILURE:
+            code = outcome.reason.code if outcome.reason else ""
+            groups[outcome.backend, outcome.known_failure or "not known", str(outcome.status), code].append(outcome)
+    if not groups:
+        return ["## Failures", "", "None.", ""]
+    rows = [
+        [
+            backend,
+            entry,
+            status,
+            code,
+            len({o.problem for o in group}),
+            f"`{group[0].problem}` {group[0].filling}".strip(),
+        ]
+        for (backend, entry, status, code), group in sorted(groups.items())
+    ]
+    return ["## Failures", "", *_table(["backend", "known as", "status", "reason", "problems", "first"], rows)]
+
+
+def _refused(outcomes: Sequence[Outcome]) -> list[str]:
+    counts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        if outcome.status in {Status.UNSUPPORTED, Status.NOT_RUN} and outcome.reason:
+            counts[outcome.backend, f"{outcome.status}: {outcome.reason.text}"].add(outcome.problem)
+    rows = [[backend, text, len(lines)] for (backend, text), lines in sorted(counts.items())]
+    return ["## Refused or not run", "", *_table(["backend", "reason", "problems"], rows)] if rows else []
+
+
+def _read(path: Path) -> Record:
+    try:
+        return load(path.read_text(encoding="utf-8").splitlines())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pytest_gemm.results", description="run records as a Markdown page")
+    parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
+    parser.add_argument("--title", default="Results", help="heading of the page")
+    given = parser.parse_args(arguments)
+    try:
+        records = [_read(path) for path in given.records]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    sys.stdout.write(page(records, given.title))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

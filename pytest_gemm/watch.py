@@ -1,0 +1,538 @@
+"""A limit for whatever may never end, and what a process leaves behind when it ends with it.
+
+An endless kernel cannot be interrupted, a segmentation fault tells nothing, and after an illegal address the process
+has lost its device.  Each of them ends one process, so what matters is kept outside of it: a :class:`Diary` holds
+in files what the process is doing and what it has judged of the test at hand.  The process that hands out the tests
+reads them (:class:`Diaries`), adds how the case at hand ended, and lets another worker go on with the same test behind
+that case.  ``docs/faults.md`` has the whole story.  No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+from pytest_gemm.ledger import Environment
+from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
+from pytest_gemm.report import from_record, to_record
+
+__all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death"]
+
+
+# -- what a process leaves behind ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The last words of a process.
+
+    Attributes:
+        test: node id of the test that it was in, "" between tests.
+        call: how many times that test had asked for a judgement before, from 0.
+        activity: the last thing that it did in this test; ``None`` before the first.
+        over: that had come to its end: the process died after it, before the next.
+        environment: where it ran; ``None`` before the first judgement of a test.
+        ended: why it ended itself: ``timed-out``, ``lost-device``, or "" when it did not.
+        limit: of that activity, in seconds; 0: none.
+        stack: where Python was, innermost frame last; "" where that is unknown.
+    """
+
+    test: str = ""
+    call: int = 0
+    activity: Activity | None = None
+    over: bool = False
+    environment: Environment | None = None
+    ended: str = ""
+    limit: float = 0.0
+    stack: str = ""
+
+
+def _read_words(line: bytes) -> Words:
+    data = json.loads(line)
+    doing, where = data["activity"], data["environment"]
+    if doing is not None:
+        data["activity"] = Activity(**{**doing, "kernels": tuple(doing["kernels"])})
+    if where is not None:
+        data["environment"] = Environment(**{**where, "isa": tuple(where["isa"])})
+    return Words(**data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """What processes that are gone have judged of a test.
+
+    Attributes:
+        outcomes: in their order, the last one of a process being how it ended.
+        complete: nothing is left to be judged.
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
+    complete: bool = False
+
+    @property
+    def choices(self) -> frozenset[str]:
+        """The choices that are done with; "" is the case as a whole."""
+        return frozenset(outcome.choice for outcome in self.outcomes)
+
+
+# Phases that have the limit of a run; the others have that of a compile.
+_RUNS: Final = frozenset({"run", "run again", "eager"})
+
+
+def death(words: Words, status: int | None) -> Outcome:
+    """The outcome of the case that a process ended with.
+
+    Args:
+        words: its last words; they name an activity.
+        status: its exit status, negative for a signal, ``None`` where it is unknown.
+    """
+    doing = words.activity
+    assert doing is not None, "a death without an activity is nobody's case"
+    seconds = Seconds()
+    if words.ended == "timed-out":
+        option = "--gemm-timeout" if doing.phase in _RUNS else "--gemm-compile-timeout"
+        text = f"no end in {doing.phase} within {words.limit:g} s"
+        reason = Reason("no-end", text, f"raise {option} if it is only slow")
+        part = {"compile": "compile", "run": "run", "run again": "run"}.get(doing.phase, "reference")
+        seconds = Seconds(**{part: words.limit})
+    else:
+        where = f"after {doing.phase}" if words.over else f"in {doing.phase}"
+        reason = Reason("process-died", f"the test process died {where}: {_manner(status)}", _remedy(status))
+    return Outcome(
+        doing.backend,
+        doing.problem,
+        doing.filling,
+        doing.seed,
+        Status.TIMED_OUT if words.ended == "timed-out" else Status.CRASHED,
+        reason,
+        kernels=doing.kernels,
+        details=words.stack,
+        seconds=seconds,
+        choice=doing.choice,
+    )
+
+
+def _manner(status: int | None) -> str:
+    """How a process ended, in words."""
+    if status is None:
+        return "nothing is known of its exit status"
+    if status >= 0:
+        return f"it ended itself with exit status {status}"
+    try:
+        return f"{signal.Signals(-status).name} ({signal.strsignal(-status)})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _remedy(status: int | None) -> str:
+    if status == -signal.SIGKILL:
+        return "somebody killed it; when memory runs out Linux does: dmesg says so, and fewer workers (-n) need less"
+    return "run the case alone under a debugger: gdb --args python -m pytest ..."
+
+
+class Diary:
+    """What one test process writes down for the process that will have to answer for it.
+
+    A line that is overwritten in place says what it is doing (one system call; the file outlives any death), and
+    a file for each test has what was judged in it, so that another process can go on behind the last case.
+
+    Args:
+        folder: shared by all processes of a run; ``None``: nobody would read it, and nothing is written.
+        process: name of this one, ``gw0`` for instance.
+        replaceable: when this process ends itself, another one takes its test over.
+
+    Attributes:
+        words: what would be its last words now.
+        outcomes: what was judged of the test at hand.
+        stacks: where faulthandler writes, ``None`` without a folder.
+    """
+
+    def __init__(self, folder: Path | None = None, process: str = "main", *, replaceable: bool = False) -> None:
+        self.words = Words()
+        self.outcomes: list[Outcome] = []
+        self.replaceable = replaceable and folder is not None
+        self.stacks: IO[str] | None = None
+        self._folder = folder
+        self._line = -1
+        self._calls = 0
+        if folder is not None:
+            self._line = os.open(folder / f"{process}.now", os.O_CREAT | os.O_RDWR, 0o600)
+            self.stacks = (folder / f"{process}.stack").open("w", encoding="utf-8")
+            self._say()
+
+    def _say(self, **changes: Any) -> None:
+        self.words = dataclasses.replace(self.words, **changes)
+        if self._line >= 0:
+            # What an earlier, longer line leaves behind the newline is not read.
+            os.pwrite(self._line, json.dumps(vars(self.words), default=vars).encode() + b"\n", 0)
+
+    def begin(self, test: str) -> None:
+        """A test begins that will ask for judgements."""
+        self._calls = 0
+        self.outcomes = []
+        self._say(test=test, call=0, activity=None, over=False, environment=None)
+
+    def end(self) -> None:
+        """The test has been reported: nobody has to go on with it."""
+        if self._folder is not None:
+            _judged_file(self._folder, self.words.test).unlink(missing_ok=True)
+        self._say(test="", call=0, activity=None, over=False, environment=None)
+
+    def doing(self, activity: Activity, limit: float) -> None:
+        """Something begins that may not come back, and for which ``limit`` seconds are given (0: no limit)."""
+        self._say(activity=activity, over=False, limit=limit)
+
+    def over(self) -> None:
+        """It came back."""
+        self._say(over=True)
+
+    def open_call(self, environment: Environment) -> Earlier:
+        """The test asks for its next judgement.
+
+        Args:
+            environment: where this process judges.
+
+        Returns:
+            what earlier processes judged when they were asked the same.
+        """
+        call, self._calls = self._calls, self._calls + 1
+        # The names of a CPU's instruction sets are many, and whoever reads this can ask the same machine.
+        told = dataclasses.replace(environment, isa=environment.isa if environment.device == "cuda" else ())
+        self._say(call=call, activity=None, over=False, environment=told)
+        if self._folder is None:
+            return Earlier()
+        return _earlier(self._folder, self.words.test).get(call, Earlier())
+
+    def judged(self, outcome: Outcome) -> None:
+        """An outcome that another process need not judge again."""
+        self.outcomes.append(outcome)
+        self._note(outcome=to_record(outcome))
+
+    def close_call(self) -> None:
+        """All outcomes of this judgement are there."""
+        self._note(complete=True)
+
+    def _note(self, **entry: object) -> None:
+        if self._folder is not None:
+            _append(self._folder, self.words.test, {"call": self.words.call, **entry})
+
+    def leave(self) -> None:
+        """End this process, which has lost its device and can judge nothing more; returns where nobody would follow.
+
+        What was judged of the test has been written down, the case that lost the device included.
+        """
+        if self.replaceable:
+            self._say(ended="lost-device")
+            _end_process()
+
+    def time_is_up(self, stack: str) -> None:
+        """The last words of a process that will be ended because its limit has run out."""
+        self._say(ended="timed-out", stack=stack)
+
+    def close(self) -> None:
+        """The process has come to its proper end."""
+        if self._line >= 0:
+            os.close(self._line)
+            self._line = -1
+        if self.stacks is not None:
+            self.stacks.close()
+            self.stacks = None
+
+
+def _judged_file(folder: Path, test: str) -> Path:
+    return folder / f"{hashlib.sha256(test.encode()).hexdigest()[:32]}.judged"
+
+
+def _append(folder: Path, test: str, entry: Mapping[str, object]) -> None:
+    """One write a line: a process that dies in it leaves half a line at most."""
+    line = json.dumps(entry) + "\n"
+    with _judged_file(folder, test).open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def _earlier(folder: Path, test: str) -> dict[int, Earlier]:
+    """What was judged of a test, by its judgements."""
+    try:
+        text = _judged_file(folder, test).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    found: dict[int, Earlier] = {}
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        entry = json.loads(line)
+        known = found.get(entry["call"], Earlier())
+        if "outcome" in entry:
+            known = dataclasses.replace(known, outcomes=(*known.outcomes, from_record(entry["outcome"])))
+        else:
+            known = dataclasses.replace(known, complete=True)
+        found[entry["call"]] = known
+    return found
+
+
+class Diaries:
+    """The diaries of all test processes, in the one that hands out the tests.
+
+    Attributes:
+        folder: where they lie; removed by :meth:`close`.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
+
+    def words(self, process: str) -> Words | None:
+        """The last words of a process; ``None`` when it left none."""
+        try:
+            line, newline, _ = (self.folder / f"{process}.now").read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        if not newline:
+            return None
+        words = _read_words(line)
+        stack = (self.folder / f"{process}.stack").read_text(encoding="utf-8", errors="replace")
+        if words.ended or not stack:
+            return words
+        # faulthandler's timer ended the process, or the signal of which it tells did.
+        ended = "timed-out" if stack.startswith("Timeout ") else ""
+        return dataclasses.replace(words, ended=ended, stack=_frames(stack))
+
+    def inherit(self, process: str, test: str, status: int | None) -> Outcome | None:
+        """Add how a process ended to what was judged of its test, so that another one can go on behind that.
+
+        Args:
+            process: the one that is gone.
+            test: node id of the test that it was running.
+            status: its exit status, negative for a signal, ``None`` where it is unknown.
+
+        Returns:
+            the outcome of the case that it ended with; ``None`` when it was in no case of this test, and going on
+            would only end the next process.
+        """
+        words = self.words(process)
+        if words is None or words.test != test or words.activity is None:
+            return None
+        if words.ended == "lost-device":  # it has written down the case itself
+            return self.outcomes(test)[-1]
+        outcome = death(words, status)
+        _append(self.folder, test, {"call": words.call, "outcome": to_record(outcome)})
+        return outcome
+
+    def outcomes(self, test: str) -> tuple[Outcome, ...]:
+        """What was judged of a test so far."""
+        return tuple(outcome for earlier in _earlier(self.folder, test).values() for outcome in earlier.outcomes)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# Frames of a stack that are shown: enough to see where, not a page.
+_SHOWN = 6
+
+
+def _frames(dump: str) -> str:
+    """The innermost frames of the thread that judged, innermost last, out of what faulthandler wrote."""
+    threads = re.split(r"^(?:Current thread|Thread|Stack) .*$", dump, flags=re.MULTILINE)[1:]
+    judging = next((t for t in threads if "pytest_gemm/judge.py" in t), threads[0] if threads else "")
+    frames = re.findall(r'^ +(File ".*)$', judging, re.MULTILINE)
+    inner = [i for i, frame in enumerate(frames) if "pytest_gemm/judge.py" in frame]
+    return "\n".join(reversed(frames[: min(inner[0] if inner else _SHOWN, _SHOWN)]))
+
+
+# -- the limit -------------------------------------------------------------------------------------
+
+# How often is looked whether a limit has run out, in seconds.
+_POLL = 0.1
+# How much later than the watch the fence ends a process at least, in seconds.
+_GRACE = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Armed:
+    """One thing that may not come back.
+
+    Attributes:
+        until: when its limit runs out, by ``time.monotonic()``.
+        thread: who does it.
+    """
+
+    until: float
+    thread: int
+
+
+class Watch:
+    """Ends the process when something takes longer than its limit: ``with watch(activity): ...``.
+
+    A thread looks on.  Where Python's lock is not given back (a kernel that was called with it) no thread of Python
+    runs any more, so behind it stands a fence: a timer of faulthandler's, which needs no lock.
+
+    Args:
+        run: limit of one run of a kernel, in seconds; 0: none.
+        compile_: limit of one compile, and of whatever else the harness does in a case; 0: none.
+        diary: where the last words go.
+        last_call: is told the outcome before the process ends, where no other process will report it.
+        fence: where the fence writes the stack, a file or its descriptor; ``None``: no fence.
+    """
+
+    def __init__(
+        self,
+        run: float,
+        compile_: float,
+        diary: Diary,
+        last_call: Callable[[Outcome], None] | None = None,
+        fence: IO[str] | int | None = None,
+    ) -> None:
+        self.diary = diary
+        self._run = run
+        self._compile = compile_
+        self._last_call = last_call
+        self._fence = _Fence(fence)
+        self._now: _Armed | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def __call__(self, activity: Activity) -> Iterator[None]:
+        """Watch over the block, which holds no other of this kind; its limit follows from the activity's phase."""
+        limit = self._run if activity.phase in _RUNS else self._compile
+        with self._lock:
+            self.diary.doing(activity, limit)
+            if limit:
+                self._now = _Armed(time.monotonic() + limit, threading.get_ident())
+                self._fence.hold(limit + _GRACE)
+            else:
+                self._fence.drop()
+        if limit and self._thread is None:
+            self._thread = threading.Thread(target=self._look_on, name="pytest-gemm-watch", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:  # not before the last words of a limit that has just run out
+                self._now = None
+                self.diary.over()
+
+    def lift(self) -> None:
+        """No limit for the block at hand: somebody has opened a debugger in it."""
+        with self._lock:
+            self._now = None
+            self._fence.drop()
+
+    def rest(self) -> None:
+        """Nothing is to be watched for a while: a test has ended."""
+        with self._lock:
+            self._fence.drop()
+
+    def close(self) -> None:
+        """Stop looking on."""
+        self._closed.set()
+        self.rest()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _look_on(self) -> None:
+        while not self._closed.wait(_POLL):
+            with self._lock:
+                self._fence.move_on()
+                if self._now is not None and time.monotonic() >= self._now.until:
+                    self._end(self._now)
+
+    def _end(self, late: _Armed) -> None:
+        """Say what did not end, and end the process: nothing else ends a kernel."""
+        try:
+            self.diary.time_is_up(_stack_of(late.thread))
+            if self._last_call is not None:
+                self._last_call(death(self.diary.words, None))
+        finally:
+            _end_process()
+
+
+class _Fence:
+    """faulthandler's timer, kept ahead of the time as long as Python runs.
+
+    Setting it costs 0.1 ms, for it starts a thread; so it is set a third too far, and again when that has passed.
+
+    Args:
+        file: where it writes the stack; ``None``: no fence.
+    """
+
+    def __init__(self, file: IO[str] | int | None) -> None:
+        self._file = file
+        self._seconds = 0.0
+        self._until = 0.0
+
+    def hold(self, seconds: float) -> None:
+        """End the process when Python stands still for so long from now on, or for up to a third longer."""
+        if self._file is None or (seconds == self._seconds and self._until - time.monotonic() >= seconds):
+            return
+        far = seconds * 4 / 3
+        faulthandler.dump_traceback_later(far, exit=True, file=self._file)
+        self._seconds, self._until = seconds, time.monotonic() + far
+
+    def move_on(self) -> None:
+        """Python runs."""
+        if self._seconds:
+            self.hold(self._seconds)
+
+    def drop(self) -> None:
+        """Take it away."""
+        if self._seconds:
+            faulthandler.cancel_dump_traceback_later()
+            self._seconds = 0.0
+
+
+def _stack_of(thread: int) -> str:
+    """The innermost frames of a thread behind the judge's, as a traceback shows them."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return ""
+    frames = traceback.extract_stack(frame)
+    judge = [i for i, f in enumerate(frames) if Path(f.filename).parts[-2:] == ("pytest_gemm", "judge.py")]
+    inner = frames[judge[-1] + 1 :] if judge else frames
+    return "".join(traceback.format_list(inner[-_SHOWN:])).rstrip()
+
+
+def _end_process() -> None:
+    """End this process at once, and the compilers that it has started: without it nobody would end them."""
+    try:
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    finally:
+        os._exit(1)
+
+
+def _descendants(root: int) -> list[int]:
+    """Processes that this one started, and those that they started; none where there is no ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended since
+            continue
+        # "pid (name) state ppid ...", and a name may hold brackets and blanks.
+        children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found: list[int] = []
+    ahead = [root]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found

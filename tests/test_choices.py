@@ -1,0 +1,1244 @@
+"""Every candidate is judged by name: names, lists, single candidates, what is dropped, and memory full of poison."""
+
+# ruff: noqa: ARG001, ARG005 - fakes have the signatures of what they stand for
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import types
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
+import torch._inductor.test_operators
+
+from pytest_gemm import judge, operands, oracle, report
+from pytest_gemm.backend import (
+    Availability,
+    Choosing,
+    Contract,
+    Dropped,
+    Proof,
+    Unsupported,
+    names_candidates,
+)
+from pytest_gemm.backends import artifact as artifact_module
+from pytest_gemm.backends import cutedsl, naming, tensor_core, torch_compat
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.inductor import Space
+from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.executed import record_products
+from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.problem import Problem
+
+# All of torch that an inner run loads, loaded here: pytester forgets on return what it imported, and torch can be
+# loaded only once in a process.
+with record_products():
+    torch.mm(torch.ones(1, 1), torch.ones(1, 1))
+
+needs_compiler = pytest.mark.skipif(
+    not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"
+)
+needs_triton = pytest.mark.skipif(
+    not TritonBackend().availability("cuda").ok, reason=f"needs a GPU: {TritonBackend().availability('cuda').reason}"
+)
+
+LINE = "linear:f32:nt:20x33x40:bias+relu"
+
+
+def given(line: str = LINE, filling: str = "rand", seed: int = 1) -> tuple[Problem, operands.Operands]:
+    problem = Problem.parse(line)
+    return problem, operands.make(problem, filling, seed)
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+
+def triton_caller(number: int, m: int = 64, n: int = 128, k: int = 32, **facts: object) -> Any:
+    """A candidate with what torch 2.11 to 2.13 give theirs: ``TritonTemplateCaller`` in select_algorithm.py."""
+    stages, warps = facts.pop("stages", 4), facts.pop("warps", 8)
+    kwargs = {
+        "ACC_TYPE": "tl.float32",
+        "ALLOW_TF32": False,
+        "BLOCK_K": k,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "EVEN_K": True,
+        "GROUP_M": 8,
+        "USE_FAST_ACCUM": False,
+        **facts,
+    }
+    described = [f"{key}={kwargs[key]!r}" for key in sorted(kwargs)]
+    return types.SimpleNamespace(
+        name=f"{facts.pop('template', 'triton_mm')}_{number}",
+        description=", ".join([*described, f"num_stages={stages}", f"num_warps={warps}"]),
+        log_info={
+            "tile_shape": str((m, k, n)),
+            "num_stages": stages,
+            "num_warps": warps,
+            "GROUP_M": kwargs["GROUP_M"],
+            "backend": "Triton",
+        },
+    )
+
+
+def test_a_triton_candidate_is_called_by_its_tile_whatever_its_number() -> None:
+    names = torch_compat.choice_names([triton_caller(7), triton_caller(8, 128, 64, 16, stages=2)])
+    assert names == ("triton_mm-64x128x32,s4,w8", "triton_mm-128x64x16,s2,w8")
+    assert torch_compat.choice_names([triton_caller(4711)]) == names[:1]
+
+
+def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> None:
+    names = torch_compat.choice_names(
+        [
+            triton_caller(0, GROUP_M=8, EVEN_K=True),
+            triton_caller(1, GROUP_M=4, EVEN_K=False),  # EVEN_K says the same again
+            triton_caller(2, stages=3, GROUP_M=8),
+            triton_caller(3, 128, EPILOGUE_SUBTILE=1, template="triton_blackwell"),
+            triton_caller(4, 128, EPILOGUE_SUBTILE=2, template="triton_blackwell"),
+        ]
+    )
+    assert names == (
+        "triton_mm-64x128x32,s4,w8,EVEN_K=True",
+        "triton_mm-64x128x32,s4,w8,EVEN_K=False",
+        "triton_mm-64x128x32,s3,w8",
+        "triton_blackwell-128x128x32,s4,w8,EPILOGUE_SUBTILE=1",
+        "triton_blackwell-128x128x32,s4,w8,EPILOGUE_SUBTILE=2",
+    )
+
+
+def test_two_facts_where_one_does_not_do() -> None:
+    facts = [{"g": g, "e": e} for g in (1, 2) for e in (True, False)]
+    assert naming.unique([("x", f) for f in facts]) == (
+        "x,g=1,e=True",
+        "x,g=1,e=False",
+        "x,g=2,e=True",
+        "x,g=2,e=False",
+    )
+
+
+def test_candidates_that_nothing_tells_apart_are_counted() -> None:
+    assert naming.unique([("x", {}), ("y", {}), ("x", {}), ("x", {})]) == ("x", "y", "x@2", "x@3")
+
+
+def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_it_is() -> None:
+    blocking = types.SimpleNamespace(block_m=8, block_n=48, block_k=1)
+    operation = types.SimpleNamespace(configuration_name=lambda: "cutlass3x_sm90_tensorop_f16_128x128x64_2x1x1_0_tnt")
+    choices = [
+        triton_caller(0),
+        types.SimpleNamespace(
+            name="cpp_3", template=types.SimpleNamespace(name="CppMicroGemmFP32Vec", register_blocking=blocking)
+        ),
+        types.SimpleNamespace(name="cutlass_1", info_kwargs={"op": operation, "swizzle": 2}),
+        types.SimpleNamespace(
+            name="nv", kernel=types.SimpleNamespace(metadata=types.SimpleNamespace(kernel_name="Kernel(a; b)[128]"))
+        ),
+        types.SimpleNamespace(name="decompose_k_mm_16_split_3"),
+        types.SimpleNamespace(_wrapped=triton_caller(5, 16, 16, 16, stages=1, warps=2)),
+    ]
+    names = torch_compat.choice_names(choices)
+    assert names == (
+        "triton_mm-64x128x32,s4,w8",
+        "CppMicroGemmFP32Vec-8x48x1",
+        "cutlass3x_sm90_tensorop_f16_128x128x64_2x1x1_0_tnt,swizzle=2",
+        "Kernel-a-b-128",
+        "decompose_k_mm_16_split",
+        "triton_mm-16x16x16,s1,w2",
+    )
+    for name in names:
+        assert shlex.quote(name) == name
+        assert not set(name) & set("*?[]")
+
+
+def test_a_candidate_has_its_name_before_its_code_is_made() -> None:
+    kwargs: dict[str, object] = {
+        "BLOCK_M": 64,
+        "BLOCK_N": 128,
+        "BLOCK_K": 32,
+        "num_stages": 4,
+        "num_warps": 8,
+        "GROUP_M": 8,
+    }
+    kwargs |= {"ACC_TYPE": "tl.float32", "ALLOW_TF32": False, "EVEN_K": True, "USE_FAST_ACCUM": False}
+    callers, outlines = [], []
+    for index, group in enumerate((8, 4)):
+        callers.append(triton_caller(index, GROUP_M=group))
+        outlines.append(torch_compat._Unrendered("mm", {**kwargs, "GROUP_M": group, "layout": object()}))
+    names = torch_compat.choice_names(callers)
+    assert len(set(names)) == 2
+    assert torch_compat.choice_names(outlines) == names
+
+
+@pytest.mark.parametrize(
+    ("value", "is_name"),
+    [("", False), ("one", False), ("winner", False), ("all", False), ("12", False), ("triton_mm*", True), ("1x", True)],
+)
+def test_which_values_of_the_option_are_names(value: str, is_name: bool) -> None:
+    assert names_candidates(value) == is_name
+
+
+# -- Inductor ------------------------------------------------------------------------------------------
+
+
+class TwoCandidates(CppBackend):
+    """ATen beside the C++ template: the only way to a choice that Inductor has on every CPU."""
+
+    name = "two"
+    inductor_name = "ATEN,CPP"
+
+
+@pytest.fixture(scope="module")
+def two() -> TwoCandidates:
+    return TwoCandidates(threads=1)
+
+
+@needs_compiler
+def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+
+    made: list[str] = []
+    backend = TwoCandidates(threads=1)
+    problem, first = given("mm:f32:nn:64x64x64")
+    with (
+        patch.object(AsyncCompile, "cpp_pybinding", lambda *args: made.append("compiled")),
+        patch.object(CppTemplateCaller, "benchmark", lambda *args, out: made.append("benchmarked")),
+        judge._quiet(),
+    ):
+        names = backend.choices(problem, first)
+    assert made == []
+    assert len(names) == len(set(names)) == 2
+    assert names[0].startswith("CppMicroGemmFP32Vec-")
+    assert backend.compiles == 0
+    monkeypatch.setattr(artifact_module, "torch_compat", None)  # asked again, nothing is traced
+    assert backend.choices(problem, given("mm:f32:nn:64x64x64", seed=5)[1]) == names
+
+
+@needs_compiler
+def test_the_candidate_that_was_asked_for_is_the_one_that_runs(two: TwoCandidates) -> None:
+    problem, first = given("mm:f32:nn:64x64x64")
+    cpp, aten = two.choices(problem, first)
+    expected = first.a.double() @ first.b.double()
+    for name in (cpp, aten):
+        prepared = two.prepare_choice(problem, first, name)
+        assert (prepared.run(first).double() - expected).abs().max() < 1e-4
+        assert prepared.artifact.chosen == (name,)
+        assert (prepared.proof().chosen == (name,)) == (name == cpp)  # ATen's is somebody else's product
+        assert bool(prepared.proof().foreign) == (name == aten)
+
+
+@needs_compiler
+def test_a_name_that_no_candidate_has_is_refused(two: TwoCandidates, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, first = given("mm:f32:nn:64x64x64")
+    with pytest.raises(Unsupported) as caught:
+        two.prepare_choice(problem, first, "CppMicroGemmAMX-32x32x32")
+    assert caught.value.reason.code == "no-such-choice"
+    # One that was listed, and that Inductor does not offer any more.
+    monkeypatch.setattr(two, "_space_of", lambda *args: Space())
+    with pytest.raises(Unsupported) as caught:
+        two.prepare_choice(problem, first, "CppMicroGemmAMX-32x32x32")
+    assert caught.value.reason.code == "no-such-choice"
+
+
+@needs_compiler
+def test_an_artifact_of_one_candidate_is_kept_for_any_m_only() -> None:
+    backend = CppBackend(threads=1)
+    for m in (5, 96):
+        problem, first = given(f"linear:f32:nt:{m}x33x40:bias+add:dyn-m")
+        (name,) = backend.choices(problem, first)
+        backend.prepare_choice(problem, first, name).run(first)
+    assert backend.compiles == 1
+    problem, first = given()
+    (name,) = backend.choices(problem, first)
+    for _ in range(2):
+        backend.prepare_choice(problem, first, name).run(first)
+    assert backend.compiles == 3
+
+
+@needs_compiler
+def test_the_winner_is_benchmarked_and_the_twin_stays_the_same(two: TwoCandidates) -> None:
+    problem, first = given("mm:f32:nn:64x64x64")
+    one = two.picking("one")
+    assert two.picking("winner") is two
+    assert two.picking("one") is one
+    assert one.candidates == "one"
+    timed: list[str] = []
+    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+
+    def benchmark(self: Any, *args: Any, out: torch.Tensor) -> float:
+        timed.append(self.name)
+        return 1e-9
+
+    with patch.object(CppTemplateCaller, "benchmark", benchmark), judge._quiet():
+        prepared = TwoCandidates(threads=1).prepare(problem, first)
+    assert timed
+    assert prepared.artifact.chosen[0].startswith("CppMicroGemm")
+    assert prepared.dropped == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["CUDACompileError", "OutOfResources", "RuntimeError"])
+def test_what_a_benchmark_fails_with_is_said_of_the_candidate_that_inductor_leaves_out(kind: str) -> None:
+    from torch._inductor import exc
+    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+
+    error: Exception = {
+        "CUDACompileError": exc.CUDACompileError(["nvcc"], "in file\n/tmp/k/abc.cu(12): error: no such tile\nmore"),
+        "OutOfResources": RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory"),
+        "RuntimeError": RuntimeError("an illegal memory access\nwas encountered"),
+    }[kind]
+
+    def benchmark(self: Any, *args: Any, out: torch.Tensor) -> float:
+        raise error
+
+    problem, first = given("mm:f32:nn:64x64x64")
+    with patch.object(CppTemplateCaller, "benchmark", benchmark), judge._quiet():
+        prepared = TwoCandidates(threads=1).prepare(problem, first)
+    ((name, reason),) = prepared.dropped.items()
+    assert name.startswith("CppMicroGemmFP32Vec-")
+    code, text = {
+        "CUDACompileError": ("compile-error", "abc.cu(12): error: no such tile"),
+        "OutOfResources": (
+            "out-of-resources",
+            "No valid triton configs. OutOfResources: out of resource: shared memory",
+        ),
+        "RuntimeError": ("benchmark-failed", "RuntimeError: an illegal memory access"),
+    }[kind]
+    assert (reason.code, reason.text) == (code, text)
+
+
+@contextlib.contextmanager
+def failing_to_load(error: Exception) -> Iterator[None]:
+    """The compile of every C++ kernel fails, as that of a Triton kernel that does not fit does: when it is loaded."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    def cpp_pybinding(self: Any, argtypes: Any, source: str) -> None:
+        raise error
+
+    with patch.object(AsyncCompile, "cpp_pybinding", cpp_pybinding):
+        yield
+
+
+@needs_compiler
+def test_a_candidate_that_does_not_fit_is_dropped_and_one_that_fails_otherwise_is_not() -> None:
+    problem, first = given()
+    backend = CppBackend(threads=1)
+    (name,) = backend.choices(problem, first)
+    unfit = RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory, Required: 262144")
+    with failing_to_load(unfit), pytest.raises(Dropped) as caught:
+        backend.prepare_choice(problem, first, name)
+    assert caught.value.reason.code == "out-of-resources"
+    assert "262144" in caught.value.reason.text
+    with failing_to_load(ZeroDivisionError("in codegen")), pytest.raises(Exception, match="in codegen"):
+        backend.prepare_choice(problem, first, name)
+    with failing_to_load(unfit), pytest.raises(Dropped) as caught:
+        CppBackend(threads=1, candidates="one").prepare(problem, first)
+    assert caught.value.reason.code == "all-dropped"
+
+
+def named(kind: str, text: str, **attributes: object) -> Exception:
+    """An exception of that type name: torch and triton move theirs between modules."""
+    error: Exception = type(kind, (Exception,), {})(text)
+    vars(error).update(attributes)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (
+            named("CUDACompileError", "C++ compile error", output="warning: x\n/a/b.cu(3): error: tile\nfatal: y"),
+            "compile-error",
+            "b.cu(3): error: tile",
+        ),
+        (
+            named("OutOfResources", "out of resource: shared memory, Required: 9, Hardware limit: 8"),
+            "out-of-resources",
+            "Required: 9",
+        ),
+        (
+            named("NoTritonConfigsError", "No valid triton configs. OutOfResources: Required: 9"),
+            "out-of-resources",
+            "Required: 9",
+        ),
+        (
+            named("NoTritonConfigsError", "No valid triton configs. PTXASError: ptxas died"),
+            "compile-error",
+            "ptxas died",
+        ),
+        (
+            named("InductorError", "wrapped", inner_exception=named("PTXASError", "PTXAS error: internal")),
+            "compile-error",
+            "PTXAS",
+        ),
+        (named("NoTritonConfigsError", "No triton configs are available"), "", ""),
+        (named("CppCompileError", "C++ compile error", output="error: no"), "", ""),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "", ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_autotuning_drops_and_what_is_a_failure(error: Exception, code: str, text: str) -> None:
+    reason = torch_compat.why_dropped(error)
+    assert (reason.code if reason else "") == code
+    assert reason is None or text in reason.text
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_refusal_by_nvcc_is_dropped_until_the_candidate_is_part_of_the_program(chosen: bool) -> None:
+    """Autotuning leaves out what does not compile; a fused kernel that does not is what a user gets."""
+    error = named("CUDACompileError", "C++ compile error", output="b.cu(3): error: no operator")
+    spec = artifact_module.CompileSpec("CUTLASS", {}, "", threads=1, candidate=0)
+    seen = torch_compat.Session(choices=["a", "b"], chosen=["a"] if chosen else [], tried="a")
+    dropped: dict[str, Any] = {}
+    if chosen:
+        with pytest.raises(type(error)):
+            artifact_module._after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, dropped)
+        assert not dropped
+    else:
+        artifact_module._after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, dropped)
+        assert dropped["a"].code == "compile-error"
+
+
+@needs_compiler
+def test_a_selection_within_a_selection_is_left_alone() -> None:
+    """Decompose-K asks for a product of its own while it becomes a node, which has ATen's candidate alone."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    seen = torch_compat.Session()
+    outer, inner = triton_caller(0), types.SimpleNamespace(name="bmm_dtype")
+    asked: list[int] = []
+
+    def select(self: Any, name: str, choices: list[Any]) -> Any:
+        asked.append(len(choices))
+        return choices[0].output_node()
+
+    outer.output_node = lambda: AlgorithmSelectorCache.__call__(None, "bmm", [inner])
+    inner.output_node = lambda: "a node"
+    with (
+        patch.object(AlgorithmSelectorCache, "__call__", select),
+        torch_compat._watch_selection(seen, "triton_mm-64x128x32,s4,w8"),
+    ):
+        node = AlgorithmSelectorCache.__call__(None, "mm", [triton_caller(1, 16), outer])
+    assert node == "a node"
+    assert asked == [1, 1]
+    assert seen.choices == ["triton_mm-16x128x32,s4,w8", "triton_mm-64x128x32,s4,w8"]
+    assert seen.chosen == ["triton_mm-64x128x32,s4,w8"]
+
+
+def test_the_product_inside_decompose_k_is_its_own() -> None:
+    session = torch_compat.Session(chosen=["decompose_k_mm_16_split"], choices=["decompose_k_mm_16_split"])
+    compiled: Any = types.SimpleNamespace(
+        session=session,
+        templates=(),
+        kernels={"triton_red_fused_sum_0": False},
+        calls=["triton_red_fused_sum_0"],
+        observed=("aten.bmm.dtype_out",),
+        foreign_calls=("extern_kernels.bmm_dtype",),
+    )
+    artifact = object.__new__(artifact_module.Artifact)
+    artifact._compiled, artifact.spec = compiled, artifact_module.CompileSpec("TRITON", {}, "", threads=1)
+    objection = artifact.proof().objection()
+    assert objection is not None  # any other candidate's product by ATen is a fallback
+    assert objection.code == "foreign-kernel"
+    session.subgraphs.append("decompose_k_mm_16_split")
+    proof = artifact.proof()
+    assert proof.objection() is None
+    assert proof.kernels == ("triton_red_fused_sum_0 (decompose_k_mm_16_split)",)
+    # What the device's profiler sees of it is cuBLAS's product and the generated sum.
+    seen = ("nvjet_sm90_hss_64x8_64x16_1x2_h_bz_NNT", "triton_red_fused_sum_0")
+    assert dataclasses.replace(proof, profiled=seen).objection() is None
+    assert dataclasses.replace(proof, profiled=seen[:1]).objection() is not None
+    compiled.foreign_calls = ("torch.ops.aten.bmm.dtype",)
+    assert artifact.proof().foreign == ()
+    compiled.foreign_calls = ("extern_kernels.mm",)
+    assert artifact.proof().foreign == ("extern_kernels.mm",)
+
+
+def test_triton_candidates_come_from_where_inductor_has_them() -> None:
+    backend = TritonBackend()
+
+    def spaces(line: str) -> list[tuple[str, str]]:
+        return [(s.suffix, s.only) for s in backend.spaces(Problem.parse(line))]
+
+    assert spaces("mm:f16:nn:64x64x2047") == [("", "*")]
+    assert spaces("mm:f16:nn:64x64x2048") == [("", "*"), ("", "decompose_k*")]
+    assert spaces("linear:f16:nt:2x32x64x2048") == [("", "*"), ("", "decompose_k*")]
+    assert spaces("linear:f16:nt:2x64x64x2048") == [("", "*")]  # 128 rows
+    assert spaces("linear:f16:nt:64x64x2048:bias") == [("", "*")]
+    assert spaces("mm:f16:nn:16x16x2048::dyn-m") == [("", "*")]
+    backend.configure({"triton-space": "exhaustive"})
+    assert spaces("mm:f16:nn:64x64x64") == [("", "*"), (",tma-store", "triton_mm_persistent_tma*")]
+    problem = Problem.parse("mm:f16:nn:64x64x64")
+    assert backend.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
+    winner = backend.picking("winner")
+    assert isinstance(winner, TritonBackend)
+    assert winner.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
+    # A user has decompose-K among the candidates; the one that follows from a line is a template.
+    assert winner.options(problem)["triton.num_decompose_k_splits"] > 0
+    assert backend.options(problem)["triton.num_decompose_k_splits"] == 0
+
+
+def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spaced(TritonBackend):
+        def spaces(self, problem: Problem) -> tuple[Space, ...]:
+            return (Space(), Space(",tma-store", "t_tma*", (("triton.enable_template_tma_store", True),)))
+
+    asked: list[dict[str, Any]] = []
+    compiled: list[artifact_module.CompileSpec] = []
+
+    def list_choices(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> tuple[str, ...]:
+        asked.append(dict(spec.options))
+        return ("t-1", "t_tma-1")
+
+    class Compiled:
+        rebind_reason, compiles, chosen, fused = "", 1, (), True
+
+        def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
+            compiled.append(spec)
+
+    monkeypatch.setattr(artifact_module, "list_choices", list_choices)
+    monkeypatch.setattr(artifact_module, "Artifact", Compiled)
+    monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
+    backend = Spaced(threads=1)
+    problem, first = given("mm:f16:nn:64x64x64")
+    assert backend.choices(problem, first) == ("t-1", "t_tma-1", "t_tma-1,tma-store")
+    assert [o.get("triton.enable_template_tma_store") for o in asked] == [None, True]
+    for name in ("t_tma-1", "t_tma-1,tma-store"):
+        backend.prepare_choice(problem, first, name)
+    assert [spec.candidate for spec in compiled] == ["t_tma-1", "t_tma-1"]
+    assert [spec.options.get("triton.enable_template_tma_store") for spec in compiled] == [None, True]
+    assert len(asked) == 2
+
+
+def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of the FX graph cache know nothing of what was left of a selection."""
+    tags: list[str] = []
+
+    class Compiled:
+        rebind_reason, compiles = "", 1
+
+        def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
+            tags.append(spec.user_caches)
+
+    monkeypatch.setattr(artifact_module, "list_choices", lambda *args: ("a", "b"))
+    monkeypatch.setattr(artifact_module, "Artifact", Compiled)
+    backend = CppBackend(threads=1).with_user_caches("tag")
+    problem, first = given()
+    for name in ("a", "b", ""):
+        backend.artifact(problem, first, name)
+    assert tags == ["tag-a", "tag-b", "tag"]
+
+
+def test_a_candidate_that_slices_k_is_held_to_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
+    backend, problem = TritonBackend(), Problem.parse("mm:f16:nn:16x16x4096")
+
+    def contract(*chosen: str) -> Contract:
+        artifact: Any = types.SimpleNamespace(chosen=chosen, fused=False)
+        return backend.contract(problem, artifact)
+
+    plain, sliced = contract("triton_mm-16x16x16,s1,w1"), contract("decompose_k_mm_16_split")
+    assert plain.slices == 1
+    assert sliced.slices >= 16
+    assert sliced.partials == "f32"
+    assert sliced.or_scalar  # cuBLAS chooses the kernel for a slice
+    # A slice of 256 products is what a library can slice again, not the whole K.
+    assert sliced.slices <= 16 * (256 // 16)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "line", ["mm:f16:nt:64x96x256", "addmm:bf16:nn:33x65x127:bias", "bmm:f32:nn:3x32x16x24", "mm:f16:nn:16x16x4096"]
+)
+def test_triton_candidates_on_a_gpu(line: str) -> None:
+    problem = Problem.parse(line)
+    backend = TritonBackend()
+    first = operands.make(problem, "int-2", 0, "cuda")
+    names = backend.choices(problem, first)
+    assert len(set(names)) == len(names) > 3
+    assert TritonBackend().choices(problem, first) == names
+    case = judge.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
+    outcomes = list(judge.Judge().judge(case))
+    assert {o.status for o in outcomes} <= {Status.PASSED, Status.DROPPED}, outcomes
+    assert {o.choice for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
+    for outcome in outcomes:
+        if outcome.status is Status.PASSED:
+            assert outcome.chosen == (outcome.choice,)
+
+
+# -- the judge -----------------------------------------------------------------------------------------
+
+
+class Prepared:
+    contract = Contract()
+
+    def __init__(self, problem: Problem, way: str, dropped: dict[str, Reason] | None = None) -> None:
+        self.problem, self.way = problem, way
+        self.dropped = dropped or {}
+
+    def run(self, given: operands.Operands) -> torch.Tensor:
+        c = given.a @ given.b
+        if "off" in self.way:
+            c[1:] += 1
+        if "deadly" in self.way:
+            os.abort()
+        if "crash" in self.way:
+            raise RuntimeError("planted in run")
+        return c
+
+    def proof(self) -> Proof:
+        return Proof((self.way,), ("kernel",), ("kernel",))
+
+
+class Fake:
+    """A backend with candidates by name: what they do is in their names."""
+
+    name = "fake"
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.listed = 0
+        self.prepared: list[str] = []
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        return None
+
+    def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
+        self.prepared.append("")
+        if all("unfit" in name for name in self.names):
+            raise Dropped("all-dropped", "all candidates were dropped")
+        lost = {n: Reason("out-of-resources", "too large") for n in self.names if "unfit" in n}
+        return Prepared(problem, "own", lost)
+
+    def choices(self, problem: Problem, given: operands.Operands) -> tuple[str, ...]:
+        self.listed += 1
+        return self.names
+
+    def prepare_choice(self, problem: Problem, given: operands.Operands, choice: str) -> Prepared:
+        self.prepared.append(choice)
+        if "unfit" in choice:
+            raise Dropped("out-of-resources", "out of resource: shared memory")
+        if "broken" in choice:
+            raise ValueError("planted in prepare")
+        return Prepared(problem, choice)
+
+
+MM = Problem.parse("mm:f32:nn:8x16x32")
+FILLINGS = ("int-2", "rand", "k-cover", "specials")
+
+
+def judged(backend: Any, choices: str, fillings: tuple[str, ...] = FILLINGS, **kwargs: Any) -> list[Outcome]:
+    case = judge.Case(backend, MM, fillings, 0, "cpu", choices)
+    return list(judge.Judge().judge(case, **kwargs))
+
+
+def test_all_candidates_are_judged_with_all_fillings() -> None:
+    outcomes = judged(Fake("a", "b"), "all")
+    assert [(o.choice, o.filling) for o in outcomes] == [(c, f) for c in "ab" for f in FILLINGS]
+    assert {o.status for o in outcomes} == {Status.PASSED}
+    assert {o.chosen for o in outcomes} == {("a",), ("b",)}
+
+
+def test_no_choice_is_the_backends_own_way() -> None:
+    backend = Fake("a", "b")
+    for choices in ("", "one", "winner"):
+        outcomes = judged(backend, choices)
+        assert {o.choice for o in outcomes} == {""}
+    assert set(backend.prepared) == {""}
+    assert backend.listed == 0
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ("1", "a"),
+        ("2", "ag"),
+        ("3", "adg"),
+        ("4", "aceg"),
+        ("99", "abcdefg"),
+        ("b", "b"),
+        ("[ce]", "ce"),
+        ("?", "abcdefg"),
+    ],
+)
+def test_a_number_is_spread_and_a_pattern_is_matched(choices: str, expected: str) -> None:
+    outcomes = judged(Fake(*"abcdefg"), choices, ("rand",))
+    assert "".join(dict.fromkeys(o.choice for o in outcomes)) == expected
+
+
+def test_a_pattern_that_no_candidate_of_the_problem_matches_is_refused_with_the_list() -> None:
+    (outcome,) = judged(Fake("a", "b"), "triton*")
+    assert outcome.status is Status.UNSUPPORTED
+    assert outcome.reason is not None
+    assert (outcome.reason.code, outcome.reason.text) == (
+        "no-such-choice",
+        "no candidate is called triton*; there are a, b",
+    )
+
+
+def test_a_backend_without_candidates_goes_its_only_way_unless_one_is_named() -> None:
+    class Single:
+        name = "single"
+
+        def availability(self, device: str) -> Availability:
+            return Availability()
+
+        def supports(self, problem: Problem) -> Unsupported | None:
+            return None
+
+        def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
+            return Prepared(problem, "own")
+
+    assert not isinstance(Single(), Choosing)
+    for choices in ("all", "7"):
+        assert {o.status for o in judged(Single(), choices)} == {Status.PASSED}
+    (outcome,) = judged(Single(), "a")
+    assert outcome.status is Status.UNSUPPORTED
+
+
+def test_with_many_candidates_each_is_judged_with_one_exact_and_one_random_filling() -> None:
+    few, many = [f"c{i}" for i in range(8)], [f"c{i}" for i in range(9)]
+    assert {o.filling for o in judged(Fake(*few), "all")} == set(FILLINGS)
+    outcomes = judged(Fake(*many), "all", ("specials", "k-cover", "rand", "int-2"))
+    assert {o.filling for o in outcomes} == {"k-cover", "specials"}  # the first of each kind, as the case has them
+    assert {o.choice for o in outcomes} == set(many)
+    assert {o.filling for o in judged(Fake(*many), "c1")} == set(FILLINGS)
+
+
+def test_a_dropped_candidate_is_no_failure_and_a_broken_one_is() -> None:
+    outcomes = judged(Fake("a", "b-unfit", "c-broken", "d"), "all", ("rand",))
+    assert [(o.choice, o.status) for o in outcomes] == [
+        ("a", Status.PASSED),
+        ("b-unfit", Status.DROPPED),
+        ("c-broken", Status.CRASHED),
+        ("d", Status.PASSED),
+    ]
+    assert outcomes[1].reason == Reason("out-of-resources", "out of resource: shared memory")
+
+
+def test_when_all_candidates_are_dropped_the_case_fails() -> None:
+    outcomes = judged(Fake("a-unfit", "b-unfit"), "all")
+    assert [o.status for o in outcomes] == [Status.DROPPED, Status.DROPPED, Status.CRASHED]
+    assert outcomes[-1].reason is not None
+    assert outcomes[-1].reason.code == "all-dropped"
+    assert "2 out-of-resources" in outcomes[-1].reason.text
+    # One that is asked for by its name may be dropped.
+    assert [o.status for o in judged(Fake("a-unfit", "b-unfit"), "a-unfit")] == [Status.DROPPED]
+    (outcome,) = judged(Fake("a-unfit"), "")
+    assert outcome.status is Status.CRASHED
+    assert outcome.reason is not None
+    assert outcome.reason.code == "all-dropped"
+
+
+def test_what_the_backend_drops_by_itself_is_in_the_record() -> None:
+    outcomes = judged(Fake("a", "b-unfit"), "winner", ("rand",))
+    assert [(o.choice, o.status) for o in outcomes] == [("b-unfit", Status.DROPPED), ("", Status.PASSED)]
+
+
+def test_a_wrong_candidate_is_named_and_the_others_pass() -> None:
+    outcomes = judged(Fake("a", "b-off", "c"), "all", ("rand",))
+    assert [(o.choice, o.status) for o in outcomes] == [
+        ("a", Status.PASSED),
+        ("b-off", Status.INCORRECT),
+        ("c", Status.PASSED),
+    ]
+    crashed = judged(Fake("a", "b-crash"), "all", ("rand",))[-1]
+    assert (crashed.choice, crashed.status) == ("b-crash", Status.CRASHED)
+
+
+def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(name: str) -> None:
+        honest = getattr(oracle, name)
+
+        def counting(*args: Any) -> Any:
+            made.append(name)
+            return honest(*args)
+
+        monkeypatch.setattr(oracle, name, counting)
+
+    counted("reference")
+    counted("interval")
+    outcomes = judged(Fake(*(f"c{i}" for i in range(30))), "all")
+    assert len(outcomes) == 60
+    assert sorted(made) == ["interval", "interval", "reference", "reference"]
+
+
+def test_evidence_of_failed_candidates_is_bounded() -> None:
+    one = judge.Judge()
+    case = judge.Case(Fake(*(f"c{i}-off" for i in range(30))), MM, ("rand",), 0, "cpu", "all")
+    outcomes = list(one.judge(case))
+    assert len(outcomes) == 30
+    assert 0 < len(one.evidence) < 10
+
+
+def test_choices_that_are_done_or_withheld_do_not_run() -> None:
+    backend = Fake("a", "b", "c")
+    held = Outcome("fake", MM.line, "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"), choice="c")
+    outcomes = judged(backend, "all", ("rand",), done=frozenset({"a"}), withheld=lambda c: held if c == "c" else None)
+    assert [(o.choice, o.status) for o in outcomes] == [("b", Status.PASSED), ("c", Status.KNOWN_FAILURE)]
+    assert backend.prepared == ["b"]
+
+
+def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
+    seen: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def watch(activity: Any) -> Iterator[None]:
+        seen.append((activity.phase, activity.choice))
+        yield
+
+    case = judge.Case(Fake("a"), MM, ("rand",), 0, "cpu", "all")
+    assert len(list(judge.Judge(watch=watch).judge(case))) == 1
+    assert {"compile", "run", "reference", "run again"} <= {phase for phase, choice in seen if choice == "a"}
+    assert {phase for phase, choice in seen if not choice} == {"operands", "compile"}  # for the list of names
+
+
+def test_on_a_lost_device_the_remaining_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_gemm import faults
+
+    monkeypatch.setattr(faults, "device_error", lambda device: RuntimeError("CUDA error: misaligned address"))
+    outcomes = judged(Fake("a-crash", "b", "c"), "all", ("rand",))
+    assert [(o.choice, o.status) for o in outcomes] == [
+        ("a-crash", Status.CRASHED),
+        ("b", Status.NOT_RUN),
+        ("c", Status.NOT_RUN),
+    ]
+
+
+# -- poison --------------------------------------------------------------------------------------------
+
+
+def _kernel_of(prepared: Any) -> tuple[Any, str, Callable[..., Any]]:
+    """The generated module, the name of its one template kernel, and that kernel."""
+    compiled = prepared.artifact._compiled
+    (module,) = compiled.modules
+    (name,) = compiled.templates
+    return module, name, getattr(module, name).kernel
+
+
+@needs_compiler
+def test_a_kernel_that_writes_nothing_cannot_live_on_the_last_result() -> None:
+    """The allocator gives the memory of a result that is gone to the next one, with the right values in it."""
+    problem, first = given()
+    prepared = CppBackend(threads=1).prepare(problem, first)
+    assert not prepared.run(first).isnan().any()
+    module, name, _ = _kernel_of(prepared)
+    getattr(module, name).kernel = lambda *args: None
+    assert prepared.run(first).isnan().all()
+
+
+@needs_compiler
+def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
+    problem, first = given("mm:f32:nn:20x33x40")
+    case = judge.Case(CppBackend(threads=1), problem, ("rand",), 0, "cpu")
+    prepared = case.backend.prepare(problem, first)
+    module, name, kernel = _kernel_of(prepared)
+    outputs: list[torch.Tensor] = []
+
+    def adds_to_its_output(*args: Any) -> None:
+        out = next(a for a in reversed(args) if isinstance(a, torch.Tensor) and a.shape == (20, 33))
+        before = out.clone()
+        kernel(*args)
+        out[-1] = before[-1]  # a tail that nobody writes
+        outputs.append(out)
+
+    getattr(module, name).kernel = adds_to_its_output
+    result: Any = prepared.run(first)
+    assert outputs
+    assert result[-1].isnan().all()
+    assert not result[:-1].isnan().any()
+
+
+def test_poison_is_nan_in_every_float_between_strided_elements_too() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        assert artifact_module.poison(torch.zeros(5, dtype=dtype)).isnan().all()
+    wide = artifact_module.poison(torch.zeros(40).as_strided((3, 4), (10, 1)))
+    assert wide.as_strided((33,), (1,)).isnan().all()
+    assert (artifact_module.poison(torch.zeros(3, dtype=torch.int32)) == -1).all()
+    assert artifact_module.poison(torch.empty(0)).numel() == 0
+
+
+@needs_compiler
+def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, first = given()
+    prepared = CppBackend(threads=1).prepare(problem, first)
+    poisoned: list[int] = []
+    honest = artifact_module.poison
+
+    def counting(tensor: torch.Tensor) -> torch.Tensor:
+        poisoned.append(1)
+        return honest(tensor)
+
+    monkeypatch.setattr(artifact_module, "poison", counting)
+    (module,) = prepared.artifact._compiled.modules
+    before = {name: getattr(module, name) for name in torch_compat.allocators_of(module)}
+    assert "empty_strided_cpu" in before
+    call = prepared.bind(first)
+    seen = len(poisoned)
+    assert seen  # the run that comes before the timed ones is judged memory
+    call()
+    assert len(poisoned) == seen
+    assert {name: getattr(module, name) for name in before} == before
+
+
+# -- CuTe DSL ------------------------------------------------------------------------------------------
+
+
+class Operator:
+    def __init__(self, name: str, writes: bool = True) -> None:
+        self.metadata = types.SimpleNamespace(operator_name=name)
+        self.compiled = 0
+        self.writes = writes
+
+    def compile(self, arguments: Any, target: str) -> str:
+        self.compiled += 1
+        return "compiled"
+
+    def run(self, arguments: Any, compiled: str, stream: object) -> None:
+        if self.writes:
+            arguments.out.copy_((arguments.a.float() @ arguments.b.float()).to(arguments.out.dtype))
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
+    """``cutlass.operators`` with a few operators, on the CPU."""
+    found = [Operator("op_b"), Operator("op_a"), Operator("op(a)"), Operator("op_a"), Operator("op_lazy", writes=False)]
+
+    def arguments(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, accumulate: torch.dtype) -> Any:
+        return types.SimpleNamespace(a=a, b=b, out=out)
+
+    module = types.SimpleNamespace(GemmArguments=arguments, get_operators=lambda arguments, target_sm: found)
+    monkeypatch.setitem(sys.modules, "cutlass.operators", module)
+    monkeypatch.setattr(cutedsl, "_target", lambda: "90a")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    return found
+
+
+def test_cutedsl_has_its_operators_as_candidates(operators: list[Operator]) -> None:
+    problem, first = given("mm:f16:nn:16x24x32")
+    backend = cutedsl.CuteDslBackend()
+    assert isinstance(backend, Choosing)
+    names = backend.choices(problem, first)
+    assert names == ("op-a", "op_a", "op_a@2", "op_b", "op_lazy")
+    assert not any(operator.compiled for operator in operators)
+    prepared = backend.prepare_choice(problem, first, "op_a@2")
+    assert [operator.compiled for operator in operators] == [0, 0, 0, 1, 0]
+    assert prepared.proof().chosen == ("op_a@2",)
+    with pytest.raises(Unsupported):
+        backend.prepare_choice(problem, first, "op_c")
+    operators.clear()
+    with pytest.raises(Unsupported):
+        backend.choices(problem, first)
+
+
+def test_an_operator_that_leaves_its_output_alone_returns_poison(operators: list[Operator]) -> None:
+    problem, first = given("mm:f16:nn:16x24x32")
+    backend = cutedsl.CuteDslBackend()
+    assert not backend.prepare_choice(problem, first, "op_b").run(first).isnan().any()
+    assert backend.prepare_choice(problem, first, "op_lazy").run(first).isnan().all()
+
+
+# -- the ledger ----------------------------------------------------------------------------------------
+
+ENTRY = """
+[[known-failure]]
+id = "five-stages"
+backend = "triton"
+reason = "the fifth stage is never waited for"
+choice = "triton_mm-*,s5,*"
+"""
+
+
+def test_a_ledger_entry_may_speak_of_candidates(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(ENTRY)
+    ledger, env = Ledger.load(path), Environment("2.11.0")
+
+    def explained(**facts: Any) -> bool:
+        outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, test="test_product", **facts)
+        return ledger.match(outcome, MM, env) is not None
+
+    assert explained(choice="triton_mm-64x64x32,s5,w8")
+    assert not explained(choice="triton_mm-64x64x32,s4,w8")
+    # Where the backend chose by itself it is the candidate that it chose.
+    assert explained(chosen=("triton_mm-64x64x32,s5,w8",))
+    assert not explained(chosen=("triton_mm-64x64x32,s4,w8",))
+    assert not explained()
+
+
+def test_an_entry_that_kills_the_process_withholds_its_candidates_only(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(ENTRY + "crashes = true\n")
+    ledger, env = Ledger.load(path), Environment("2.11.0")
+    assert ledger.applicable("triton", MM, "test_product", env) is None
+    assert ledger.applicable("triton", MM, "test_product", env, "triton_mm-64x64x32,s4,w8") is None
+    held = ledger.applicable("triton", MM, "test_product", env, "triton_mm-64x64x32,s5,w8")
+    assert held is not None
+    assert held.id == "five-stages"
+
+
+# -- the plugin ----------------------------------------------------------------------------------------
+
+CONFTEST = """
+    import sys
+    sys.path.insert(0, {here!r})
+    from test_choices import Fake
+
+    class Other(Fake):
+        name = "other"
+        def supports(self, problem):
+            from pytest_gemm.backend import Unsupported
+            return Unsupported("op", "never") if problem.shape.m == 5 else None
+
+    def pytest_gemm_register_backends(registry):
+        registry.add(Fake(*{names!r}))
+        registry.add(Other("x", "y"))
+"""
+
+SUITE = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:5x16x32"], any_problem=True)
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    names = ("good-1", "good-2", "bad-off", "big-unfit")
+    pytester.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=names))
+    pytester.makepyfile(test_it=SUITE)
+    return pytester
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-known-failures=none", *args)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [r for r in map(json.loads, path.read_text().splitlines()) if "backend" in r and "status" in r]
+
+
+def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytester) -> None:
+    record, junit = project.path / "run.jsonl", project.path / "junit.xml"
+    result = run(
+        project,
+        "--gemm-backends=fake",
+        "--gemm-problem=mm:f32:nn:8x16x32",
+        "--gemm-choices=all",
+        f"--gemm-run-record={record}",
+        f"--junit-xml={junit}",
+    )
+    assert result.ret == 1
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "mm:f32:nn:8x16x32 on fake: incorrect: *",
+            "  candidate bad-off",
+            "  rerun: pytest * --gemm-choices=bad-off",
+            "fake: 3 different candidates and 3 kernels judged, 3 with their problems",
+            "fake dropped 1 (1 different) for out-of-resources: big-unfit: out of resource: shared memory",
+        ]
+    )
+    assert "--gemm-choices=all" not in result.stdout.str()
+    statuses = {(r["choice"], r["status"]) for r in records(record)}
+    assert statuses == {
+        ("good-1", "passed"),
+        ("good-2", "passed"),
+        ("bad-off", "incorrect"),
+        ("big-unfit", "dropped"),
+    }
+    assert {tuple(r["chosen"]) for r in records(record) if r["choice"] == "good-1"} == {("good-1",)}
+    found = {p.get("name"): p.get("value") for p in ET.parse(junit).iter("property")}
+    assert found["gemm_choice"] == "good-1, good-2, bad-off, big-unfit"
+    line = next(text for text in result.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
+    again = run(project, *shlex.split(line))
+    again.assert_outcomes(failed=1)
+    again.stdout.fnmatch_lines(["  candidate bad-off"])
+
+
+def test_a_pattern_takes_the_candidates_that_it_matches(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=fake,other", "--gemm-choices=good-*", "-v")
+    assert result.ret == 0
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["unsupported"]) == (2, 2)  # "other" has none of these
+    result.stdout.fnmatch_lines(["*other refused 1: no candidate is called good-[*]; there are x, y"])
+
+
+def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=fake,other", "--gemm-choices=goood-*")
+    assert result.ret == 1
+    outcomes = result.parseoutcomes()
+    assert outcomes["unsupported"] == 4
+    assert "failed" not in outcomes
+    result.stdout.fnmatch_lines(["--gemm-choices=goood-[*]: no candidate of any problem is called so*"])
+
+
+def test_a_dropped_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=fake", "--gemm-choices=big*", "--gemm-problem=mm:f32:nn:8x16x32", "-v")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*DROPPED*"])
+    assert result.parseoutcomes()["dropped"] == 1
+
+
+def test_a_dropped_candidate_beside_one_that_passes_is_a_pass(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=fake", "--gemm-choices=*[1t]", "--gemm-problem=mm:f32:nn:8x16x32")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["fake dropped 1 (1 different) for out-of-resources: big-unfit: *"])
+
+
+def test_a_case_of_which_every_candidate_is_dropped_fails(project: pytest.Pytester) -> None:
+    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-unfit", "b-unfit")))
+    result = run(project, "--gemm-backends=fake", "--gemm-level=full", "--gemm-problem=mm:f32:nn:8x16x32")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["* on fake: crashed: every candidate that was tried was dropped (2 out-of-resources)*"]
+    )
+    (line,) = (text for text in result.outlines if "rerun: pytest" in text)
+    assert "--gemm-level=full" in line
+    assert "--gemm-choices" not in line  # all of them are this level's own
+
+
+def test_the_default_is_the_own_way_at_quick_and_all_from_full_on(project: pytest.Pytester) -> None:
+    record = project.path / "run.jsonl"
+    common = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={record}")
+    assert run(project, *common).ret == 0
+    assert {r["choice"] for r in records(record)} == {"", "big-unfit"}
+    result = run(project, *common, "--gemm-level=full")
+    assert result.ret == 1
+    assert {r["choice"] for r in records(record)} == {"good-1", "good-2", "bad-off", "big-unfit"}
+    result.stdout.fnmatch_lines(["  rerun: * --gemm-level=full * --gemm-choices=bad-off"])
+
+
+def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
+    outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
+    rerun = report.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-choices=winner"))
+    assert rerun.line(outcome).endswith(" --gemm-threads=3 --gemm-choices=triton_mm-64x64x32,s5,w8")
+    by_rule = dataclasses.replace(rerun, options=("--gemm-choices=one",))
+    assert by_rule.line(outcome).endswith(" --gemm-choices=one")
+
+
+def test_no_candidates_at_all_is_a_usage_error(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=fake", "--gemm-choices=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gemm-choices=0: give one, winner, all, a number from 1 on*"])
+
+
+def test_a_record_has_the_candidates_and_is_read_again() -> None:
+    outcome = Outcome("triton", MM.line, "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",), choice="a")
+    record = json.loads(json.dumps(report.to_record(outcome)))
+    assert report.from_record(record) == outcome
+
+
+def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester) -> None:
+    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-off", "b-off")))
+    folder = project.path / "artifacts"
+    run(
+        project,
+        "--gemm-backends=fake",
+        "--gemm-problem=mm:f32:nn:8x16x32",
+        "--gemm-choices=all",
+        f"--gemm-artifacts={folder}",
+    )
+    names = [place.name for place in folder.iterdir()]
+    assert any("a-off" in name for name in names)
+    assert any("b-off" in name for name in names)
+
+
+def test_a_candidate_that_kills_the_process_is_one_crashed_choice(project: pytest.Pytester) -> None:
+    names = ("good-1", "b-deadly", "good-2")
+    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=names))
+    record, ledger = project.path / "run.jsonl", project.path / "ledger.toml"
+    common = ("-n1", "--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-choices=all")
+    result = project.runpytest_subprocess(*common, f"--gemm-run-record={record}", "--gemm-known-failures=none")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*  candidate b-deadly", "*  rerun: * --gemm-choices=b-deadly"])
+    statuses = {(r["choice"], r["status"]) for r in records(record)}
+    assert statuses == {("good-1", "passed"), ("b-deadly", "crashed"), ("good-2", "passed")}
+    ledger.write_text(
+        '[[known-failure]]\nid = "kills"\nbackend = "fake"\nreason = "it aborts"\nchoice = "*-deadly"\ncrashes = true\n'
+    )
+    result = project.runpytest_subprocess(*common, f"--gemm-run-record={record}", f"--gemm-known-failures={ledger}")
+    assert result.ret == 0
+    statuses = {(r["choice"], r["status"]) for r in records(record)}
+    assert statuses == {("good-1", "passed"), ("b-deadly", "known-failure"), ("good-2", "passed")}
+
+
+DYING = """
+    import os
+    from pytest_gemm.backend import Availability, Contract, Proof
+
+    class Prepared:
+        contract = Contract()
+        def run(self, operands): return operands.a @ operands.b
+        def proof(self): return Proof(("c",), ("k",), ("k",))
+
+    class Dying:
+        name = "dying"
+        def __init__(self, how="", home=0):
+            self.how, self.home = how, home or os.getpid()
+        def availability(self, device): return Availability()
+        def supports(self, problem): return None
+        def prepare(self, problem, operands):
+            if os.getpid() != self.home:
+                if self.how == "die":
+                    os._exit(3)
+                raise KeyError("planted elsewhere")
+            return Prepared()
+        def with_user_caches(self, tag):
+            return Dying(self.how, self.home)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("die", "on dying: crashed: the process that compiled and ran it first has died"),
+        ("raise", "on dying: crashed: KeyError in the process that ran it first: 'planted elsewhere'"),
+    ],
+)
+def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytester, how: str, words: str) -> None:
+    pytester.syspathinsert()
+    pytester.makepyfile(dying=DYING)
+    pytester.makeconftest(
+        f"""
+        from dying import Dying
+
+        def pytest_gemm_register_backends(registry):
+            registry.add(Dying({how!r}))
+        """
+    )
+    pytester.makepyfile(
+        test_it="""
+        import dataclasses
+        import pytest
+
+        @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], fillings=["rand"])
+        def test_elsewhere(gemm_case, gemm_check):
+            user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case))
+            gemm_check.run_elsewhere(user)
+            gemm_check(user)
+        """
+    )
+    result = run(pytester, "--gemm-backends=dying")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"mm:f32:nn:8x16x32 {words}", "  rerun: pytest *"])
+    assert "run_elsewhere" not in result.stdout.str()

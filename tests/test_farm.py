@@ -1,0 +1,782 @@
+"""Compiled kernels: found again by content, compiled once, ahead of the tests and without a GPU.
+
+The compiler is a script: it knows the version that it is told, refuses what it is told to refuse, notes every call,
+and makes an object whose entry returns the length of the text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gemm import ahead
+from pytest_gemm.backends import cutlass, farm
+from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.farm import CompileError, CompilerError, Counts, Farm, Job, Source, Store, Toolchain
+from pytest_gemm.config import has_cuda_device
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem import Problem
+
+needs_cutlass = pytest.mark.skipif(
+    importlib.util.find_spec("cutlass_library") is None, reason="the wheel nvidia-cutlass is not installed"
+)
+
+# What Inductor writes, shortened: a macro, the configuration's types, one exported function, a comment.
+KERNEL = """
+#include "cutlass/cutlass.h"
+#define PT_EXPORT __attribute__((__visibility__("default")))
+#define CHECK(status) \\
+  { use(status); }
+
+using config_f16_128x128x64_base = cutlass::Gemm<half_t>;
+extern "C" {
+PT_EXPORT int NAME(const __half* X, const __half* W, __half* Y, const int M, size_t* workspace_size) {
+  static int hw_info;
+
+  return 0;
+}
+}
+
+// configuration name: config_f16_128x128x64
+"""
+
+NVCC = r"""#!/bin/sh
+here=$(dirname "$0")
+case " $* " in *" --version "*) echo "Cuda compilation tools, release 13.0, V$(cat "$here/version")"; exit;; esac
+made= text= shared=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -o) made=$2; shift;;
+    -shared) shared=yes;;
+    -*) ;;
+    *) text=$1;;
+  esac
+  shift
+done
+[ -z "$shared" ] || exec cc -shared -o "$made" "$text"
+echo "$$ $made" >> "$here/calls"
+[ -f "$here/slow" ] && sleep "$(cat "$here/slow")" >/dev/null 2>&1
+[ -f "$here/dies" ] && { cat "$here/dies"; exit 1; }
+if [ -f "$here/refuses" ] && grep -q -f "$here/refuses" "$text"; then
+  echo "kernel.cu(7): error: static assertion failed: too many stages"; exit 2
+fi
+printf 'extern "C" int pytest_gemm_entry() { return %d; }\n' "$(wc -c < "$text")" |
+  cc -x c++ -fPIC -c -o "$made" -
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """The script, in a folder laid out like a CUDA toolkit."""
+
+    folder: Path
+
+    @property
+    def path(self) -> str:
+        return str(self.folder / "bin" / "nvcc")
+
+    def set(self, what: str, text: str) -> None:
+        (self.folder / "bin" / what).write_text(text, encoding="utf-8")
+
+    @property
+    def calls(self) -> int:
+        """How often it compiled."""
+        log = self.folder / "bin" / "calls"
+        return len(log.read_text(encoding="utf-8").splitlines()) if log.is_file() else 0
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the processes that were called."""
+        log = self.folder / "bin" / "calls"
+        return [int(line.split()[0]) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def ended(process: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to notice."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    except OSError:
+        return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> Compiler:
+    script = tmp_path / "toolkit" / "bin" / "nvcc"
+    script.parent.mkdir(parents=True)
+    script.write_text(NVCC, encoding="utf-8")
+    script.chmod(0o755)
+    header = tmp_path / "toolkit" / "include" / "curand_kernel.h"
+    header.parent.mkdir()
+    header.touch()
+    found = Compiler(tmp_path / "toolkit")
+    found.set("version", "13.0.88")
+    return found
+
+
+def kernel(name: str = "cutlass_fused_mm_1a2b3c4d", text: str = KERNEL) -> str:
+    return text.replace("NAME", name)
+
+
+def job(nvcc: Compiler, text: str = KERNEL, **changes: Any) -> Job:
+    made = Toolchain(nvcc.path, "13.0.88", "90a", ("-O1", "-gencode=arch=compute_90a"), ("/here/include",), "wheel 4.2")
+    return Job(Source.of(kernel(text=text)), dataclasses.replace(made, **changes))
+
+
+# -- what a kernel is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(kernel("cutlass_6d7f2e4c"), id="another-name"),
+        pytest.param(kernel("Placeholder.KERNEL_NAME"), id="while-it-is-rendered"),
+        pytest.param(kernel().replace(";\n", ";   \n\n\n"), id="blanks-and-blank-lines"),
+        pytest.param(kernel() + "\n// CUDA Compilation cmd\n// nvcc -O1 -o x.o x.cu\n", id="command"),
+    ],
+)
+def test_the_same_kernel_has_one_key_whatever_it_is_called(nvcc: Compiler, again: str) -> None:
+    assert job(nvcc, again).key == job(nvcc).key
+    assert re.fullmatch(r"[0-9a-f]{64}", job(nvcc).key)
+
+
+def test_every_fact_that_may_change_the_machine_code_changes_the_key(nvcc: Compiler) -> None:
+    jobs = [
+        job(nvcc),
+        job(nvcc, KERNEL.replace("128x128x64", "256x128x64")),
+        job(nvcc, version="13.1.5"),
+        job(nvcc, architecture="100a"),
+        job(nvcc, flags=("-O3", "-gencode=arch=compute_90a")),
+        job(nvcc, headers="wheel 4.3"),
+    ]
+    assert len({one.key for one in jobs}) == len(jobs)
+
+
+def test_paths_are_no_part_of_a_key(nvcc: Compiler) -> None:
+    elsewhere = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare=("/curand",))
+    assert elsewhere.key == job(nvcc).key
+
+
+def test_a_macro_stays_a_macro() -> None:
+    text = Source.of(kernel(text=KERNEL.replace("{ use(status); }", "{ use(status); } \\\n\n"))).text
+    assert "{ use(status); } \\\n\n" in text, "a line that ends with a backslash takes in the next one"
+
+
+def test_the_entry_is_found_and_the_configuration_read() -> None:
+    assert farm.entry_of(kernel("cutlass_fused_relu_01234567")) == "cutlass_fused_relu_01234567"
+    assert Source.of(kernel()).configuration == "config_f16_128x128x64"
+    assert Source.of(kernel(text=KERNEL.replace("// configuration", "//"))).configuration == ""
+    for broken in ("int main() {}", kernel("one") + kernel("two")):
+        with pytest.raises(ValueError, match="exports one function"):
+            Source.of(broken)
+
+
+def test_headers_are_told_apart_by_wheel_or_by_version_file(tmp_path: Path) -> None:
+    for tree, text in (("a", "#define CUTLASS_MINOR 2"), ("b", "#define CUTLASS_MINOR 3")):
+        (tmp_path / tree / "include" / "cutlass").mkdir(parents=True)
+        (tmp_path / tree / "include" / "cutlass" / "version.h").write_text(text, encoding="utf-8")
+    assert farm.headers_version(tmp_path / "a") != farm.headers_version(tmp_path / "b")
+    assert farm.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
+
+
+def test_the_compiler_says_its_version(nvcc: Compiler, tmp_path: Path) -> None:
+    assert farm.nvcc_version(nvcc.path) == "13.0.88"
+    with pytest.raises(CompilerError, match="no-such"):
+        farm.nvcc_version(str(tmp_path / "no-such"))
+
+
+# -- the store -----------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_compiled_once_and_a_copy_of_the_folder_has_it(nvcc: Compiler, tmp_path: Path) -> None:
+    first = Store(tmp_path / "store")
+    made = first.obtain(job(nvcc))
+    assert first.counts == Counts(compiled=1, seconds=first.counts.seconds)
+    assert first.obtain(job(nvcc, kernel("another"))) == made
+    assert nvcc.calls == 1
+
+    shutil.copytree(tmp_path / "store", tmp_path / "elsewhere", ignore=shutil.ignore_patterns("locks", "making"))
+    copied = Store(tmp_path / "elsewhere")
+    assert copied.obtain(job(nvcc)).read_bytes() == made.read_bytes()
+    assert (copied.counts, nvcc.calls) == (Counts(hits=1), 1)
+    facts = copied.facts(job(nvcc).key)
+    assert facts["configuration"] == "config_f16_128x128x64"
+    assert (facts["compiler"], facts["architecture"], facts["headers"]) == ("13.0.88", "90a", "wheel 4.2")
+    assert facts["bytes"] == made.stat().st_size
+    files = {path.suffix for path in (tmp_path / "store").iterdir() if path.is_file()}
+    assert files == {".o", ".json"}, "nothing but kernels is left"
+    assert not list((tmp_path / "store" / "making").iterdir())
+
+
+def test_a_kernel_asked_for_twice_counts_once(nvcc: Compiler, tmp_path: Path) -> None:
+    Store(tmp_path).obtain(job(nvcc))
+    store = Store(tmp_path)
+    for _ in range(3):
+        store.obtain(job(nvcc))
+    assert store.counts == Counts(hits=1)
+    assert store.counts.kernels == 1
+
+
+def test_a_refused_kernel_is_tried_once(nvcc: Compiler, tmp_path: Path) -> None:
+    nvcc.set("refuses", "128x128x64")
+    for store in (Store(tmp_path), Store(tmp_path)):
+        with pytest.raises(CompileError, match="too many stages"):
+            store.obtain(job(nvcc))
+        assert (store.counts.failed, store.counts.compiled) == (1, 0)
+    assert nvcc.calls == 1
+    assert "too many stages" in Store(tmp_path).error_of(job(nvcc).key)
+    Store(tmp_path).obtain(job(nvcc, KERNEL.replace("128x128x64", "64x64x64")))  # another kernel is not refused
+
+
+@pytest.mark.parametrize(
+    "said", ["nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "fatal error: No space left on device", ""]
+)
+def test_what_befalls_the_compiler_is_not_held_against_the_kernel(nvcc: Compiler, tmp_path: Path, said: str) -> None:
+    nvcc.set("dies", said)
+    with pytest.raises(CompilerError, match=re.escape(said) or "it said nothing"):
+        Store(tmp_path).obtain(job(nvcc))
+    assert Store(tmp_path).error_of(job(nvcc).key) == ""
+    (Path(nvcc.path).parent / "dies").unlink()
+    assert Store(tmp_path).obtain(job(nvcc)).is_file()
+
+
+def test_a_compile_that_takes_too_long_is_ended_with_all_its_processes(nvcc: Compiler, tmp_path: Path) -> None:
+    nvcc.set("slow", "30")
+    started = time.monotonic()
+    with pytest.raises(CompilerError, match=r"not finished after 0\.5 s"):
+        Store(tmp_path, timeout=0.5).obtain(job(nvcc))
+    assert time.monotonic() - started < 10
+    assert not os.listdir(tmp_path / "making")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_path: Path, how: signal.Signals) -> None:
+    nvcc.set("slow", "60")
+    wanted = (
+        "from pathlib import Path; from pytest_gemm.backends.farm import *; "
+        f"Store(Path({str(tmp_path / 'store')!r})).obtain(Job(Source.of({kernel()!r}), "
+        f"Toolchain({nvcc.path!r}, '13.0.88', '90a', (), (), 'wheel 4.2')))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", wanted])
+    wait_until(lambda: nvcc.calls == 1)
+    (compiler,) = nvcc.processes
+    process.send_signal(how)
+    process.wait()
+    wait_until(lambda: ended(compiler))
+
+
+def test_a_compiler_that_is_killed_or_missing_is_not_the_kernel_s_fault(nvcc: Compiler, tmp_path: Path) -> None:
+    nvcc.set("slow", "60")
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(Store(tmp_path).obtain, job(nvcc))
+        wait_until(lambda: nvcc.calls == 1)
+        os.kill(nvcc.processes[0], signal.SIGKILL)
+        with pytest.raises(CompilerError, match="exit status 137"):
+            made.result()
+    with pytest.raises(CompilerError, match="no-such-nvcc"):
+        Store(tmp_path).obtain(job(nvcc, compiler="/no-such-nvcc"))
+    assert Store(tmp_path).error_of(job(nvcc).key) == ""
+
+
+def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path) -> None:
+    nvcc.set("slow", "0.3")
+    stores = [Store(tmp_path / "store") for _ in range(4)]  # as four processes have them
+    with ThreadPoolExecutor(4) as pool:
+        made = set(pool.map(lambda store: store.obtain(job(nvcc)), stores))
+    assert (len(made), nvcc.calls) == (1, 1)
+    assert sorted((s.counts.compiled, s.counts.hits) for s in stores) == [(0, 1), (0, 1), (0, 1), (1, 0)]
+
+
+def test_a_renamed_object_exports_the_name_that_is_asked_for(nvcc: Compiler, tmp_path: Path) -> None:
+    made = Store(tmp_path / "store").obtain(job(nvcc))
+    farm.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
+    subprocess.run(["cc", "-shared", "-o", tmp_path / "kernel.so", tmp_path / "kernel.o"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "kernel.so"))
+    assert library.cutlass_fused_mm_1a2b3c4d() == len(job(nvcc).source.text)
+    assert not hasattr(library, farm.ENTRY)
+    with pytest.raises(CompilerError, match="objcopy"):
+        farm.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
+
+
+# -- many at once --------------------------------------------------------------------------------------
+
+
+def numbered(nvcc: Compiler, count: int) -> list[Job]:
+    return [job(nvcc, KERNEL.replace("128x128x64", f"128x128x{number}")) for number in range(count)]
+
+
+def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tmp_path: Path) -> None:
+    jobs = numbered(nvcc, 6)
+    Store(tmp_path / "store").obtain(jobs[0])
+    nvcc.set("refuses", "128x128x5")
+    nvcc.set("slow", "0.2")
+    told: list[farm.Progress] = []
+    store = Store(tmp_path / "store")
+    with Farm(store, workers=2) as plant:
+        plant.submit(jobs[:4])
+        plant.submit(jobs)
+        plant.finish(told.append, interval=0.05)
+    assert nvcc.calls == 6
+    assert store.counts == Counts(hits=1, compiled=4, failed=1, seconds=store.counts.seconds)
+    assert [plant.jobs[key].source for key in plant.refused] == [jobs[5].source]
+    assert plant.undone == {}
+    assert max(progress.running for progress in told) == 2, "as many compilers as it may have"
+    assert [progress.done for progress in told] == sorted(progress.done for progress in told)
+    assert all(0 <= progress.done <= progress.total for progress in told)
+    assert re.fullmatch(r"6/6 kernels, 0 at work, 0:0\d, 1 failed", str(told[-1]))
+
+
+def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None:
+    nvcc.set("slow", "60")
+
+    def interrupted(progress: farm.Progress) -> None:
+        if progress.running == 2 and nvcc.calls == 2:
+            raise KeyboardInterrupt
+
+    def work(jobs: list[Job]) -> None:
+        with Farm(Store(tmp_path), workers=2) as plant:
+            plant.submit(jobs)
+            plant.finish(interrupted, interval=0.05)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        work(numbered(nvcc, 5))
+    assert time.monotonic() - started < 20
+    assert nvcc.calls == 2, "those that were waiting are not begun"
+    wait_until(lambda: all(map(ended, nvcc.processes)))
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("nvcc")] == []
+
+
+class Terminal:
+    """What a display needs of pytest's terminal reporter."""
+
+    def __init__(self, isatty: bool) -> None:
+        self.isatty = isatty
+        self.lines: list[str] = []
+        self.rewritten: list[str] = []
+
+    def ensure_newline(self) -> None: ...
+
+    def write_line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def rewrite(self, text: str, erase: bool) -> None:
+        self.rewritten.append(text)
+
+
+def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere() -> None:
+    for terminal in (Terminal(isatty=True), Terminal(isatty=False)):
+        display = ahead.Display(terminal)
+        for number in range(100):
+            display.progress(f"{number}/100")
+        display.line("done")
+        assert terminal.lines == (["done"] if terminal.isatty else ["0/100", "done"])
+        assert terminal.rewritten == (["0/100", ""] if terminal.isatty else [])
+    ahead.Display(None).line("nobody reads it")
+
+
+# -- Inductor takes its kernels from the store -----------------------------------------------------------
+
+
+@needs_cutlass
+def test_inductor_links_the_stored_kernel_under_its_own_name(
+    nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import exc
+    from torch._inductor.codecache import CUDACodeCache
+    from torch._inductor.codegen.cuda import compile_utils
+
+    from pytest_gemm.backends import cutlass_compat, torch_compat
+
+    monkeypatch.setenv("CUDACXX", nvcc.path)
+    monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])  # the CPU build of torch knows no libcudart
+    backend = CutlassBackend()
+    options = {**backend.options(Problem.parse("mm:f16:nt:64x64x64")), "cuda.arch": "90"}
+    setup = farm.Setup(nvcc.path, "13.0.88", "wheel 4.2")
+    store = Store(tmp_path / "store")
+
+    def linked(name: str, text: str = KERNEL) -> ctypes.CDLL:
+        path, *_ = CUDACodeCache.compile(kernel(name, text), "so")
+        return ctypes.CDLL(path)
+
+    with torch_compat.session(options, directory=str(tmp_path / "inductor")), cutlass_compat.stored(store, setup):
+        length = linked("cutlass_candidate").cutlass_candidate()
+        assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length == len(Source.of(kernel()).text)
+        assert (nvcc.calls, store.counts.kernels) == (1, 1)
+
+        nvcc.set("refuses", "64x64x64")
+        with pytest.raises(exc.CUDACompileError, match="too many stages"):
+            linked("cutlass_refused", KERNEL.replace("128x128x64", "64x64x64"))
+
+        # A library that cannot be linked is not remembered as a kernel's failure.
+        monkeypatch.setattr(farm, "renamed", lambda _made, _name, place: place.write_text("no object"))
+        with pytest.raises(exc.CUDACompileError):
+            linked("cutlass_unlinked")
+        monkeypatch.undo()
+        monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])
+        for left in (tmp_path / "inductor").rglob("*.o"):
+            if left.read_bytes() == b"no object":
+                left.unlink()
+        assert linked("cutlass_unlinked").cutlass_unlinked() == length
+
+
+# -- which kernels a problem needs, without a GPU --------------------------------------------------------
+
+
+# A plain product, another size of it, an addend, a fused epilogue, a batch, int8, any M.
+LINES = (
+    "mm:f16:nt:64x96x128",
+    "mm:f16:nt:128x96x64",
+    "addmm:f16:nn:64x96x128:bias",
+    "linear:f16:nt:64x96x128:relu",
+    "bmm:bf16:nn:4x64x96x128",
+    "int_mm:i8-i8-i32:nt:64x96x128",
+    "mm:f16:nt:250x96x128::dyn-m",
+)
+
+
+@pytest.fixture
+def settings() -> Any:
+    return SimpleNamespace(jobs=2, compile_timeout=60.0, choices="", arch="90a", compile_only=True)
+
+
+@pytest.fixture
+def backend(nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CutlassBackend:
+    monkeypatch.setenv("CUDACXX", nvcc.path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = CutlassBackend()
+    found.kernel_cache = tmp_path / "store"
+    # Every problem takes the first candidate, and stream-K, which there is for static sizes only, is not offered: which
+    # problems share a kernel is then plain.
+    found.variety = 1
+    found.allowlist = r"align(8|16)_warpspecialized.*epi_tma"
+    return found
+
+
+def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> ahead.Harvest:
+    return ahead.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", ahead.Display(None))
+
+
+@needs_cutlass
+def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_same(
+    backend: CutlassBackend, settings: Any
+) -> None:
+    """Its visitor tree knows no int32; the candidate is compiled before that shows, in a real compile as well."""
+    found = harvest(backend, settings, "int_mm:i8-i8-i32:nt:32x64x128:cast-f32")
+    assert len(found.kernels) == 1
+    assert not found.unknown
+
+
+@needs_cutlass
+def test_problems_are_compiled_without_a_gpu_and_share_kernels(
+    backend: CutlassBackend, nvcc: Compiler, settings: Any
+) -> None:
+    found = harvest(backend, settings, *LINES)
+    assert found.complete
+    assert found.unknown == {}
+    of = {line: [found.kernels[key] for key in keys] for line, keys in found.shares().items()}
+    assert len(of[LINES[0]]) == 1, "benchmarked and final kernel are one"
+    assert of[LINES[1]] == [], "M, N and K are arguments: another size is the same kernel"
+    assert of[LINES[6]] == [], "and so is any M"
+    (addend,) = of[LINES[2]]
+    assert "Bias" in addend.source.text
+    assert any("EVT" in job.source.text for job in of[LINES[3]]), "an epilogue is fused"
+    assert "bfloat16_t" in of[LINES[4]][0].source.text
+    assert "s8_s8_s32" in of[LINES[5]][0].source.configuration
+    assert all(job.toolchain.architecture == "90a" for job in found.kernels.values())
+    assert len(found.kernels) == found.counts.compiled == nvcc.calls
+    assert set(found.sizes) == set(found.kernels)
+    # The programs around the kernels lie in Inductor's folder, with the texts that they would have compiled.
+    wrappers = [path.read_text(encoding="utf-8") for path in (nvcc.folder.parent / "cache").rglob("*.py")]
+    texts = [
+        text
+        for wrapper in wrappers
+        for text in re.findall(r"async_compile\.cuda\(r\'\'\'(.*?)\'\'\'", wrapper, re.DOTALL)
+    ]
+    assert len(texts) >= len(LINES) - 1
+    assert {Source.of(text) for text in texts} <= {job.source for job in found.kernels.values()}
+
+
+@needs_cutlass
+def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, nvcc: Compiler, settings: Any) -> None:
+    backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
+    nvcc.set("refuses", "configuration name: .*_cooperative_")
+    found = harvest(backend, settings, LINES[0])
+    assert sorted("pingpong" in job.source.configuration for job in found.kernels.values()) == [False, True]
+    assert [found.kernels[key].source.configuration.rpartition("_epi")[0][-11:] for key in found.refused] == [
+        "cooperative"
+    ]
+    assert found.complete, "a dropped candidate is no failure of the farm"
+    assert found.counts.compiled == 1, "the candidate that takes its place"
+    text = "\n".join(ahead.table(found))
+    assert "refused by nvcc: " in text
+    assert "static assertion failed: too many stages" in text
+
+
+@needs_cutlass
+def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBackend, settings: Any) -> None:
+    settings.choices = "*128x128x64_*pingpong*"
+    names = {job.source.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
+    assert len(names) == 2, "the clusters 1x2x1 and 2x1x1"
+    assert all("128x128x64" in name and "pingpong" in name for name in names)
+
+
+def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CutlassBackend()
+    given = {"cutlass-allow": "pingpong", "cutlass-swizzles": "1,2", "cutlass-level": "0000", "kernel-cache": "/kept"}
+    backend.configure(given)
+    for one in (backend, backend.with_user_caches("tag"), backend.picking("winner")):
+        assert isinstance(one, CutlassBackend)
+        options = {name.partition(".")[2]: value for name, value in one.options(Problem.parse(LINES[0])).items()}
+        assert options["cutlass_op_allowlist_regex"] == "pingpong"
+        assert options["cutlass_max_profiling_swizzle_options"] == [1, 2]
+        assert options["cutlass_instantiation_level"] == "0000"
+        assert one.store.folder == Path("/kept")
+    backend.configure(dict.fromkeys(given, "") | {"cutlass-swizzles": "1"})
+    assert backend.allowlist == CutlassBackend.allowlist
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cutlass.kernel_cache_dir() == Path("/cache/pytest-gemm/cutlass-kernels")
+
+
+def test_a_toolkit_without_curand_is_helped_by_the_wheel_or_named(
+    nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDACXX", nvcc.path)
+    monkeypatch.delenv("CPATH", raising=False)
+    assert cutlass.curand_headers(nvcc.path) == ""
+    (nvcc.folder / "include" / "curand_kernel.h").unlink()
+    header = tmp_path / "site" / "nvidia" / "include" / "curand_kernel.h"
+    file = SimpleNamespace(name="curand_kernel.h", locate=lambda: header)
+    monkeypatch.setattr(importlib.metadata, "files", lambda _name: [file])
+    assert cutlass.curand_headers(nvcc.path) == str(header.parent)
+    monkeypatch.setenv("CPATH", "/mine")
+    assert job(nvcc, spare=("/curand",)).toolchain.environment["CPATH"] == os.pathsep.join(["/mine", "/curand"])
+    monkeypatch.setattr(importlib.metadata, "files", lambda _name: [])
+    reason = CutlassBackend().compiles_ahead().reason
+    assert isinstance(reason, Reason)
+    assert (reason.code, "curand_kernel.h" in reason.text) == ("no-curand", True)
+
+
+def test_stream_k_widens_the_bound_by_its_slices() -> None:
+    backend = CutlassBackend()
+    problem = Problem.parse("int_mm:i8-i8-i32:nt:64x96x1000")  # its contract needs no device
+    plain: Any = SimpleNamespace(chosen=("cutlass3x_warpspecialized_pingpong,swizzle=1",), fused=True)
+    stream: Any = SimpleNamespace(chosen=("cutlass3x_stream_k_warpspecialized,swizzle=1",), fused=True)
+    assert backend.contract(problem, plain).slices == 1
+    assert backend.contract(problem, stream).slices == 16, "1000 / 64, rounded up"
+    assert backend.contract(problem, None).slices == 16, "not compiled yet: it may be stream-K"
+
+
+# -- as pytest's users meet it -----------------------------------------------------------------------------
+
+
+def run_pytest(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    pytester.makepyfile(
+        test_mine="""
+        import pytest
+
+        @pytest.mark.gemm(problems=["mm:f16:nt:64x96x128"], any_problem=True)
+        def test_product(gemm_case, gemm_check):
+            raise AssertionError("nothing runs")
+        """
+    )
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+
+@needs_cutlass
+def test_compile_only_compiles_and_runs_nothing(
+    pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDACXX", nvcc.path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(nvcc.folder.parent / "cache"))  # not where pytest collects
+    problems = f"--gemm-problem={','.join(LINES[:4])}"
+    options = ("--gemm-arch=90a", "--gemm-kernel-cache=kernels", "--gemm-cutlass-allow=pingpong")
+    wanted = ("--gemm-compile-only", *options, problems)
+    result = run_pytest(pytester, "--gemm-backends=aten,cutlass", *wanted, "--gemm-run-record=run.jsonl")
+    assert result.ret == 0
+    stored = list((pytester.path / "kernels").glob("*.json"))
+    assert len(stored) == nvcc.calls >= 3
+    assert all("pingpong" in json.loads(path.read_text(encoding="utf-8"))["configuration"] for path in stored)
+    result.stdout.fnmatch_lines(
+        [
+            "*aten compiles nothing ahead: its kernels are made when they are run",
+            f"cutlass: {nvcc.calls} kernels, 0 from the cache, {nvcc.calls} compiled in *",
+            "for * kernels  cached  refused *MB  seconds",
+            "linear f16 *",
+            f"all *{nvcc.calls} *",
+        ]
+    )
+    assert "AssertionError" not in result.stdout.str()
+    totals = json.loads((pytester.path / "run.jsonl").read_text(encoding="utf-8").splitlines()[-1])["totals"]
+    assert totals["notes"][0].startswith(f"cutlass: {nvcc.calls} kernels")
+
+    again = run_pytest(pytester, "--gemm-backends=cutlass", *wanted)
+    again.stdout.fnmatch_lines([f"cutlass: {len(stored)} kernels, {len(stored)} from the cache, 0 compiled in *"])
+    assert nvcc.calls == len(stored)
+    assert again.ret == 0
+
+
+@needs_cutlass
+def test_a_compiler_that_does_not_work_turns_compile_only_red(
+    pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDACXX", nvcc.path)
+    nvcc.set("dies", "nvcc fatal   : Cannot find the host compiler")
+    result = run_pytest(
+        pytester, "--gemm-backends=cutlass", "--gemm-compile-only", "--gemm-arch=90a", "--gemm-kernel-cache=kernels"
+    )
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["not compiled: cutlass3x_*, for mm:f16:nt:64x96x128: *Cannot find the host compiler"])
+
+
+@pytest.mark.skipif(has_cuda_device(), reason="this machine has a device to compile for")
+def test_compile_only_without_a_device_asks_for_the_architecture(pytester: pytest.Pytester) -> None:
+    result = run_pytest(pytester, "--gemm-compile-only")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*--gemm-compile-only: there is no CUDA device here to compile for*--gemm-arch=90a*"])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--gemm-cutlass-allow=(", "*--gemm-cutlass-allow=(: not a regular expression:*"),
+        ("--gemm-cutlass-swizzles=3", "*--gemm-cutlass-swizzles=3: name some of 1, 2, 4, 8*"),
+        ("--gemm-cutlass-level=all", "*--gemm-cutlass-level=all: give up to four digits*"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_would_be_right(pytester: pytest.Pytester, option: str, message: str) -> None:
+    result = run_pytest(pytester, option)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([message])
+
+
+def test_compile_only_is_not_shared_out_to_workers(pytester: pytest.Pytester) -> None:
+    result = run_pytest(pytester, "--gemm-compile-only", "--gemm-arch=90a", "-n2")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*--gemm-compile-only takes all cores by itself: leave out -n*"])
+
+
+def test_the_notes_say_what_was_compiled_ahead_and_during_the_tests() -> None:
+    before = ahead.Harvest("cutlass", counts=Counts(hits=1, compiled=2, seconds=90.0), seconds=40.0)
+    line = "cutlass: 0 kernels, 0 from the cache, 2 compiled in 40 s (90 s of nvcc)"
+    assert ahead.notes([before], {"cutlass": Counts(hits=5)}) == [line]
+    later = Counts(hits=5, compiled=1, seconds=60.0)
+    assert ahead.notes([before], {"cutlass": later}) == [f"{line}; 1 more compiled during the tests (60 s of nvcc)"]
+    assert ahead.notes([], {"cutlass": later}) == ["cutlass: 6 kernels, 5 from the cache, 1 compiled (60 s of nvcc)"]
+    assert ahead.notes([], {"cutlass": Counts()}) == []
+
+
+def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("""
+        def pytest_gemm_register_backends(registry):
+            registry.add_callable("zero", lambda a, b: a.new_zeros(a.shape[0], b.shape[1]))
+    """)
+    pytester.makepyfile(test_it=TEST)
+    options = ("--gemm-cutlass-allow=stream_k|pingpong", "--gemm-cutlass-swizzles=1,2", "--gemm-cutlass-level=0000")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--gemm-backends=zero", *options)
+    result.stdout.fnmatch_lines(
+        ["*rerun: pytest *'--gemm-cutlass-allow=stream_k|pingpong' * --gemm-cutlass-level=0000"]
+    )
+
+
+PLANTED = '''
+    import os
+    from pathlib import Path
+
+    from pytest_gemm.backend import Availability, Contract
+    from pytest_gemm.backends.farm import Job, Source, Store, Toolchain
+    from pytest_gemm.plain import CallableBackend
+
+    KERNEL = """
+    extern "C" {{
+    PT_EXPORT int NAME(const int N) {{ return {n}; }}
+    }}
+    """.replace("{{", "{").replace("}}", "}")
+
+    def mine(a, b):
+        return (a.float() @ b.float()).to(a.dtype)
+
+    class Planted(CallableBackend):
+        """Has one kernel for each N, and fails where it is not there when it is prepared."""
+
+        devices = ("cpu",)
+
+        def __init__(self):
+            super().__init__("planted", mine, frozenset({"f32"}), True, Contract("f32", "eager"))
+            self.store = Store(Path("kernels"))
+
+        def compiles_ahead(self):
+            return Availability()
+
+        def jobs(self, problem, architecture, pick=None):
+            tools = Toolchain(os.environ["CUDACXX"], "13.0.88", architecture, (), (), "wheel 4.2")
+            return [Job(Source.of(KERNEL.replace("{n}", str(problem.shape.n))), tools)]
+
+        def prepare(self, problem, operands):
+            for job in self.jobs(problem, "90a"):
+                if os.environ.get("MUST_BE_THERE"):
+                    assert self.store.object_of(job.key), "compiled ahead of the tests"
+                self.store.obtain(job)
+            return super().prepare(problem, operands)
+'''
+
+TEST = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x8x8", "mm:f32:nn:9x8x8", "mm:f32:nn:8x9x8", "mm:f32:nn:8x7x8"])
+    def test_mine(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_kernels_are_compiled_before_the_tests_with_and_without_workers(
+    pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    monkeypatch.setenv("CUDACXX", nvcc.path)
+    monkeypatch.setenv("MUST_BE_THERE", "yes")
+    pytester.makeini("[pytest]\npythonpath = .")
+    pytester.makeconftest("""
+        from plant import Planted
+
+        def pytest_gemm_register_backends(registry):
+            registry.add(Planted())
+    """)
+    pytester.makepyfile(plant=PLANTED, test_it=TEST)
+    arguments = (workers, "-p", "no:cacheprovider", "--gemm-backends=planted", "--gemm-arch=90a")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=4)
+    assert nvcc.calls == 3, "two problems have one kernel"
+    result.stdout.fnmatch_lines(["planted: 3 kernels, 0 from the cache, 3 compiled in *", "planted: 3 kernels, 0*"])
+    assert "during the tests" not in result.stdout.str()
+
+    again = pytester.runpytest_subprocess(*arguments, "--collect-only")
+    assert "planted: " not in again.stdout.str(), "nothing is compiled for a list of tests"
+    # For two problems a process that asks is not worth while; the tests themselves find the kernels.
+    few = pytester.runpytest_subprocess(*arguments, "--gemm-problem=mm:f32:nn:8x8x8,mm:f32:nn:8x9x8")
+    few.stdout.fnmatch_lines(["planted: 2 kernels, 2 from the cache, 0 compiled (0 s of nvcc)"])
+    assert nvcc.calls == 3

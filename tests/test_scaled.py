@@ -1,0 +1,416 @@
+"""scaled_mm: fp8 with scales, from the line to the verdict, on a model of a tensor core where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from pytest_gemm import compare, oracle
+from pytest_gemm import operands as room
+from pytest_gemm.backend import Contract, Unsupported
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.artifact import m_dimensions
+from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
+from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.torch_compat import torch_release
+from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.program import args, build
+
+FP8 = ("f8e4m3fn", "f8e5m2")
+ROWS_ON_CPU = torch_release() >= (2, 13)
+
+
+def line(shape: str, epilogue: str, *, a: str = "f8e4m3fn", b: str = "f8e4m3fn", out: str = "bf16") -> str:
+    return f"scaled_mm:{a}-{b}-{out}:nt:{shape}:{epilogue}"
+
+
+def make(text: str, filling: str, seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(text), filling, seed)
+
+
+# -- a tensor core in few bits -----------------------------------------------------------------------
+
+
+def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, *, bits: int = 13, promote: int = 0) -> torch.Tensor:
+    """A @ B as Hopper adds fp8: 32 products and the sum so far cut at 2^-bits of the largest, the result kept to bits.
+
+    Promoted every ``promote`` products: then the sum goes to one in f32.
+    """
+    k = a.shape[1]
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32)
+    held = total.double()
+    exponents = torch.frexp(a)[1][:, :, None] + torch.frexp(b)[1][None]
+    for first in range(0, k, 32):
+        products = a[:, first : first + 32, None] * b[None, first : first + 32]
+        terms = torch.cat([products, held[:, None]], 1)
+        # The exponent of a product is that of its unnormalised significand, the sum of its factors'.
+        of_terms = torch.cat([exponents[:, first : first + 32] - 2, torch.frexp(held)[1][:, None] - 1], 1)
+        largest = torch.where(terms == 0, -1000, of_terms).amax(1, keepdim=True)
+        unit = torch.exp2(largest.clamp(min=-500).double() - bits)
+        held = (torch.trunc(terms / unit) * unit).sum(1)
+        unit = torch.exp2((torch.frexp(held)[1] - 1).double() - bits)
+        held = torch.trunc(held / unit) * unit
+        if promote and (first + 32) % promote == 0:
+            total, held = (total.double() + held).float(), torch.zeros_like(held)
+    return (total.double() + held).float()
+
+
+def on_model(operands: room.Operands, **how: int) -> torch.Tensor:
+    """The whole program with :func:`tensor_core_sum` for a product, where all operands are finite."""
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return tensor_core_sum(a.double(), b.double(), **how)
+
+    result: torch.Tensor = build(operands.problem, product)(**args(operands.problem, operands))
+    return result
+
+
+def judged(
+    operands: room.Operands, actual: torch.Tensor, contract: Contract
+) -> tuple[compare.Comparison, oracle.Interval]:
+    problem = operands.problem
+    interval = oracle.interval(problem, operands, oracle.reference(problem, operands), contract)
+    return compare.compare(actual, interval, problem, operands), interval
+
+
+# -- the grammar -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (line("16x16x16", "bias"), "needs its scales"),
+        (line("16x16x16", "rowwise+tensorwise"), "rowwise and tensorwise at once"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nn:16x16x16:rowwise", "cannot be nn"),
+        ("mm:bf16:nt:16x16x16:rowwise", "these do: scaled_mm"),
+        ("mm:bf16:nt:16x16x16::fast-acc", "scaled_mm has it"),
+        ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:rowwise", "makes no scaled_mm"),
+    ],
+)
+def test_a_line_that_makes_no_scaled_product_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ProblemError, match=words):
+        Problem.parse(text)
+
+
+# -- operands ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "scales", "shape"),
+    [(a, b, scales, "7x16x512") for a in FP8 for b in FP8 for scales in ("tensorwise", "rowwise")]
+    + [("f8e4m3fn", "f8e4m3fn", "rowwise", shape) for shape in ("33x48x64", "3x16x16384")],
+)
+def test_an_exact_filling_is_exact_on_a_tensor_core_of_few_bits(a: str, b: str, scales: str, shape: str) -> None:
+    text = line(shape, f"{scales}+bias", a=a, b=b, out="f32")
+    problem = Problem.parse(text)
+    for filling in ("int-1", "int-2", "one-hot", "k-cover", "tile-map"):
+        o = make(text, filling)
+        assert o.scale_a is not None
+        assert o.scale_b is not None
+        expected = (2, 2) if scales == "rowwise" else (0, 0)
+        assert (o.scale_a.dim(), o.scale_b.dim()) == expected
+        contract = dataclasses.replace(tensor_core.contract(problem), promote_every=0)
+        verdict, interval = judged(o, on_model(o), contract)
+        assert interval.tier == "exact", filling
+        assert torch.equal(interval.lo, interval.hi)
+        assert verdict.ok, filling
+        assert oracle.insensitive(problem, o, interval) is None, filling
+
+
+def test_scales_tell_rows_from_columns_and_a_factor_from_its_reciprocal() -> None:
+    for filling in ("int-2", "rand"):
+        o = make(line("64x64x64", "rowwise"), filling)
+        assert o.scale_a is not None
+        assert o.scale_b is not None
+        for vector in (o.scale_a.flatten(), o.scale_b.flatten()):
+            assert (vector[1:] != vector[:-1]).double().mean() > 0.5
+            assert (vector != 1).double().mean() > 0.5
+        assert not torch.equal(o.scale_a.flatten(), o.scale_b.flatten())
+        o = make(line("64x64x64", "tensorwise"), filling)
+        assert o.scale_a is not None
+        assert o.scale_b is not None
+        assert float(o.scale_a) != 1.0
+        assert float(o.scale_b) != 1.0
+
+
+def test_what_surrounds_fp8_is_nan_and_padded_rows_stay_aligned() -> None:
+    o = make("scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:17x32x48:rowwise:pad-lda+pad-ldb", "rand")
+    for guarded in o.buffers:
+        around = guarded.storage.clone()
+        around.as_strided(guarded.view.size(), guarded.view.stride(), guarded.view.storage_offset()).fill_(float("nan"))
+        assert around.float().isnan().all(), guarded.name
+    assert o.a.stride() == (64, 1)
+    assert o.b.stride() == (1, 64)
+    assert o.guards_intact()
+
+
+def test_an_infinity_is_planted_where_the_dtype_has_one() -> None:
+    o = make(line("64x64x64", "rowwise", a="f8e4m3fn", b="f8e5m2"), "specials")
+    assert o.a.float().isnan().any()
+    assert not o.a.float().isinf().any()
+    assert o.b.float().isinf().any()
+    assert not o.finite
+
+
+def test_subnormals_of_fp8_are_a_filling_of_their_own() -> None:
+    for name, smallest in (("f8e4m3fn", 2.0**-6), ("f8e5m2", 2.0**-14)):
+        o = make(line("16x32x64", "tensorwise", a=name), "rand-small")
+        assert (o.a.float().abs() <= smallest).all()
+        assert (o.a.float() != 0).all()
+        assert o.scale is not None
+        assert 2.0**-6 < float((oracle.reference(o.problem, o).c * o.scale).abs().mean()) < 2.0**6
+
+
+def test_with_dyn_m_what_is_constant_does_not_depend_on_m() -> None:
+    for scales in ("tensorwise", "rowwise"):
+        few, many = (make(f"{line(f'{m}x32x64', f'{scales}+bias')}:dyn-m", "rand") for m in (3, 40))
+        assert few.scale_b is not None
+        assert many.scale_b is not None
+        assert torch.equal(few.scale_b, many.scale_b)
+        assert torch.equal(few.b.float(), many.b.float())
+
+
+def test_a_long_sum_that_must_be_promoted_meets_positive_data_early() -> None:
+    long, short = Problem.parse(line("16x16x2048", "rowwise")), Problem.parse(line("16x16x1024", "rowwise"))
+    assert room.fillings_for(long)[:3] == ("int-2", "rand", "rand-positive")
+    assert "rand-positive" not in room.fillings_for(short)[:4]
+    fast = Problem.parse(line("16x16x8192", "rowwise:fast-acc"))
+    assert "rand-positive" not in room.fillings_for(fast)
+
+
+# -- the bound ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k", "fast", "promoted"),
+    [
+        (32, 33 * 2.0**-13, 33 * 2.0**-13 + 2.0**-24),
+        (128, 4 * 33 * 2.0**-13, 4 * 33 * 2.0**-13 + 2.0**-24),
+        (8192, 256 * 33 * 2.0**-13, 4 * 33 * 2.0**-13 + 64 * 2.0**-24),
+    ],
+)
+def test_the_hard_bound_of_fp8(k: int, fast: float, promoted: float) -> None:
+    for epilogue, expected in (("rowwise:fast-acc", fast), ("rowwise", promoted)):
+        contract = tensor_core.contract(Problem.parse(line(f"16x16x{k}", epilogue)))
+        assert contract.theta(k) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_half_type_is_not_promoted() -> None:
+    contract = Contract(alignment_bits=25, chunk=16)
+    assert contract.theta(1000) == math.ceil(1000 / 16) * (16 * 2.0**-25 + 2.0**-23)
+
+
+@pytest.mark.parametrize("shape", ["16x32x64", "16x32x512", "8x8x4096"])
+@pytest.mark.parametrize("promote", [0, 128])
+@pytest.mark.parametrize("epilogue", ["rowwise", "tensorwise+bias"])
+def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, epilogue: str) -> None:
+    text = line(shape, epilogue + (":fast-acc" if not promote else ""), out="f32")
+    problem = Problem.parse(text)
+    for filling in set(room.fillings_for(problem)) - {"specials"}:
+        o = make(text, filling)
+        verdict, interval = judged(o, on_model(o, promote=promote), tensor_core.contract(problem))
+        assert verdict.ok, (filling, verdict.mismatch)
+        assert oracle.insensitive(problem, o, interval) is None, filling
+
+
+@pytest.mark.parametrize("out", ["f32", "bf16"])
+def test_a_sum_that_must_be_promoted_and_is_not_is_caught(out: str) -> None:
+    text = line("8x16x4096", "tensorwise", out=out)
+    o = make(text, "rand-positive")
+    contract = tensor_core.contract(Problem.parse(text))
+    assert judged(o, on_model(o, promote=128), contract)[0].ok
+    assert not judged(o, on_model(o), contract)[0].ok
+
+
+@pytest.mark.parametrize("filling", ["rand", "int-2"])
+def test_few_bits_are_caught_where_f32_is_claimed(filling: str) -> None:
+    o = make(line("16x32x512", "rowwise", out="f32"), filling)
+    verdict, interval = judged(o, on_model(o), Contract())
+    assert verdict.ok == (filling == "int-2")  # what is exact in 13 bits is exact
+    assert interval.tier == ("exact" if filling == "int-2" else "statistical")
+
+
+@pytest.mark.parametrize(("bits", "tier"), [(13, "hard"), (24, "exact")])
+def test_an_alignment_that_cuts_the_terms_leaves_nothing_exact(bits: int, tier: str) -> None:
+    o = make("mm:f16:nn:16x16x512", "int-2")
+    interval = oracle.interval(o.problem, o, oracle.reference(o.problem, o), Contract(alignment_bits=bits, chunk=32))
+    assert interval.tier == tier
+
+
+# Of a sum of one the roundings of the scales are all that there is.
+@pytest.mark.parametrize(("k", "epilogue"), [(1, "rowwise"), (512, "rowwise+bias")])
+def test_scales_may_be_applied_before_or_after_the_sum_in_any_order(k: int, epilogue: str) -> None:
+    o = make(line(f"64x64x{k}", epilogue, out="f32"), "rand")
+    assert o.scale_a is not None
+    assert o.scale_b is not None
+    bias = torch.zeros(1) if o.bias is None else o.bias
+    a, b, sa, sb = o.a.float(), o.b.float(), o.scale_a, o.scale_b
+    c = a @ b
+    for actual in (c * sa * sb, c * sb * sa, c * (sa * sb), (a * sa) @ (b * sb)):
+        assert judged(o, actual + bias, Contract())[0].ok
+    assert not judged(o, c * sa.bfloat16().float() * sb + bias, Contract())[0].ok
+
+
+def test_a_product_that_is_rounded_before_it_is_scaled_is_wrong() -> None:
+    o = make(line("33x48x512", "rowwise"), "rand")
+    assert o.scale_a is not None
+    assert o.scale_b is not None
+    once = (o.a.float() @ o.b.float()) * o.scale_a * o.scale_b
+    twice = (o.a.float() @ o.b.float()).bfloat16().float() * o.scale_a * o.scale_b
+    for epilogue in ("eager", "either", "fused"):
+        contract = Contract(epilogue=epilogue)
+        assert judged(o, once.bfloat16(), contract)[0].ok
+        assert not judged(o, twice.bfloat16(), contract)[0].ok
+
+
+def test_what_leaves_the_range_of_f16_is_infinite() -> None:
+    text = line("16x32x64", "tensorwise", out="f16")
+    o = make(text, "rand")
+    assert o.scale_a is not None
+    o.scale_a.fill_(2.0**15)
+    right = build(o.problem, lambda a, b: a.float() @ b.float())(**args(o.problem, o))
+    assert right.isinf().any()
+    assert judged(o, right, Contract())[0].ok
+    saturated = right.nan_to_num(posinf=65504.0, neginf=-65504.0)
+    assert not judged(o, saturated, Contract())[0].ok
+
+
+@pytest.mark.parametrize("flag", ["", ":fast-acc"])
+def test_the_program_asks_for_fast_accumulation_where_the_problem_allows_it(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = make(line("16x32x64", "tensorwise+bias" + flag), "rand")
+    seen: dict[str, object] = {}
+
+    def scaled(a: torch.Tensor, b: torch.Tensor, **given: object) -> torch.Tensor:
+        seen.update(given)
+        return torch.zeros(a.shape[0], b.shape[1])
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled)
+    build(o.problem)(**args(o.problem, o))
+    assert seen["use_fast_accum"] is (flag != "")
+    assert seen["out_dtype"] == torch.bfloat16
+    assert seen["bias"] is o.bias
+    assert seen["scale_a"] is o.scale_a
+    assert seen["scale_b"] is o.scale_b
+
+
+def test_scales_of_rows_grow_with_m_in_an_artifact_for_any_m() -> None:
+    assert m_dimensions(Problem.parse(line("16x32x64", "rowwise+bias+add:dyn-m"))) == {"a": 0, "scale_a": 0, "r0": 0}
+    assert m_dimensions(Problem.parse(line("16x32x64", "tensorwise:dyn-m"))) == {"a": 0}
+
+
+# -- the backends ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["tensorwise", "tensorwise+bias", "rowwise", "rowwise+bias+relu", "tensorwise:fast-acc"]
+)
+@pytest.mark.parametrize("out", ["bf16", "f16", "f32"])
+def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
+    if "rowwise" in epilogue and not ROWS_ON_CPU:
+        pytest.skip("torch before 2.13 has tensorwise scales only on a CPU")
+    problem = Problem.parse(line("33x40x250", epilogue, b="f8e5m2", out=out))
+    for filling in room.fillings_for(problem):
+        o = room.make(problem, filling, 1)
+        prepared = AtenBackend().prepare(problem, o)
+        verdict, interval = judged(o, prepared.run(o), prepared.contract)
+        assert verdict.ok, (filling, verdict.mismatch)
+        assert prepared.proof().executed == ("aten._scaled_mm.default",)
+        assert oracle.insensitive(problem, o, interval) is None, filling
+
+
+def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_gemm.backends.torch_compat.torch_release", lambda: (2, 11))
+    o = make(line("16x16x16", "rowwise"), "rand")
+    with pytest.raises(Unsupported, match=r"before torch 2\.13"):
+        AtenBackend().prepare(o.problem, o)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (line("17x48x64", "rowwise"), ""),
+        (line("1x16x32", "tensorwise+bias"), ""),
+        (line("17x48x64", "rowwise", out="f32"), ""),
+        (line("17x40x64", "rowwise"), "multiples of 16"),
+        (line("17x48x72", "rowwise"), "multiples of 16"),
+        (line("17x48x64", "rowwise", a="f8e5m2", b="f8e5m2"), "f8e5m2 by f8e5m2"),
+        (line("17x48x64", "tensorwise+bias", out="f32"), "adds no bias"),
+        (line("17x48x64", "tensorwise:off-a"), "addresses"),
+    ],
+)
+def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    o = dataclasses.replace(make(text, "rand"), device="cuda")
+    if not words:
+        prepared = AtenBackend().prepare(o.problem, o)
+        assert isinstance(prepared, AtenPrepared)
+        assert (prepared.contract.alignment_bits, prepared.contract.promote_every) == (13, 128)
+        return
+    with pytest.raises(Unsupported, match=words):
+        AtenBackend().prepare(o.problem, o)
+
+
+def test_older_devices_are_told_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    o = dataclasses.replace(make(line("16x16x64", "rowwise", out="f32"), "rand"), device="cuda")
+    for capability, words in (((8, 0), "8.9"), ((10, 0), "9.0")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        with pytest.raises(Unsupported, match=words):
+            AtenBackend().prepare(o.problem, o)
+
+
+@pytest.mark.parametrize(
+    ("backend", "text", "words"),
+    [
+        (TritonBackend(), line("17x48x64", "rowwise+bias:fast-acc"), ""),
+        (TritonBackend(), line("17x48x64", "rowwise", out="f32", a="f8e5m2", b="f8e5m2"), ""),
+        (TritonBackend(), line("17x48x16", "rowwise"), "K <= 16"),
+        (TritonBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
+        (CutlassBackend(), line("17x48x64", "rowwise+bias"), ""),
+        (CutlassBackend(), line("17x48x64", "rowwise", out="f32"), "not f32"),
+        (CutlassBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
+        (CuteDslBackend(), line("17x48x64", "rowwise+bias:fast-acc", out="f32"), ""),
+        (CuteDslBackend(), line("17x48x64", "rowwise"), "few bits"),
+        (CuteDslBackend(), line("17x48x64", "rowwise:fast-acc", b="f8e5m2"), "one dtype"),
+        (CppBackend(), line("17x48x64", "tensorwise"), "no C"),
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_a_backend_claims_what_its_lowering_offers(
+    backend: TritonBackend | CutlassBackend | CuteDslBackend | CppBackend, text: str, words: str
+) -> None:
+    refusal = backend.supports(Problem.parse(text))
+    assert (refusal is None) == (not words)
+    assert words in str(refusal or "")
+
+
+def test_each_backend_claims_its_own_arithmetic() -> None:
+    exact, fast = Problem.parse(line("16x16x4096", "rowwise")), Problem.parse(line("16x16x4096", "rowwise:fast-acc"))
+    assert TritonBackend().sum(exact).promote_every == 256
+    assert CutlassBackend().sum(exact).promote_every == 128
+    for backend in (TritonBackend(), CutlassBackend()):
+        assert backend.sum(fast).promote_every == 0
+        assert backend.sum(fast).theta(4096) > 10 * backend.sum(exact).theta(4096)
+
+
+def test_an_operator_of_fp8_is_asked_for_f32_and_its_result_scaled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is faked: its operators need a GPU."""
+    asked: list[torch.dtype] = []
+
+    def matmul(_self: CuteDslPrepared, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        asked.extend((a.dtype, b.dtype))
+        return a.float() @ b.float()
+
+    monkeypatch.setattr(CuteDslPrepared, "_matmul", matmul)
+    o = make(line("16x32x64", "rowwise+bias:fast-acc"), "rand")
+    prepared = CuteDslPrepared(o.problem)
+    verdict, _ = judged(o, prepared.run(o), prepared.contract)
+    assert verdict.ok
+    assert asked == [torch.float8_e4m3fn] * 2
