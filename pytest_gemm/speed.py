@@ -1,0 +1,312 @@
+"""Plain data of speed: what one process measured of a case, and what the gate says of it.
+
+A *session* is one fresh process.  However many times it times a case, it yields one figure: what repeats within a
+process is not independent (the same memory, the same clock, the same neighbours).  So a :class:`Sample` keeps all its
+readings and the gate takes one number of each.
+
+Everything here is frozen, knows no torch, and becomes JSON and back without loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_gemm.outcome import Reason, Status
+
+__all__ = [
+    "CaseKey",
+    "Ceilings",
+    "Judgement",
+    "Sample",
+    "Session",
+    "SessionError",
+    "Verdict",
+    "by_case",
+    "read_session",
+    "sample_line",
+    "session_line",
+]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class CaseKey:
+    """What is timed: a problem on a backend, with the choice that was asked for.
+
+    Attributes:
+        backend: name of the backend.
+        problem: the canonical problem line.
+        choice: the candidate that was asked for by name, "" for the backend's own.
+    """
+
+    backend: str
+    problem: str
+    choice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.problem}" + (f"@{self.choice}" if self.choice else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceilings:
+    """What the machine reached when it was asked for nothing else.
+
+    Attributes:
+        flops: highest matrix rate by name of the input dtype, in FLOP/s (operations, for integers).
+        bandwidth: copy bandwidth in byte/s, read and written bytes together.
+    """
+
+    flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    bandwidth: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What one process measured of one case.
+
+    Attributes:
+        case: what was timed.
+        device: ``cpu`` or ``cuda``.
+        status: how the case ended when its result was judged after timing; only ``passed`` counts as a figure.
+        reason: why it is not ``passed``.
+        subject: seconds a call, one for each visit of the subject in order of time (four arms of a block, two of them
+            the subject's).
+        comparator: the same of the comparator, as long as ``subject``; empty without one.
+        comparator_name: who that was, "" for nobody.
+        calls: calls in one visit.
+        retaken: blocks that the guard threw away and measured again.
+        disturbed: why the figure is not to be trusted although it was retaken; "" when it is.
+        picked: choices that the backend chose, as its proof says.
+        kernels: names of the kernels that ran.
+        rivals: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
+        telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
+        phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
+    """
+
+    case: CaseKey
+    device: str
+    status: Status
+    reason: Reason | None = None
+    subject: tuple[float, ...] = ()
+    comparator: tuple[float, ...] = ()
+    comparator_name: str = ""
+    calls: int = 0
+    retaken: int = 0
+    disturbed: str = ""
+    picked: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    telemetry: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there is a figure: the result was right, and readings were taken."""
+        return self.status is Status.PASSED and bool(self.subject)
+
+    @property
+    def best(self) -> float:
+        """The figure of the subject: least seconds a call.
+
+        Disturbances only ever add time; on a shared machine the least of some 30 visits varies a third as much from
+        process to process as their median (docs/gate.md has the measurement).
+        """
+        return min(self.subject)
+
+    @property
+    def comparator_best(self) -> float | None:
+        """The same of the comparator; ``None`` without one."""
+        return min(self.comparator) if self.comparator else None
+
+    @property
+    def median(self) -> float:
+        """Median of the subject's readings, for tables: what a typical call took."""
+        return statistics.median(self.subject)
+
+    @property
+    def spread(self) -> float:
+        """Relative spread within the process: median absolute deviation of the readings over their median."""
+        middle = self.median
+        return statistics.median(abs(x - middle) for x in self.subject) / middle
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """One process: where and with what it ran, and its samples.
+
+    Attributes:
+        hardware: the hardware key, for instance ``amd-epyc-avx2-4c``.
+        software: versions by name: torch, triton, driver ...
+        contract: hash of how it was timed and of the inputs; figures of two contracts are not compared.
+        arm: ``head``, or ``base`` for the environment of ``--gemm-against``.
+        index: which of the arm's sessions.
+        date: ISO 8601, when it began.
+        commit: of the checkout that was measured, "" where unknown; with ``+dirty`` for a changed tree.
+        ceilings: of the machine, as measured by this run.
+        samples: in order of measurement.
+        seconds: wall-clock time of the whole process, 0.0 while it is unknown.
+        complete: whether the process came to its end.
+    """
+
+    hardware: str
+    software: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    contract: str = ""
+    arm: str = "head"
+    index: int = 0
+    date: str = ""
+    commit: str = ""
+    ceilings: Ceilings = Ceilings()
+    samples: tuple[Sample, ...] = ()
+    seconds: float = 0.0
+    complete: bool = True
+
+
+class Verdict(enum.Enum):
+    """What the gate says of a case.  The values are the words of reports and records."""
+
+    SAME = "same"
+    SLOWER = "slower"
+    FASTER = "faster"
+    UNDECIDED = "undecided"
+    NO_BASELINE = "no-baseline"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The gate's verdict on a case, with what it rests on.
+
+    Attributes:
+        case: which.
+        verdict: the word.
+        reason: a stable code and a sentence, for every verdict: ``within``, ``slower-confirmed``, ``not-confirmed``,
+            ``anchor-shift``, ``too-noisy``, ``disturbed``, ``drift``, ``guard``, ``no-baseline`` ...
+        change: relative change of the time against what was stored, 0.05 for 5% slower; ``None`` without a baseline.
+        low, high: 95% interval of ``change``.
+        detectable: the smallest slow-down that would have been seen with a power of 95%; ``None`` where unknown.
+        seconds: median over the sessions of the subject's figure.
+        comparator_seconds: the same of the comparator, ``None`` without one.
+        stored_seconds: the baseline's, ``None`` without one.
+        weight: share of the comparator that was taken off, 0 for raw time, 1 for the ratio.
+        sessions: processes that were looked at, those of the confirmation included.
+        selection: what changed about the choice ("was ..., is ..."), "" for nothing.
+        regret: how much longer than the fastest candidate the picked one takes, as a fraction; ``None`` unmeasured.
+    """
+
+    case: CaseKey
+    verdict: Verdict
+    reason: Reason
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detectable: float | None = None
+    seconds: float | None = None
+    comparator_seconds: float | None = None
+    stored_seconds: float | None = None
+    weight: float = 0.0
+    sessions: int = 0
+    selection: str = ""
+    regret: float | None = None
+
+
+# -- as lines of JSON ----------------------------------------------------------------------------------------
+
+
+class SessionError(ValueError):
+    """A file that is no record of a session, with the line that is wrong."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no measurement")
+    return value
+
+
+def sample_line(sample: Sample) -> str:
+    """A sample as one line of JSON, with its newline."""
+    return json.dumps({"sample": _plain(sample)}) + "\n"
+
+
+def session_line(session: Session) -> str:
+    """The head of a session as one line of JSON: everything but its samples."""
+    facts = _plain(dataclasses.replace(session, samples=()))
+    del facts["samples"]
+    return json.dumps({"session": facts}) + "\n"
+
+
+def _sample(data: Mapping[str, Any]) -> Sample:
+    return Sample(
+        **{
+            **data,
+            "case": CaseKey(**data["case"]),
+            "status": Status(data["status"]),
+            "reason": Reason(**data["reason"]) if data["reason"] else None,
+            **{name: tuple(data[name]) for name in ("subject", "comparator", "picked", "kernels")},
+            "rivals": {name: tuple(seconds) for name, seconds in data["rivals"].items()},
+        }
+    )
+
+
+def read_session(path: Path) -> Session:
+    """The session in a file of one head line, any number of samples and, when it came to its end, ``{"end": ...}``.
+
+    A process that was killed leaves a torn last line: what stands before it is read, and ``complete`` is ``False``.
+
+    Raises:
+        SessionError: for any other line that cannot be read, with the file and the line's number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SessionError(f"{path}: {error}") from None
+    return _session(path, lines)
+
+
+def _session(path: Path, lines: Sequence[str]) -> Session:
+    head: Session | None = None
+    samples: list[Sample] = []
+    end: Mapping[str, Any] | None = None
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            if "session" in data:
+                facts = data["session"]
+                head = Session(**{**facts, "ceilings": Ceilings(**facts["ceilings"])})
+            elif "sample" in data:
+                samples.append(_sample(data["sample"]))
+            else:
+                end = data["end"]
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                break
+            raise SessionError(f"{path}, line {number}: no line of a session: {error}") from None
+    if head is None:
+        raise SessionError(f"{path}: the line about the session is missing")
+    seconds = float(end["seconds"]) if end else 0.0
+    return dataclasses.replace(head, samples=tuple(samples), complete=end is not None, seconds=seconds)
+
+
+def by_case(sessions: Iterable[Session]) -> dict[CaseKey, list[Sample]]:
+    """The timed samples of several sessions by case, in order."""
+    found: dict[CaseKey, list[Sample]] = {}
+    for session in sessions:
+        for sample in session.samples:
+            if sample.is_timed:
+                found.setdefault(sample.case, []).append(sample)
+    return found
