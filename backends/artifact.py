@@ -292,6 +292,17 @@ class _Counted:
         return counted
 
 
+@contextlib.contextmanager
+def _uncounted(modules: tuple[ModuleType, ...]) -> Iterator[None]:
+    """Let these generated modules call their kernels directly."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                if isinstance(value, _Counted):
+                    stack.enter_context(patch.object(module, name, value.kernel))
+        yield
+
+
 # Every byte of memory that a generated program gets: NaN as a float of any width, -1 as an integer.
 _POISON = 0xFF
 
@@ -719,21 +730,25 @@ class InductorPrepared:
         """Rebind the constants where needed and run; see :meth:`Artifact.run`."""
         return self.artifact.run(program.args(self.problem, operands))
 
-    def bind(self, operands: Operands) -> Callable[[], torch.Tensor]:
-        """The run without its preparation, for a timer: constants bound, arguments at hand."""
+    @contextlib.contextmanager
+    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
+        """A block with the compiled program as a user calls it: constants bound, memory not poisoned, nothing counted.
+
+        PyTorch's threads and switches are those of the problem inside the block, so that a call sets none.
+        """
         tensors = program.args(self.problem, operands)
         self.artifact.run(tensors)
         compiled = self.artifact._compiled
         args = [tensors[n] for n in compiled.inputs]
         function = compiled.function
-
-        threads = self.artifact.spec.threads
-
-        def call() -> torch.Tensor:
-            with _threads(threads), settings(self.problem), torch.no_grad():
-                return function(*args)
-
-        return call
+        with (
+            _threads(self.artifact.spec.threads),
+            settings(self.problem),
+            torch.no_grad(),
+            torch_compat.never_recompile(),
+            _uncounted(compiled.modules),
+        ):
+            yield lambda: function(*args)
 
     def proof(self) -> Proof:
         """What the last :meth:`run` executed.  An empty result needs no kernel, so none is asked for."""

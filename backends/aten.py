@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
@@ -156,6 +158,17 @@ class AtenPrepared:
             result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
         return result
+
+    @contextlib.contextmanager
+    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
+        """A block with the eager program; nobody notes what the dispatcher sees."""
+        import torch
+
+        from pytest_gemm.precision import settings
+
+        tensors = self._args(self._problem, operands)
+        with settings(self._problem), torch.no_grad():
+            yield lambda: self._program(**tensors)
 
     def proof(self) -> Proof:
         """The ATen operators that ran.  Nobody chose or generated anything."""

@@ -17,6 +17,7 @@ from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
     InductorBackend,
     cache_dir,
+    cache_home,
     cuda_options,
     has_no_kernel,
     installed,
@@ -92,8 +93,7 @@ def _setup() -> farm.Setup:
 
 def kernel_cache_dir() -> Path:
     """Where compiled kernels are kept by content: beside Inductor's caches, and for every version of torch."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "pytest-gemm" / "cutlass-kernels"
+    return cache_home() / "cutlass-kernels"
 
 
 def cutlass_tree() -> Path | None:
@@ -156,13 +156,9 @@ class CutlassBackend(InductorBackend):
         """The compiled kernels of this process and of all before it."""
         return farm.Store(self.kernel_cache or kernel_cache_dir())
 
-    def with_user_caches(self, tag: str) -> CutlassBackend:
-        """As for every backend of Inductor, over the same candidates and the same compiled kernels."""
-        twin = super().with_user_caches(tag)
-        assert isinstance(twin, CutlassBackend)
-        twin.allowlist, twin.swizzles, twin.level = self.allowlist, self.swizzles, self.level
-        twin.kernel_cache = self.kernel_cache
-        return twin
+    def _begin(self) -> None:
+        super()._begin()
+        vars(self).pop("store", None)  # what a twin asks for is counted apart
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
@@ -298,10 +294,7 @@ class CutlassBackend(InductorBackend):
                 before = len(seen.jobs)
                 try:
                     with contextlib.suppress(Dropped), cutlass_compat.to_the_end():
-                        if choice:
-                            self.prepare_choice(problem, operands, choice)
-                        else:
-                            self.prepare(problem, operands)
+                        self.prepare_choice(problem, operands, choice)
                 except Unsupported:
                     raise
                 except Exception:  # of the compiler under test

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import fnmatch
 import os
@@ -23,6 +24,7 @@ from pytest_gemm.problem import Problem, StepKind
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
     from pytest_gemm.backends.artifact import Artifact, CompileSpec, InductorPrepared
     from pytest_gemm.operands import Operands
@@ -32,6 +34,7 @@ __all__ = [
     "InductorBackend",
     "Space",
     "cache_dir",
+    "cache_home",
     "cuda_options",
     "has_no_kernel",
     "installed",
@@ -65,11 +68,16 @@ class Space:
     options: tuple[tuple[str, Any], ...] = ()
 
 
+def cache_home() -> Path:
+    """Our folder among the user's caches: ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
+
+
 def cache_dir() -> Path:
     """Where compiled kernels are kept.
 
-    ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` under
-    ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``.
+    ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` in
+    :func:`cache_home`.
     """
     from pytest_gemm.backends import torch_compat
 
@@ -77,8 +85,7 @@ def cache_dir() -> Path:
         return Path(mine)
     import torch
 
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "pytest-gemm" / f"inductor-{torch.__version__}"
+    return cache_home() / f"inductor-{torch.__version__}"
 
 
 class InductorBackend(abc.ABC):
@@ -130,8 +137,12 @@ class InductorBackend(abc.ABC):
         self.candidates = candidates or type(self).candidates
         self.user_caches = user_caches
         self.rebind = rebind and not user_caches
-        self.unbindable: dict[str, str] = {}
         self._keep = keep
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set everything that is no setting: nothing has been compiled or listed."""
+        self.unbindable: dict[str, str] = {}
         self._artifacts: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
         self._choices: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
         self._lists: OrderedDict[tuple[Any, ...], tuple[str, ...]] = OrderedDict()
@@ -190,14 +201,12 @@ class InductorBackend(abc.ABC):
 
         Raises:
             Unsupported: when Inductor has no candidate of this backend.
+            Dropped: when every candidate that was tried has been left out.
         """
-        from pytest_gemm.backends.artifact import InductorPrepared
-
-        artifact = self.artifact(problem, operands)
-        return InductorPrepared(problem, artifact, self.contract(problem, artifact))
+        return self.prepare_choice(problem, operands, "")
 
     def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
-        """Compile the problem with this candidate and no other.
+        """Compile the problem with this candidate and no other; "": with the one that ``candidates`` picks.
 
         Raises:
             Unsupported: when Inductor has no candidate of this name.
@@ -219,9 +228,11 @@ class InductorBackend(abc.ABC):
             raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
         return tuple(found)
 
-    def with_user_caches(self, tag: str) -> InductorBackend:
+    def with_user_caches(self, tag: str) -> Self:
         """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
-        return type(self)(threads=self.threads, user_caches=tag, keep=0, candidates=self.candidates)
+        twin = self._twin()
+        twin.user_caches, twin.rebind, twin._keep = tag, False, 0
+        return twin
 
     def picking(self, how: Literal["one", "winner"]) -> InductorBackend:
         """A twin that picks its candidate in this way; see ``Tuning`` in ``backend.py``."""
@@ -229,9 +240,15 @@ class InductorBackend(abc.ABC):
         if candidates == self.candidates:
             return self
         if candidates not in self._twins:
-            twin = self._twins[candidates] = self.with_user_caches(self.user_caches)
-            twin.candidates, twin.rebind, twin._keep = candidates, self.rebind, self._keep
+            twin = self._twins[candidates] = self._twin()
+            twin.candidates = candidates
         return self._twins[candidates]
+
+    def _twin(self) -> Self:
+        """A copy with the same settings, which has compiled nothing yet."""
+        twin = copy.copy(self)
+        twin._begin()
+        return twin
 
     def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
         """The compiled program of a problem; the same one for the same problem and geometry.

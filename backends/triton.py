@@ -59,13 +59,6 @@ class TritonBackend(InductorBackend):
         """Take ``--gemm-triton-space``."""
         self.space = options.get("triton-space", self.space)
 
-    def with_user_caches(self, tag: str) -> TritonBackend:
-        """As for every backend of Inductor, over the same candidates."""
-        twin = super().with_user_caches(tag)
-        assert isinstance(twin, TritonBackend)
-        twin.space = self.space
-        return twin
-
     def availability(self, device: str) -> Availability:
         """A CUDA device and the package ``triton``."""
         if device != "cuda":

@@ -12,9 +12,9 @@ need one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -23,7 +23,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
-from pytest_gemm.backend import Availability, Backend, Tuning, Unsupported
+from pytest_gemm import machine
+from pytest_gemm.backend import Availability, Backend, Unsupported, tuned
 from pytest_gemm.backends.farm import Counts, Farm, Job, Store
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.problem import Problem
@@ -107,14 +108,8 @@ def architecture_of(config: GemmConfig) -> str:
     """What to compile for: ``--gemm-arch``, or the architecture of this machine's first device; "" if unknown."""
     if config.arch:
         return config.arch
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", *(["-i", visible] if visible else [])]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    digits = next(iter(said.split()), "").replace(".", "")  # a line for each device: "9.0"
-    return digits if digits.isdigit() else ""
+    gpu = machine.visible_gpu()
+    return gpu.architecture if gpu else ""
 
 
 class Display:
@@ -181,22 +176,15 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
     """
     from pytest_gemm.judge import picked
 
-    pick: Pick | None = None
-    if wanted in {"one", "winner"}:
-        asked = backend.picking(wanted) if isinstance(backend, Tuning) else backend  # type: ignore[arg-type]  # tested
-        assert isinstance(asked, Compiling)
-        backend = asked
-    elif wanted:
-
-        def pick(names: tuple[str, ...]) -> tuple[str, ...]:
-            return picked(names, wanted)
-
+    asked = tuned(backend, wanted)
+    assert isinstance(asked, Compiling)
+    pick = None if wanted in {"", "one", "winner"} else functools.partial(picked, wanted=wanted)
     found: list[_Answer] = []
     for line in lines:
         problem = Problem.parse(line)
         try:
-            refused = backend.supports(problem) is not None
-            found.append((line, None if refused else backend.jobs(problem, architecture, pick)))
+            refused = asked.supports(problem) is not None
+            found.append((line, None if refused else asked.jobs(problem, architecture, pick)))
         except Unsupported:
             found.append((line, None))
         except Exception as error:  # of the compiler under test: the problem's own test will say more

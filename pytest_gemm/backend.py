@@ -16,7 +16,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 from pytest_gemm import device_kernels
 from pytest_gemm.outcome import Reason
@@ -39,9 +40,11 @@ __all__ = [
     "Proof",
     "Registry",
     "RegistryError",
+    "Timeable",
     "Tuning",
     "Unsupported",
     "names_candidates",
+    "tuned",
 ]
 
 
@@ -256,6 +259,19 @@ class Prepared(Protocol):
 
 
 @runtime_checkable
+class Timeable(Prepared, Protocol):
+    """A compiled problem that can be called without what proves and guards a judged run."""
+
+    def timed(self, operands: Operands) -> AbstractContextManager[Callable[[], object]]:
+        """A block with the call to time: what a user's program would call, on these operands, without arguments.
+
+        It returns what :meth:`run` would.  Whatever a run does for the judge's sake (poison, rebinding, counting) is
+        done before the block or left out.  On CUDA the call can be captured into a graph.
+        """
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """A source of kernels.  Implement this to have the whole suite run over yours.
 
@@ -336,6 +352,13 @@ class Tuning(Backend, Protocol):
             how: ``one``: by a rule that follows from the problem's line; ``winner``: by benchmarking all of them.
         """
         ...
+
+
+def tuned(backend: Backend, choices: str) -> Backend:
+    """The twin that picks its candidate as a value of ``--gemm-choices`` says, or the backend where there is none."""
+    if choices in {"one", "winner"} and isinstance(backend, Tuning):
+        return backend.picking(cast("Literal['one', 'winner']", choices))
+    return backend
 
 
 def names_candidates(choices: str) -> bool:

@@ -55,7 +55,7 @@ class GemmCheck:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
             pytest.xfail(f"{held.known_failure}: {held.reason}")
 
-        return self._finish(case, self._judged(case, env))
+        return self.finish(case, self._judged(case, env))
 
     def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
@@ -81,7 +81,7 @@ class GemmCheck:
             self._diary.close_call()
         return outcomes
 
-    def _finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
+    def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
         env = session.environment(case.device)
         named = [dataclasses.replace(o, test=self._test) for o in judged]
@@ -98,7 +98,7 @@ class GemmCheck:
         if isinstance(case.backend, Caching):
             return case.backend.with_user_caches(uuid.uuid4().hex)
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
-        self._finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
+        self.finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")
 
     def run_elsewhere(self, case: Case) -> None:
@@ -123,15 +123,20 @@ class GemmCheck:
             return
         line = case.problem.line
         crash = Outcome(case.backend.name, line, case.fillings[0], case.seed, Status.CRASHED, reason, details=details)
-        self._finish(case, [crash])
+        self.finish(case, [crash])
 
     def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
         self.judged["outcomes"] += map(report.to_record, outcomes)
         self._use.merge(use.to_dict())
         self.judged["use"] = self._use.to_dict()
 
+    @property
+    def rerun(self) -> report.Rerun:
+        """How to run this test again."""
+        return report.Rerun(self._target, self._config.rerun_options())
+
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
-        rerun = report.Rerun(self._target, self._config.rerun_options())
+        rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
         if self._config.artifacts is not None and not self._judge.has_lost(case.device):
             session.save_artifacts(self._config.artifacts, self._judge.evidence, case, rerun)

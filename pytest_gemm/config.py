@@ -111,7 +111,87 @@ OPTIONS = (
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
     Option("artifacts", "", "DIR", "keep for each failure its report, generated code and tensors"),
+    # -- speed ---------------------------------------------------------------------------------------
+    Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
+    Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
+    Option("sessions", "", "N", "fresh processes that time every case; default: the gate's number, 12 to record"),
+    Option("blocks", "15", "N", "blocks of subject and comparator in a session, 5 or more; part of how it is timed"),
+    Option("regret", "0", "N", "also time N other candidates of each problem: how much does the pick lose?"),
+    Option("gate", "fail", "fail|report", "a slower case fails the run, or is only shown", ("fail", "report")),
+    Option(
+        "no-baseline",
+        "fail",
+        "fail|show",
+        "a case that has no baseline on this hardware fails the run, or is only shown",
+        ("fail", "show"),
+    ),
+    Option("baselines", "baselines", "DIR", "where baselines are kept, relative to the root of the tests"),
+    Option(
+        "record", "no", "yes|no", "write the baselines of this hardware instead of judging", ("yes", "no"), switch=True
+    ),
+    Option(
+        "force", "no", "yes|no", "record from a changed tree or a disturbed machine too", ("yes", "no"), switch=True
+    ),
+    Option("accept", "", "LIST", "cases that may be recorded although they got slower, names or patterns"),
+    Option("reason", "", "TEXT", "why; kept in the baseline of an accepted case"),
+    Option(
+        "prune", "no", "yes|no", "with --gemm-record: drop baselines of cases that are gone", ("yes", "no"), switch=True
+    ),
+    Option(
+        "against",
+        "",
+        "ENV",
+        "judge against another environment in alternating processes, not against baselines: an interpreter, a virtual "
+        "environment, a wheel, or a folder to import from first",
+    ),
+    Option("samples", "", "DIR", "keep every reading: a file for each session"),
+    Option("report", "", "FILE", "write the speed report as one HTML page"),
+    Option("summary", "", "FILE", "append the speed report as Markdown, to a CI job's summary for instance"),
+    Option("session", "", "DIR", "for the run itself: be one session, as the request in this folder says"),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedConfig:
+    """What a run was asked for about speed.
+
+    Attributes:
+        root: of the tests; relative paths of shapes begin here.
+        shapes: sets and files to time; empty: the level's.
+        comparator: backend that is timed beside each subject, "" for none.
+        sessions: processes that time every case; 0: as many as the gate or a recording needs.
+        blocks: of subject and comparator in a session.
+        regret: other candidates of each problem to time.
+        gating: whether a slower case fails the run.
+        needs_baseline: whether a case without a baseline does.
+        baselines: folder of the baselines.
+        record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
+        accept: patterns of cases that may be recorded slower; ``reason``: why.
+        against: the other environment, "" for the stored baselines.
+        samples: where session files are kept; ``None``: nowhere.
+        report, summary: files of the HTML page and of the Markdown.
+        session: folder with the request of one session, which this process is to be; ``None``: it is none.
+    """
+
+    root: Path = Path()
+    shapes: tuple[str, ...] = ()
+    comparator: str = "aten"
+    sessions: int = 0
+    blocks: int = 15
+    regret: int = 0
+    gating: bool = True
+    needs_baseline: bool = True
+    baselines: Path = Path("baselines")
+    record: bool = False
+    force: bool = False
+    prune: bool = False
+    accept: tuple[str, ...] = ()
+    reason: str = ""
+    against: str = ""
+    samples: Path | None = None
+    report: Path | None = None
+    summary: Path | None = None
+    session: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +216,10 @@ class GemmConfig:
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
         arch: architecture to compile CUDA kernels for, "" for the device's.
-        kernel_cache: where compiled CUDA kernels are kept; ``None``: the default place.
         compile_only: compile what the selected cases need and run nothing.
         doctor: say what can run here, and exit.
         options: every option's value as text, by its name, for backends that have options of their own.
+        speed: what concerns timing and its gate.
     """
 
     registry: Registry
@@ -161,10 +241,10 @@ class GemmConfig:
     compile_timeout: float = 1800.0
     jobs: int = 1
     arch: str = ""
-    kernel_cache: Path | None = None
     compile_only: bool = False
     doctor: bool = False
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
 
     def rerun_options(self) -> tuple[str, ...]:
         """Options of a rerun: what this run was given and what another one would otherwise choose differently."""
@@ -181,9 +261,11 @@ class GemmConfig:
             options.append(f"--gemm-choices={self.choices}")
         if (space := self.options.get("triton-space", "default")) != "default":
             options.append(f"--gemm-triton-space={space}")
-        cutlass = [option for option in OPTIONS if option.name.startswith("cutlass-")]
-        given = {option.flag: self.options.get(option.name, option.default) for option in cutlass}
-        options += [f"{o.flag}={given[o.flag]}" for o in cutlass if given[o.flag] != o.default]
+        plain = [
+            o for o in OPTIONS if o.name.startswith("cutlass-") or o.name in {"comparator", "blocks", "baselines", "against"}
+        ]
+        given = {option.flag: self.options.get(option.name, option.default) for option in plain}
+        options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
         return tuple(options)
 
     def device_of(self, backend: Backend) -> str:
@@ -266,6 +348,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
                 "with --gemm-arch=90a for a Hopper for instance"
             )
     _check_cutlass(values)
+    _writable_folder("--gemm-kernel-cache", values["kernel-cache"])  # the backend itself reads it
     backends, named = _backends(values["backends"], registry)
     return GemmConfig(
         registry=registry,
@@ -280,17 +363,60 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         threads=_whole("--gemm-threads", values["threads"], 1) if values["threads"] else max(1, cores() // workers),
         ledger_given=values["known-failures"],
         ledger=_ledger(values["known-failures"], default_ledger),
-        run_record=_writable_file(values["run-record"]),
+        run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         choices=_choices(values["choices"], values["level"]),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
         jobs=_whole("--gemm-jobs", values["jobs"], 1) if values["jobs"] else cores(),
         arch=_arch(values["arch"]),
-        kernel_cache=_writable_folder("--gemm-kernel-cache", values["kernel-cache"]),
         compile_only=values["compile-only"] == "yes",
         doctor=values["doctor"] == "yes",
         options=values,
+        speed=_speed(values, config.rootpath, registry),
+    )
+
+
+def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedConfig:
+    record, accept = values["record"] == "yes", _list(values["accept"])
+    if record and values["against"]:
+        raise pytest.UsageError("--gemm-record writes baselines, and --gemm-against does without them: leave one out")
+    for flag, given in (
+        ("accept", bool(accept)),
+        ("prune", values["prune"] == "yes"),
+        ("force", values["force"] == "yes"),
+    ):
+        if given and not record:
+            raise pytest.UsageError(f"--gemm-{flag} says how to record: add --gemm-record")
+    if accept and not values["reason"]:
+        raise pytest.UsageError("--gemm-accept needs a --gemm-reason=TEXT, which is kept in the baseline")
+    comparator = values["comparator"]
+    if comparator not in {"none", *registry.names()}:
+        known = ", ".join(registry.names())
+        raise pytest.UsageError(f"--gemm-comparator={comparator}: no such backend; known: none, {known}")
+    session = Path(values["session"]).absolute() if values["session"] else None
+    if session is not None and not (session / "request.json").is_file():
+        raise pytest.UsageError(f"--gemm-session={session}: there is no request.json; a run makes it for its sessions")
+    return SpeedConfig(
+        root=root,
+        shapes=_list(values["shapes"]),
+        comparator="" if comparator == "none" else comparator,
+        sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,
+        blocks=_whole("--gemm-blocks", values["blocks"], 5),
+        regret=_whole("--gemm-regret", values["regret"], 0),
+        gating=values["gate"] == "fail",
+        needs_baseline=values["no-baseline"] == "fail",
+        baselines=root / values["baselines"],
+        record=record,
+        force=values["force"] == "yes",
+        prune=values["prune"] == "yes",
+        accept=accept,
+        reason=values["reason"],
+        against=values["against"],
+        samples=_writable_folder("--gemm-samples", values["samples"]),
+        report=_writable_file("--gemm-report", values["report"]),
+        summary=_writable_file("--gemm-summary", values["summary"]),
+        session=session,
     )
 
 
@@ -365,7 +491,7 @@ def _ledger(text: str, default: Path) -> Ledger:
         raise pytest.UsageError(f"--gemm-known-failures: {error}") from None
 
 
-def _writable_file(text: str) -> Path | None:
+def _writable_file(flag: str, text: str) -> Path | None:
     if not text:
         return None
     path = Path(text).absolute()
@@ -375,7 +501,7 @@ def _writable_file(text: str) -> Path | None:
             pass
     except OSError as error:
         raise pytest.UsageError(
-            f"--gemm-run-record={text}: cannot be written ({error.strerror}); name a file in a folder of yours"
+            f"{flag}={text}: cannot be written ({error.strerror}); name a file in a folder of yours"
         ) from None
     return path
 

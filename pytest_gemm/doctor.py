@@ -11,15 +11,14 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
+from pytest_gemm import machine as hardware
 
 if TYPE_CHECKING:
     from pytest_gemm.backend import Backend
@@ -140,12 +139,13 @@ def _facts() -> dict[str, Any]:
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", built without CUDA"
     lines = [f"torch {torch.__version__}{cuda}"]
     lines += [f"  {lack}" for lack in torch_compat.lacks()]
-    lines.append(f"CPU: {_cpu_name()}, {len(os.sched_getaffinity(0))} cores; Inductor vectorises for {_isa()}")
+    lines.append(f"CPU: {hardware.cpu().name}, {len(os.sched_getaffinity(0))} cores; Inductor vectorises for {_isa()}")
     if torch.cuda.is_available():
+        driver = next((gpu.driver for gpu in hardware.gpus()), "unknown")
         for index in range(torch.cuda.device_count()):
             found = torch.cuda.get_device_properties(index)
             memory = f"{found.total_memory / 2**30:.0f} GiB"
-            lines.append(f"GPU {index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {_driver()}")
+            lines.append(f"GPU {index}: {found.name}, sm_{found.major}{found.minor}, {memory}, driver {driver}")
     else:
         lines.append("GPU: none that PyTorch sees")
     return {"lines": lines}
@@ -155,31 +155,9 @@ def _isa() -> str:
     """What Inductor's C++ is vectorised for, with the matrix units that its micro-kernels may use."""
     from pytest_gemm.backends import torch_compat
 
-    flags = _cpuinfo("flags").split()
+    flags = hardware.cpu().flags
     units = [f for f in ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16") if f in flags]
     return f"{torch_compat.vector_isa()} (the CPU has {', '.join(units) or 'no matrix units'})"
-
-
-def _cpuinfo(field: str) -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(field)), "")
-
-
-def _cpu_name() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def _driver() -> str:
-    """Version of NVIDIA's driver, "unknown" where nvidia-smi does not tell."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return next(iter(done.stdout.split()), "unknown")
 
 
 def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:

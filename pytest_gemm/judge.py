@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import time
 import traceback
 import warnings
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 
@@ -30,16 +31,16 @@ from pytest_gemm.backend import (
     Contract,
     Dropped,
     Prepared,
-    Tuning,
     Unsupported,
     names_candidates,
+    tuned,
 )
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
 
-__all__ = ["Case", "Evidence", "Judge", "run_once"]
+__all__ = ["Case", "Evidence", "Judge", "Timing", "run_once"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,9 @@ class _Run:
     kept: bytes | None
 
 
+# Times a case that has passed: gets the case, what was compiled for it and the operands, returns the last result.
+Timing = Callable[[Case, Prepared, operands.Operands], Any]
+
 _NO_TIME = Seconds()
 
 # Results up to this size are kept and checked again at the end of the case.
@@ -141,6 +145,7 @@ class Judge:
         case: Case,
         done: frozenset[str] = frozenset(),
         withheld: Callable[[str], Outcome | None] = lambda _: None,
+        timing: Timing | None = None,
     ) -> Iterator[Outcome]:
         """The outcomes of a case, one a choice and filling; a single one when it ends before any filling.
 
@@ -148,6 +153,7 @@ class Judge:
             case: what to judge.
             done: choices that have been judged before and are left out; "" is the case as a whole.
             withheld: the outcome of a choice that must not be run, ``None`` for one that may.
+            timing: is called with what has passed, and its last result is judged as well: one outcome more a choice.
         """
         self.evidence.clear()
         if "" in done:
@@ -156,14 +162,20 @@ class Judge:
             yield self._not_run(case)
             return
         starved = False
-        for outcome in self._cases(_by_tuning(case), done, withheld):
+        for outcome in self._cases(_by_tuning(case), done, withheld, timing):
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
         if starved:
             self._known, self._earlier = (("", 0, ""), {}), ("", {})
             faults.release()
 
-    def _cases(self, case: Case, done: frozenset[str], withheld: Callable[[str], Outcome | None]) -> Iterator[Outcome]:
+    def _cases(
+        self,
+        case: Case,
+        done: frozenset[str],
+        withheld: Callable[[str], Outcome | None],
+        timing: Timing | None,
+    ) -> Iterator[Outcome]:
         try:
             refusal = case.backend.supports(case.problem)
         except Exception as error:  # any exception of a backend is its case's failure
@@ -201,7 +213,7 @@ class Judge:
                 yield self._not_run(case, choice)
                 continue
             held = withheld(choice) if choice else None
-            for outcome in self._judge_choice(case, choice) if held is None else [held]:
+            for outcome in self._judge_choice(case, choice, timing) if held is None else [held]:
                 if outcome.status is Status.DROPPED and outcome.choice == choice:
                     dropped.append(outcome)
                 yield outcome
@@ -233,8 +245,8 @@ class Judge:
             raise Unsupported("no-such-choice", f"no candidate is called {wanted}; there are {listed}")
         return found
 
-    def _judge_choice(self, case: Case, choice: str) -> Iterator[Outcome]:
-        """One candidate, or the backend's own way, with all fillings."""
+    def _judge_choice(self, case: Case, choice: str, timing: Timing | None) -> Iterator[Outcome]:
+        """One candidate, or the backend's own way, with all fillings; timed if all of them passed."""
         try:
             truths = {filling: self._truth(case, filling, choice) for filling in case.fillings}
         except Unsupported as missing:
@@ -275,6 +287,11 @@ class Judge:
             again = self._run_again(case, choice, prepared, runs)
             if again is not None:
                 yield again
+                return
+        if timing is not None and len(runs) == len(truths):
+            truth, filling = runs[-1].truth, runs[-1].truth.operands.filling
+            timed = functools.partial(timing, case, prepared, truth.operands)
+            yield self._judge_filling(case, choice, prepared, filling, truth, runs, Seconds(), timed)
 
     # -- one filling -----------------------------------------------------------------------------
 
@@ -287,15 +304,17 @@ class Judge:
         truth: _Truth,
         runs: list[_Run],
         seconds: Seconds,
+        timed: Callable[[], Any] | None = None,
     ) -> Outcome:
+        """One result: of a run, or with ``timed`` the one that it returns."""
         given = truth.operands
         started = time.perf_counter()
         kernels = _kernels_of(prepared)
         try:
-            with self._doing(case, "run", filling, kernels, choice), _quiet():
+            with self._doing(case, "run" if timed is None else "time", filling, kernels, choice), _quiet():
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
-                    results = _run(prepared, given, case.device)
+                    results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
@@ -351,6 +370,8 @@ class Judge:
             return outcome
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
+        if timed is not None:
+            return end(Status.PASSED, **facts)
         kept = _bytes(results) if sum(r.numel() * r.element_size() for r in results) <= _KEEP_BYTES else None
         runs.append(_Run(truth, results, kept))
         self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
@@ -526,9 +547,7 @@ def run_once(case: Case, threads: int) -> None:
 
 def _by_tuning(case: Case) -> Case:
     """The case on the backend that picks its candidate as asked, where it has several ways to."""
-    if case.choices in {"one", "winner"} and isinstance(case.backend, Tuning):
-        return dataclasses.replace(case, backend=case.backend.picking(cast("Literal['one', 'winner']", case.choices)))
-    return case
+    return dataclasses.replace(case, backend=tuned(case.backend, case.choices))
 
 
 def picked(names: Sequence[str], wanted: str) -> tuple[str, ...]:
@@ -581,8 +600,12 @@ def _all_dropped(dropped: Sequence[Outcome]) -> Reason:
 
 def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[torch.Tensor, ...]:
     """The results, of which there are two with ``tap``; the device has finished."""
-    made: Any = prepared.run(given)
+    made = _tuple(prepared.run(given))
     _wait_for(device)
+    return made
+
+
+def _tuple(made: Any) -> tuple[torch.Tensor, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 

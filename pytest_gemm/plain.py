@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,6 +80,13 @@ class CallablePrepared:
         with settings(self._problem):
             result: torch.Tensor = self._program(**program.args(self._problem, operands))
         return result
+
+    @contextlib.contextmanager
+    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
+        """A block with the program around the function."""
+        tensors = program.args(self._problem, operands)
+        with settings(self._problem), torch.no_grad():
+            yield lambda: self._program(**tensors)
 
     def proof(self) -> Proof:
         """There is nothing to prove about a function of Python: it ran because it was called."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import gc
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,14 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
+from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
     from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.measure import Meter
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD = 50_000
@@ -41,6 +44,9 @@ _DIARIES = pytest.StashKey[Diaries]()
 _STDERR = pytest.StashKey[int]()
 _HEALTHY = pytest.StashKey[bool]()
 _HARVEST = pytest.StashKey[list[ahead.Harvest]]()
+_MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
+_VERDICTS = pytest.StashKey[list[str]]()
+_REPLAY = Replay()
 
 MARKER = "gemm(problems, fillings, any_problem): a test over GEMM problems and backends; see pytest_gemm.selection"
 
@@ -228,9 +234,28 @@ def pytest_collection(session: pytest.Session) -> object | None:
     return True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the placeholders of marked tests that no problem was selected for."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Choose what runs; and a timed test counts as a benchmark where ``--benchmark-only`` looks for these."""
+    _choose(config, items)
+    # The fixture is asked for late, so the tests of a function do not have it among their names by themselves.
+    names = {id(found): found for item in items if _timed(item) and "benchmark" not in (found := _names(item))}
+    for found in names.values():
+        found.append("benchmark")
+    try:
+        return (yield)
+    finally:
+        for found in names.values():
+            found.remove("benchmark")
+
+
+def _names(item: pytest.Item) -> list[str]:
+    assert isinstance(item, pytest.Function)
+    return item.fixturenames
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out the placeholders of marked tests that no problem was selected for; in a session, all it is not for."""
     empty = [
         item
         for item in items
@@ -239,10 +264,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and "gemm_case" in item.callspec.params
         and not isinstance(item.callspec.params["gemm_case"], selection.Pick)
     ]
-    if empty:
-        gone = set(empty)
+    gone = set(empty)
+    if (folder := config.stash[_CONFIG].speed.session) is not None:
+        from pytest_gemm.measure import Request
+
+        asked = Request.read(folder).cases
+        timed = {pair: item for item in items if (pair := _timed(item)) is not None}
+        kept = [timed[pair] for pair in asked if pair in timed]
+        gone = set(items) - set(kept)
+        items[:] = kept
+    elif gone:
         items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=empty)
+    if gone:
+        config.hook.pytest_deselected(items=list(gone))
+    for item in items:
+        if _timed(item) is not None:  # pytest-benchmark reads the clock that plays what was measured elsewhere
+            item.add_marker(pytest.mark.benchmark(timer=_REPLAY.clock))
+    if _is_worker(config) and (timed_items := [pair for pair in map(_timed, items) if pair is not None]):
+        from pytest_gemm import sessions
+
+        sessions.offer(_exchange(config), timed_items)
+
+
+def _timed(item: pytest.Item) -> tuple[str, str] | None:
+    """Backend and problem line of a test whose case is timed, ``None`` of any other."""
+    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames or not hasattr(item, "callspec"):
+        return None
+    pick = item.callspec.params.get("gemm_case")
+    return (pick.backend, pick.problem.line) if isinstance(pick, selection.Pick) else None
 
 
 # -- ahead of the tests ------------------------------------------------------------------------------
@@ -250,16 +299,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Without xdist: compile ahead what the collected tests need.  With it the controller does, see below."""
+    """Without xdist: compile ahead what the collected tests need, and time.  With it the controller does, see below."""
     config = session.config
-    if not _is_worker(config) and not config.option.collectonly and not config.stash[_CONFIG].doctor:
-        _compile_ahead(config, [item.nodeid for item in session.items])
+    settings = config.stash[_CONFIG]
+    if _is_worker(config) or config.option.collectonly or settings.doctor or settings.speed.session is not None:
+        return
+    _compile_ahead(config, [item.nodeid for item in session.items])
+    _measure(config, [pair for pair in map(_timed, session.items) if pair is not None])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
     _compile_ahead(node.config, ids)
+    if _MEASURED not in node.config.stash and (folder := node.workerinput.get("gemm_speed")):
+        from pytest_gemm import sessions
+
+        _measure(node.config, sessions.offered(Path(folder)))
+        sessions.share(Path(folder), node.config.stash[_MEASURED])
+
+
+def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
+    """Have sessions time the cases before the first test asks for them."""
+    config.stash[_MEASURED] = []
+    settings = config.stash[_CONFIG]
+    if not timed or settings.compile_only:
+        return
+    from pytest_gemm import sessions
+
+    config.stash[_STATE].narrowed = True  # a few shapes do not show that an entry of the ledger is stale
+    given = config.invocation_params
+    command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
+    display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
+    config.stash[_MEASURED] = sessions.measure(settings, timed, command, display)
+
+
+def _exchange(config: pytest.Config) -> Path:
+    """In a worker of xdist: the folder in which the controller leaves what was measured."""
+    return Path(config.workerinput["gemm_speed"])  # type: ignore[attr-defined]  # xdist's
 
 
 def _compile_ahead(config: pytest.Config, ids: Iterable[str]) -> None:
@@ -309,7 +386,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker of this machine where to keep its diary, and whether another one would take its test over."""
     if node.gateway.spec.popen and _DIARIES in node.config.stash:
-        node.workerinput["gemm_diaries"] = str(node.config.stash[_DIARIES].folder)
+        node.workerinput["gemm_diaries"] = node.workerinput["gemm_speed"] = str(node.config.stash[_DIARIES].folder)
         node.workerinput["gemm_replaces"] = distribution.replaces_workers(node.config)
 
 
@@ -370,6 +447,47 @@ def gemm_check(request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_ju
     watch.diary.end()
 
 
+@pytest.fixture(scope="session")
+def _gemm_meter(gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[Meter | None]:
+    """In a session: what times its cases; ``None`` in the run itself."""
+    if gemm_config.speed.session is None:
+        yield None
+        return
+    from pytest_gemm.measure import Meter
+    from pytest_gemm.session import eager_is_safe
+
+    meter = Meter(gemm_config, _gemm_judge, eager_is_safe(gemm_config.ledger))
+    yield meter
+    meter.close()
+
+
+@pytest.fixture
+def gemm_speed(
+    request: pytest.FixtureRequest,
+    gemm_config: GemmConfig,
+    gemm_check: GemmCheck,
+    _gemm_meter: Meter | None,
+) -> Iterator[Callable[[Case], object]]:
+    """``gemm_speed(case)`` ends the test as the gate judges what fresh processes measured of the case.
+
+    The readings appear as the rounds of pytest-benchmark's ``benchmark``.
+    """
+    if _gemm_meter is not None:
+        yield _gemm_meter
+        return
+    from pytest_gemm import sessions
+    from pytest_gemm.speed_check import SpeedCheck
+
+    config = request.config
+    if _is_worker(config) and _MEASURED not in config.stash:
+        config.stash[_MEASURED] = sessions.shared(_exchange(config))
+    # Asked for when there are rounds: a benchmark that is asked for and not used is an error to pytest-benchmark.
+    benchmark = functools.partial(request.getfixturevalue, "benchmark")
+    check = SpeedCheck(gemm_config, gemm_check, config.stash[_MEASURED], benchmark, _REPLAY)
+    request.node.stash[_VERDICTS] = check.verdicts
+    yield check
+
+
 def _target(item: pytest.Function) -> str:
     """How to name this test on pytest's command line."""
     path = item.path
@@ -393,6 +511,8 @@ def pytest_runtest_makereport(
     judged = item.stash.get(_JUDGED, None)
     if call.when == "call" and judged is not None:
         made.gemm = {**judged, "process": os.environ.get("PYTEST_XDIST_WORKER", "main")}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
+        if (verdicts := item.stash.get(_VERDICTS, None)) is not None:
+            made.gemm["verdicts"] = verdicts  # type: ignore[attr-defined]  # as above
         item.user_properties += text.junit_properties(judged["outcomes"])  # read again for the teardown's report
     return made
 
@@ -423,8 +543,12 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Words of our own for what pytest would call skipped and xfailed."""
     judged = getattr(report, "gemm", None)
-    if judged is None or report.when != "call" or not report.skipped:
+    if judged is None or report.when != "call" or report.failed:
         return None
+    if report.passed:
+        verdicts = judged.get("verdicts", ())
+        words = {"undecided": ("undecided", "?", "UNDECIDED"), "no-baseline": ("no-baseline", "b", "NO-BASELINE")}
+        return next((words[verdict] for verdict in words if verdict in verdicts), None)
     if hasattr(report, "wasxfail"):
         return "known-failure", "k", "KNOWN-FAILURE"
     if any(record["status"] == str(Status.NOT_RUN) for record in judged["outcomes"]):
@@ -493,6 +617,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The backend x op table and what belongs to it."""
+    if config.stash.get(_MEASURED, None):
+        _show_speed(config, terminalreporter)
     state = config.stash[_STATE]
     lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
     lines = (lines if config.stash[_CONFIG].compile_only else []) + state.summary()
@@ -500,3 +626,26 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("GEMM backends")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+def _show_speed(config: pytest.Config, reporter: Any) -> None:
+    """The table of each device, and the pages that were asked for."""
+    from pytest_gemm import sessions, speed_page, speed_report
+
+    settings = config.stash[_CONFIG]
+    runs = [sessions.as_run(made) for made in config.stash[_MEASURED] if made.sessions]
+    for run in runs:
+        reporter.section(f"GEMM speed on {run.hardware}")
+        for line in speed_report.table(run):
+            reporter.write_line(line)
+    title = f"pytest {' '.join(config.invocation_params.args)}"
+    if settings.speed.summary is not None:
+        with settings.speed.summary.open("a", encoding="utf-8") as file:
+            file.writelines(speed_report.markdown(run, title) + "\n" for run in runs)
+    if settings.speed.report is not None and runs:
+        for run in runs:
+            path = settings.speed.report
+            if len(runs) > 1:  # a page is about one machine
+                path = path.with_stem(f"{path.stem}-{run.hardware}")
+            path.write_text(speed_page.page(run, title), encoding="utf-8")
+            reporter.write_line(f"speed report: {path}")

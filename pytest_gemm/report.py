@@ -13,7 +13,18 @@ from typing import Any
 
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
 
-__all__ = ["Rerun", "failure", "from_record", "ratio_text", "status_of", "summary", "to_record"]
+__all__ = [
+    "Rerun",
+    "by_problem",
+    "candidates",
+    "dropped_by_cause",
+    "failure",
+    "from_record",
+    "ratio_text",
+    "status_of",
+    "summary",
+    "to_record",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +137,7 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
     return [
         ("gemm_backend", outcomes[0].backend),
         ("gemm_problem", outcomes[0].problem),
-        ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in _candidates(o)))),
+        ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in candidates(o)))),
         ("gemm_kernel", ", ".join(kernels)),
         ("gemm_status", str(status_of(outcomes))),
         ("gemm_error_over_bound", ratio_text(max(ratios, default=None))),
@@ -222,7 +233,7 @@ def summary(
     return lines
 
 
-def _by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+def by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
     """Outcomes by (backend, problem line)."""
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -235,7 +246,7 @@ def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
     counts: dict[tuple[str, str], Counter[Status]] = defaultdict(Counter)
     worst: dict[tuple[str, str], float] = {}
     cases: Counter[tuple[str, str]] = Counter()
-    for (backend, problem), group in _by_problem(outcomes).items():
+    for (backend, problem), group in by_problem(outcomes).items():
         row = backend, problem.split(":")[0]
         counts[row][status_of(group)] += 1
         for outcome in group:
@@ -269,7 +280,7 @@ def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def _candidates(outcome: Outcome) -> tuple[str, ...]:
+def candidates(outcome: Outcome) -> tuple[str, ...]:
     """The candidates that an outcome speaks of: the one that was asked for, or those that were chosen."""
     return (outcome.choice,) if outcome.choice else outcome.chosen
 
@@ -280,7 +291,7 @@ def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:
     kernels: dict[str, set[str]] = defaultdict(set)
     for outcome in outcomes:
         if outcome.ratio is not None:
-            pairs[outcome.backend].update((name, outcome.problem) for name in _candidates(outcome))
+            pairs[outcome.backend].update((name, outcome.problem) for name in candidates(outcome))
             kernels[outcome.backend].update(outcome.kernels)
     lines = []
     for backend, found in pairs.items():
@@ -291,18 +302,23 @@ def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
+def dropped_by_cause(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Outcomes of dropped candidates by (backend, code of the reason)."""
+    found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.status is Status.DROPPED and outcome.reason:
+            found[outcome.backend, outcome.reason.code].append(outcome)
+    return found
+
+
 # Names of dropped candidates that a line gives.
 _DROPPED_SHOWN = 3
 
 
 def _dropped_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Candidates that were dropped, by cause."""
-    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.status is Status.DROPPED and outcome.reason:
-            groups[outcome.backend, outcome.reason.code].append(outcome)
     lines = []
-    for (backend, code), group in groups.items():
+    for (backend, code), group in dropped_by_cause(outcomes).items():
         names = list(dict.fromkeys(o.choice for o in group))
         shown = ", ".join(names[:_DROPPED_SHOWN]) + (", ..." if len(names) > _DROPPED_SHOWN else "")
         text = group[0].reason.text if group[0].reason else ""

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -19,10 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import __version__
+from pytest_gemm import __version__, machine
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
-from pytest_gemm.report import from_record, ratio_text, status_of
+from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_record, ratio_text, status_of
 
 __all__ = ["Record", "load", "main", "page", "provenance"]
 
@@ -62,21 +61,12 @@ def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} logical cores" if names else platform.processor()
+    found = machine.cpu()
+    return f"{found.model}, {found.logical} logical cores" if found.model else platform.processor()
 
 
 def _gpus() -> list[str]:
-    command = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    return [f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in machine.gpus()]
 
 
 class Record:
@@ -151,13 +141,6 @@ def _runs(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _problems(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        found[outcome.problem].append(outcome)
-    return found
-
-
 def _by_backend(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -169,7 +152,7 @@ def _counts(outcomes: Sequence[Outcome]) -> list[str]:
     used = [s for s in Status if any(o.status is s for o in outcomes)]
     rows = []
     for backend, group in _by_backend(outcomes).items():
-        counts = Counter(status_of(g) for g in _problems(group).values())
+        counts = Counter(status_of(g) for g in by_problem(group).values())
         judged = [o for o in group if o.ratio is not None]
         rows.append(
             [
@@ -177,19 +160,13 @@ def _counts(outcomes: Sequence[Outcome]) -> list[str]:
                 *(counts[s] or "" for s in used),
                 len({o.problem for o in judged}),
                 len(judged),
-                len({o.choice or _choice_of(o) for o in judged}),
+                len({name for o in judged for name in candidates(o)}),
                 len({k.split(" (")[0] for o in judged for k in o.kernels}),
             ]
         )
     head = ["backend", *map(str, used), "problems judged", "cases judged", "distinct choices", "distinct kernels"]
     note = "Problems by status; one counts under the worst of its cases."
     return ["## Counts", "", note, "", *_table(head, rows)]
-
-
-def _choice_of(outcome: Outcome) -> str:
-    """The choice that a kernel's name carries in parentheses, ``triton_tem_0 (triton_mm...)``, or the kernel."""
-    kernel = outcome.kernels[0] if outcome.kernels else ""
-    return kernel.partition(" (")[2].rstrip(")") or kernel
 
 
 def _kind(line: str) -> str:
@@ -224,17 +201,12 @@ def _distances(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _dropped(outcomes: Sequence[Outcome]) -> list[str]:
-    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.status is Status.DROPPED and outcome.reason:
-            groups[outcome.backend, outcome.reason.code].append(outcome)
-    if not groups:
-        return []
     rows = [
         [backend, code, len(group), group[0].choice, group[0].problem, group[0].reason.text if group[0].reason else ""]
-        for (backend, code), group in sorted(groups.items())
+        for (backend, code), group in sorted(dropped_by_cause(outcomes).items())
     ]
-    return ["## Dropped candidates", "", *_table(["backend", "cause", "count", "first", "in", "says"], rows)]
+    head = ["backend", "cause", "count", "first", "in", "says"]
+    return ["## Dropped candidates", "", *_table(head, rows)] if rows else []
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:

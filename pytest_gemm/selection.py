@@ -8,6 +8,7 @@ A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
 
 Marker keywords:
     problems: problem lines or :class:`Problem` objects, or a function of the level that returns them.
+    shapes: a shapes file instead (see :mod:`pytest_gemm.shapes`), from which ``--gemm-shapes`` chooses.
     fillings: names of fillings; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
 """
@@ -17,10 +18,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gemm import shapes
 from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Registry
 from pytest_gemm.config import GemmConfig
@@ -49,6 +52,7 @@ class Request:
     """What a test's marker asks for; see the module's docstring for the fields."""
 
     problems: Callable[[str], Iterable[Problem | str]] | Sequence[Problem | str] = ()
+    shapes: Path | None = None
     fillings: tuple[str, ...] = ()
     any_problem: bool = False
 
@@ -93,8 +97,11 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     Raises:
         MarkerError: when the marker's problems cannot be read.
     """
-    ready = [b.name for b in config.backends if _state(config, b).ok]
-    return [Pick(name, problem, request.fillings) for problem in _problems(request, config) for name in ready]
+    ready = [b for b in config.backends if _state(config, b).ok]
+    wanted = {b.name: _problems(request, config, config.device_of(b)) for b in ready}
+    together = dict.fromkeys(problem for problems in wanted.values() for problem in problems)
+    members = {name: frozenset(problems) for name, problems in wanted.items()}
+    return [Pick(b.name, p, request.fillings) for p in together for b in ready if p in members[b.name]]
 
 
 def missing(config: GemmConfig) -> dict[str, Reason]:
@@ -127,11 +134,11 @@ def _availability(registry: Registry, name: str, device: str, compile_only: bool
     return Availability(Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run"))
 
 
-def _problems(request: Request, config: GemmConfig) -> list[Problem]:
+def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
     if config.problems and request.any_problem:
         found: Iterable[Problem] = config.problems
     else:
-        found = _own_problems(request.problems, config.level)
+        found = _own_problems(request, config, device)
         if config.problems:
             wanted = {p.line for p in config.problems}
             found = [p for p in found if p.line in wanted]
@@ -144,10 +151,14 @@ def _called(problems: Callable[[str], Iterable[Problem | str]], level: str) -> t
     return tuple(problems(level))
 
 
-def _own_problems(
-    problems: Callable[[str], Iterable[Problem | str]] | Sequence[Problem | str], level: str
-) -> list[Problem]:
-    lines = _called(problems, level) if callable(problems) else problems
+def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
+    problems = request.problems
+    try:
+        if request.shapes is not None:
+            return list(shapes.select(request.shapes, config.speed.shapes, config.level, device, config.speed.root))
+    except shapes.ShapeError as error:
+        raise MarkerError(f"--gemm-shapes: {error}") from None
+    lines = _called(problems, config.level) if callable(problems) else problems
     try:
         return [p if isinstance(p, Problem) else Problem.parse(p) for p in lines]
     except ProblemError as error:

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import report, results
+from pytest_gemm import machine, report, results
 from pytest_gemm.backend import names_candidates
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger import Environment, Ledger, LedgerUse
@@ -119,7 +119,7 @@ def environment(device: str) -> Environment:
     """What the ledger's predicates may ask about this process; imports torch."""
     import torch
 
-    isa = _cpu_isa()
+    isa = machine.cpu().flags
     if device == "cuda" and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         isa = (f"sm_{major}{minor}",)
@@ -134,23 +134,12 @@ def environment_elsewhere(known: Environment | None, device: str) -> Environment
         device: where its case computed, where it did not say.
     """
     known = known or Environment(metadata.version("torch"), device=device)
-    return known if known.device == "cuda" else dataclasses.replace(known, isa=_cpu_isa())
+    return known if known.device == "cuda" else dataclasses.replace(known, isa=machine.cpu().flags)
 
 
 def eager_is_safe(ledger: Ledger) -> Callable[[Problem, str], bool]:
     """Whether eager ATen may run a problem on a device: not where the ledger says that it can kill the process."""
     return lambda problem, device: ledger.applicable("aten", problem, "test_product", environment(device)) is None
-
-
-@functools.cache
-def _cpu_isa() -> tuple[str, ...]:
-    """Instruction set names as Linux spells them, ``avx512f``; empty where the system does not tell."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ()
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    return tuple(flags[1].split()) if flags else ()
 
 
 def explain(

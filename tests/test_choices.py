@@ -535,9 +535,9 @@ def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     backend = CppBackend(threads=1).with_user_caches("tag")
     problem, first = given()
-    for name in ("a", "b", ""):
+    for name in ("a", "b", "", ""):
         backend.artifact(problem, first, name)
-    assert tags == ["tag-a", "tag-b", "tag"]
+    assert tags == ["tag-a", "tag-b", "tag", "tag"], "each time a compile"
 
 
 def test_a_candidate_that_slices_k_is_held_to_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -660,6 +660,22 @@ def test_no_choice_is_the_backends_own_way() -> None:
         assert {o.choice for o in outcomes} == {""}
     assert set(backend.prepared) == {""}
     assert backend.listed == 0
+
+
+class Tuner(Fake):
+    """A twin for each way to pick, whose candidate has the name of the way."""
+
+    def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
+        return Prepared(problem, self.names[0])
+
+    def picking(self, how: str) -> Fake:
+        return Tuner(how)
+
+
+@pytest.mark.parametrize(("choices", "chosen"), [("", "own"), ("one", "one"), ("winner", "winner"), ("all", "own")])
+def test_a_backend_picks_in_the_way_that_was_asked_for(choices: str, chosen: str) -> None:
+    (outcome,) = judged(Tuner("own"), choices, ("rand",))
+    assert outcome.chosen == (chosen,)
 
 
 @pytest.mark.parametrize(
@@ -889,12 +905,16 @@ def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.Mo
     (module,) = prepared.artifact._compiled.modules
     before = {name: getattr(module, name) for name in torch_compat.allocators_of(module)}
     assert "empty_strided_cpu" in before
-    call = prepared.bind(first)
-    seen = len(poisoned)
-    assert seen  # the run that comes before the timed ones is judged memory
-    call()
-    assert len(poisoned) == seen
-    assert {name: getattr(module, name) for name in before} == before
+    with prepared.timed(first) as call:
+        seen = len(poisoned)
+        assert seen  # the run that comes before the timed ones is judged memory
+        counted = len(prepared.proof().executed)
+        call()
+        assert len(poisoned) == seen
+        assert {name: getattr(module, name) for name in before} == before
+        assert len(prepared.proof().executed) == counted
+    prepared.run(first)
+    assert len(prepared.proof().executed) == counted
 
 
 # -- CuTe DSL ------------------------------------------------------------------------------------------

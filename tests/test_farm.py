@@ -545,6 +545,16 @@ def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBack
     assert all("128x128x64" in name and "pingpong" in name for name in names)
 
 
+@needs_cutlass
+@pytest.mark.parametrize(("choices", "kernels"), [("one", 1), ("winner", 2)])
+def test_who_wants_the_fastest_needs_all_candidates(
+    backend: CutlassBackend, settings: Any, choices: str, kernels: int
+) -> None:
+    backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
+    settings.choices = choices
+    assert len(harvest(backend, settings, LINES[0]).kernels) == kernels
+
+
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CutlassBackend()
     given = {"cutlass-allow": "pingpong", "cutlass-swizzles": "1,2", "cutlass-level": "0000", "kernel-cache": "/kept"}
@@ -556,6 +566,7 @@ def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
         assert options["cutlass_max_profiling_swizzle_options"] == [1, 2]
         assert options["cutlass_instantiation_level"] == "0000"
         assert one.store.folder == Path("/kept")
+    assert backend.with_user_caches("tag").store is not backend.store, "each counts for itself"
     backend.configure(dict.fromkeys(given, "") | {"cutlass-swizzles": "1"})
     assert backend.allowlist == CutlassBackend.allowlist
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
@@ -666,6 +677,7 @@ def test_compile_only_without_a_device_asks_for_the_architecture(pytester: pytes
         ("--gemm-cutlass-allow=(", "*--gemm-cutlass-allow=(: not a regular expression:*"),
         ("--gemm-cutlass-swizzles=3", "*--gemm-cutlass-swizzles=3: name some of 1, 2, 4, 8*"),
         ("--gemm-cutlass-level=all", "*--gemm-cutlass-level=all: give up to four digits*"),
+        ("--gemm-kernel-cache=/proc/no", "*--gemm-kernel-cache=/proc/no: cannot be written*"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(pytester: pytest.Pytester, option: str, message: str) -> None:

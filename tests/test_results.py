@@ -17,7 +17,8 @@ PASSED = Outcome(
     "int-2",
     0,
     Status.PASSED,
-    kernels=("triton_tem_fused_mm_0 (triton_mm_64x32x128_s4_w8)",),
+    kernels=("triton_tem_fused_mm_0 (triton_mm-64x32x128,s4,w8)",),
+    chosen=("triton_mm-64x32x128,s4,w8",),
     tier="hard",
     ratio=0.25,
 )
@@ -25,7 +26,11 @@ OUTCOMES = [
     PASSED,
     dataclasses.replace(PASSED, filling="rand", ratio=0.5, tier="statistical"),
     dataclasses.replace(
-        PASSED, problem="mm:f32:nn:1x1x1::tf32", kernels=("triton_tem_fused_mm_0 (other)",), ratio=0.125
+        PASSED,
+        problem="mm:f32:nn:1x1x1::tf32",
+        kernels=("triton_tem_fused_mm_0 (other)",),
+        chosen=("other",),
+        ratio=0.125,
     ),
     Outcome(
         "triton",

@@ -1,0 +1,597 @@
+"""What the gate is worth on a machine: ``python -m pytest_gemm.calibrate SESSIONS_DIR > calibration.md``.
+
+Many sessions of one and the same code (an A/A study) say how often a rule is red for nothing; multiplying one case's
+readings by 1.05 says how often it finds a slow-down of 5%.  Runs are drawn from the sessions without replacement and
+whole sessions at a time, so what the cases of one process have in common stays.  The rules of four other tools are
+scored on the same draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from scipy import stats
+
+from pytest_gemm import gate
+from pytest_gemm.gate import Policy, Reading, Screened, Stored
+from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, SessionError, Verdict, read_session
+
+__all__ = ["CLASSES", "PLANTED", "Score", "Study", "calibrate", "load", "main", "page"]
+
+PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
+"""Slow-downs that are planted, as fractions."""
+
+CLASSES: Final = ("< 0.3 ms", "0.3 to 3 ms", ">= 3 ms")
+"""Classes of kernels by the time of a call."""
+
+STORED: Final = "gate, stored baseline"
+AGAINST: Final = "gate, base against head"
+SUITE: Final = "gate, stored, 200 cases"
+
+_SUITE: Final = 200
+_POWER_RUNS: Final = 100  # planting is a run for every slow-down; this many bound a share of 0.95 to within 0.05
+_ROUNDS: Final = 4  # a quarter of the cases is slowed down at once, so that the median case stays what it is
+_PRESENT: Final = 0.9  # share of the sessions that must have a case
+
+
+@dataclasses.dataclass
+class Score:
+    """How a rule did.
+
+    Attributes:
+        runs: A/A runs.
+        red: runs with a case that was called slower.
+        flagged: cases that were called slower, over all runs.
+        faster: cases that were called faster, over all runs.
+        undecided: cases that were left undecided, over all runs.
+        judged: cases that were judged, over all runs.
+        confirmed: cases that had to be confirmed, over all runs.
+        found, planted: slow-downs that were found and that were planted, by size and class of duration.
+    """
+
+    runs: int = 0
+    red: int = 0
+    flagged: int = 0
+    faster: int = 0
+    undecided: int = 0
+    judged: int = 0
+    confirmed: int = 0
+    found: Counter[tuple[float, str]] = dataclasses.field(default_factory=Counter)
+    planted: Counter[tuple[float, str]] = dataclasses.field(default_factory=Counter)
+
+    def add(self, slower: int, judged: int) -> None:
+        """Count a run in which so many of the judged cases were called slower."""
+        self.runs += 1
+        self.red += slower > 0
+        self.flagged += slower
+        self.judged += judged
+
+    def plant(self, change: float, kind: str, *, found: bool) -> None:
+        """Count a planted slow-down."""
+        self.planted[change, kind] += 1
+        self.found[change, kind] += found
+
+    @property
+    def red_bound(self) -> float:
+        """Upper end of the one-sided 95% interval of the share of red runs (Clopper and Pearson)."""
+        return float(stats.binomtest(self.red, self.runs, alternative="less").proportion_ci(0.95).high)
+
+
+@dataclasses.dataclass
+class CaseFacts:
+    """What the sessions say of one case.
+
+    Attributes:
+        seconds: median over the sessions of the best visit.
+        raw, ratio: session-to-session scale of the logarithm of the time and of the ratio (1.4826 MAD).
+        weights: how often each share of the comparator was chosen.
+        stored, against: smallest detectable slow-downs that the gate stated, one a run.
+    """
+
+    seconds: float
+    raw: float
+    ratio: float | None
+    weights: Counter[float] = dataclasses.field(default_factory=Counter)
+    stored: list[float] = dataclasses.field(default_factory=list)
+    against: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The class of duration."""
+        return CLASSES[(self.seconds >= 0.3e-3) + (self.seconds >= 3e-3)]
+
+
+@dataclasses.dataclass
+class Study:
+    """All that was counted.
+
+    Attributes:
+        hardware: the hardware key of the sessions.
+        sessions: how many there were.
+        policy: of the gate.
+        stored_sessions: of a baseline.
+        pairs: pairs of neighbouring sessions; too few of them leave base against head out.
+        scores: by the rule's name.
+        cases: by case.
+        left_out: cases that too few sessions have, with their number.
+    """
+
+    hardware: str
+    sessions: int
+    policy: Policy
+    stored_sessions: int
+    pairs: int
+    scores: dict[str, Score] = dataclasses.field(default_factory=lambda: defaultdict(Score))
+    cases: dict[CaseKey, CaseFacts] = dataclasses.field(default_factory=dict)
+    left_out: dict[CaseKey, int] = dataclasses.field(default_factory=dict)
+
+
+def load(folder: Path) -> list[Session]:
+    """The sessions in a folder (``*.jsonl``), in order of time; interrupted ones are left out.
+
+    Raises:
+        SessionError: for a file that is none, for a folder without any, and for sessions that cannot be compared.
+    """
+    if not folder.is_dir():
+        raise SessionError(f"{folder}: no such folder; name one with session files (*.jsonl)")
+    sessions = [read_session(path) for path in sorted(folder.rglob("*.jsonl"))]
+    sessions = [s for s in sessions if s.complete and s.samples]
+    if not sessions:
+        raise SessionError(f"{folder}: no complete session (*.jsonl) in it")
+    facts: tuple[tuple[str, Callable[[Session], Collection[str]]], ...] = (
+        ("hardware", lambda s: {s.hardware}),
+        ("contract", lambda s: {s.contract}),
+        ("device", lambda s: {sample.device for sample in s.samples}),
+    )
+    for name, of in facts:
+        values = sorted({value for s in sessions for value in of(s)})
+        if len(values) > 1:
+            raise SessionError(f"{folder}: sessions of more than one {name}: {', '.join(values)}; study each alone")
+    return sorted(sessions, key=lambda s: (s.date, s.index))
+
+
+# -- the other tools' rules --------------------------------------------------------------------------------------
+
+
+def _peers(now: Sequence[Sample], then: Sample, changes: Sequence[float]) -> list[dict[str, bool]]:
+    """What the other rules say when a stored session is compared with the head's, slower by each of the changes.
+
+    Args:
+        now: three sessions of the head; all but the last rule look at the first alone.
+        then: the stored session.
+        changes: slow-downs to plant, as fractions.
+    """
+    factors = 1 + np.array(changes)
+    # One test a row: the planted slow-downs of the same readings.
+    p = stats.mannwhitneyu(
+        factors[:, None] * np.array(now[0].subject),
+        np.array(then.subject)[None, :],
+        axis=1,
+        method="asymptotic",
+        use_continuity=False,
+    ).pvalue
+    mean = factors * statistics.fmean(now[0].subject) / statistics.fmean(then.subject)
+    median = factors * now[0].median / then.median
+    least = factors * min(one.median for one in now) / then.median
+    return [
+        {
+            "mean:5%": bool(mean[i] > 1.05),
+            "U test": bool(p[i] < 0.05 and median[i] > 1),
+            "asv": bool(median[i] > 1.1 and p[i] < 0.002),
+            "1.20x": bool(least[i] > 1.2),
+        }
+        for i in range(len(changes))
+    ]
+
+
+RULES: Final = {
+    "mean:5%": "pytest-benchmark's `--benchmark-compare-fail=mean:5%`: mean of one session's readings more than 5% "
+    "above the mean of a stored session's",
+    "U test": "Mann-Whitney U test, two-sided at 0.05, on the readings of one session each, and a higher median",
+    "asv": "asv's `continuous`: median more than 1.1 times the stored one and its U test below 0.002, one session each",
+    "1.20x": "the median more than 1.20 times that of a stored session, in each of three sessions",
+    STORED: "this gate, against stored sessions",
+    SUITE: "the same on suites of 200 cases, put together from several draws",
+    AGAINST: "this gate, on pairs of neighbouring sessions",
+}
+"""What each rule is, in words."""
+
+
+# -- the draws ---------------------------------------------------------------------------------------------------
+
+
+def _slowed(some: Iterable[Reading], factor: float) -> list[Reading]:
+    return [dataclasses.replace(r, subject=factor * r.subject) for r in some]
+
+
+class _Sessions:
+    """The sessions as tables: one reading, or none, a case and session."""
+
+    def __init__(self, sessions: Sequence[Session], cases: Collection[CaseKey]) -> None:
+        self.samples: list[dict[CaseKey, Sample]] = [
+            {s.case: s for s in session.samples if s.is_timed and s.case in cases} for session in sessions
+        ]
+        self.cases = tuple(cases)
+        self._readings = [
+            {case: Reading(s.best, s.comparator_best, s.disturbed) for case, s in by.items()} for by in self.samples
+        ]
+
+    def take(self, numbers: Iterable[int], cases: Iterable[CaseKey] | None = None) -> dict[CaseKey, list[Reading]]:
+        """The readings of these sessions by case, numbered in this order."""
+        wanted = self.cases if cases is None else cases
+        found: dict[CaseKey, list[Reading]] = {case: [] for case in wanted}
+        for position, number in enumerate(numbers):
+            for case, some in found.items():
+                reading = self._readings[number].get(case)
+                if reading is not None:
+                    some.append(dataclasses.replace(reading, session=position))
+        return found
+
+
+@dataclasses.dataclass
+class _Draw:
+    """One run, drawn: what a mode of the gate looks at.
+
+    Attributes:
+        policy: of the gate.
+        stored: the baseline; ``None`` for base against head.
+        base_first, base_more: the base's readings in the pairs of the screen and of the confirmation, by case.
+        first, more: the head's readings of screen and confirmation, by case.
+    """
+
+    policy: Policy
+    stored: dict[CaseKey, Stored] | None
+    base_first: dict[CaseKey, list[Reading]]
+    base_more: dict[CaseKey, list[Reading]]
+    first: dict[CaseKey, list[Reading]]
+    more: dict[CaseKey, list[Reading]]
+
+    def screen(self, head: Mapping[CaseKey, Sequence[Reading]]) -> Screened:
+        """The gate's screen of these readings of the head."""
+        if self.stored is None:
+            return gate.screen_pair(self.base_first, head, self.policy)
+        return gate.screen(self.stored, head, self.policy)
+
+    def confirm(self, head: Mapping[CaseKey, Sequence[Reading]], screened: Screened) -> dict[CaseKey, Judgement]:
+        """The gate's confirmation by these readings of the head."""
+        if self.stored is None:
+            return gate.confirm_pair(self.base_more, head, screened, self.policy)
+        return gate.confirm(self.stored, head, screened, self.policy)
+
+    def idle(self) -> tuple[Screened, dict[CaseKey, Judgement]]:
+        """The A/A run."""
+        screened = self.screen(self.first)
+        return screened, self.confirm({case: self.more[case] for case in screened.wanted}, screened)
+
+    def finds(self, cases: Collection[CaseKey], change: float, idle: Screened) -> set[CaseKey]:
+        """Which of the cases are called slower when each of them, alone, is slower by ``change``.
+
+        They are screened together, for a case's screen knows nothing of the others' subjects, and confirmed one by one,
+        beside the cases that the A/A run ``idle`` confirms.
+        """
+        screened = self.screen({c: _slowed(x, 1 + change) if c in cases else x for c, x in self.first.items()})
+        found = set()
+        for case in cases:
+            if case not in screened.slower:
+                continue
+            slower = (case, *(c for c in idle.slower if c != case))
+            judgements = {**idle.judgements, case: screened.judgements[case]}
+            alone = dataclasses.replace(screened, slower=slower, faster=(), judgements=judgements)
+            head = {c: self.more[c] for c in slower} | {case: _slowed(self.more[case], 1 + change)}
+            if self.confirm(head, alone)[case].verdict is Verdict.SLOWER:
+                found.add(case)
+        return found
+
+
+def _stored_draw(table: _Sessions, order: Sequence[int], policy: Policy, k: int) -> _Draw:
+    """Baseline, screen and confirmation from one order of the sessions."""
+    end = k + policy.screen_sessions
+    then, first, more = (
+        table.take(numbers) for numbers in (order[:k], order[k:end], order[end : end + policy.confirm_sessions])
+    )
+    stored = {case: Stored(case, tuple(some)) for case, some in then.items()}
+    return _Draw(policy, stored, {}, {}, first, more)
+
+
+def _pair_draw(table: _Sessions, rng: np.random.Generator, policy: Policy) -> _Draw:
+    """Screen and confirmation from neighbouring sessions, which of the two is the base being chance."""
+    begin = int(rng.integers(2)) if len(table.samples) % 2 else 0
+    pairs = [(i, i + 1) for i in range(begin, len(table.samples) - 1, 2)]
+    drawn = [pairs[i][:: int(rng.choice((1, -1)))] for i in rng.permutation(len(pairs))]
+    base, head = zip(*drawn, strict=True)
+    end = policy.screen_pairs
+    stop = end + policy.confirm_pairs
+    parts = (base[:end], base[end:stop], head[:end], head[end:stop])
+    return _Draw(policy, None, *(table.take(numbers) for numbers in parts))
+
+
+def _suite_draw(table: _Sessions, rng: np.random.Generator, policy: Policy, k: int) -> _Draw:
+    """A run of 200 cases: copies of the suite, each with an order of the sessions of its own."""
+    whole = _Draw(policy, {}, {}, {}, {}, {})
+    stored: dict[CaseKey, Stored] = {}
+    for copy in range(-(-_SUITE // len(table.cases))):
+        part = _stored_draw(table, [int(i) for i in rng.permutation(len(table.samples))], policy, k)
+        for case in table.cases[: _SUITE - len(stored)]:
+            name = dataclasses.replace(case, choice=f"{case.choice}#{copy}")
+            stored[name] = dataclasses.replace((part.stored or {})[case], case=name)
+            whole.first[name], whole.more[name] = part.first[case], part.more[case]
+    whole.stored = stored
+    return whole
+
+
+def _count(score: Score, screened: Screened, judgements: Mapping[CaseKey, Judgement]) -> None:
+    verdicts = Counter(j.verdict for j in judgements.values())
+    score.add(verdicts[Verdict.SLOWER], len(judgements))
+    score.faster += verdicts[Verdict.FASTER]
+    score.undecided += verdicts[Verdict.UNDECIDED]
+    score.confirmed += len(screened.wanted)
+
+
+def calibrate(
+    sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, stored: int = 12, policy: Policy | None = None
+) -> Study:
+    """Draw A/A runs from the sessions, plant slow-downs, and count.
+
+    Args:
+        sessions: of one code on one machine, in order of time.
+        runs: A/A runs to draw; the first 100 of them get the planted slow-downs too.
+        seed: of the draws.
+        stored: sessions of a baseline.
+        policy: of the gate; by default the device's own.
+
+    Raises:
+        ValueError: when there are too few sessions for one draw.
+    """
+    policy = policy or Policy.for_device(sessions[0].samples[0].device)
+    needed = stored + policy.screen_sessions + policy.confirm_sessions
+    if len(sessions) < needed:
+        raise ValueError(
+            f"{len(sessions)} sessions are too few: a run takes {needed} ({stored} stored, {policy.screen_sessions} to "
+            f"screen, {policy.confirm_sessions} to confirm); measure more, or store fewer"
+        )
+    counts = Counter(s.case for session in sessions for s in session.samples if s.is_timed)
+    present = [case for case, count in counts.items() if count >= _PRESENT * len(sessions)]
+    if not present:
+        raise ValueError(f"no case has a figure in {_PRESENT:.0%} of the {len(sessions)} sessions")
+    table = _Sessions(sessions, present)
+    pairs = len(sessions) // 2
+    study = Study(sessions[0].hardware, len(sessions), policy, stored, pairs)
+    study.left_out = {case: count for case, count in counts.items() if case not in present}
+    study.cases = {case: _facts(table, case) for case in present}
+    rng = np.random.default_rng(seed)
+    for run in range(runs):
+        plant = run < _POWER_RUNS
+        order = [int(i) for i in rng.permutation(len(sessions))]
+        draw = _stored_draw(table, order, policy, stored)
+        screened = _gate_run(study, STORED, draw, plant=plant)
+        for case, weight in screened.weights.items():
+            study.cases[case].weights[weight] += 1
+        _peer_run(study, table, order, stored, plant=plant)
+        _count(study.scores[SUITE], *_suite_draw(table, rng, policy, stored).idle())
+        if pairs >= policy.screen_pairs + policy.confirm_pairs:
+            _gate_run(study, AGAINST, _pair_draw(table, rng, policy), plant=plant)
+    return study
+
+
+def _facts(table: _Sessions, case: CaseKey) -> CaseFacts:
+    def scale(values: Sequence[float]) -> float:
+        return float(stats.median_abs_deviation(np.log(values), scale="normal"))
+
+    some = [by[case] for by in table.samples if case in by]
+    ratios = [s.best / s.comparator_best for s in some if s.comparator_best is not None]
+    best = [s.best for s in some]
+    return CaseFacts(statistics.median(best), scale(best), scale(ratios) if len(ratios) == len(some) else None)
+
+
+def _gate_run(study: Study, name: str, draw: _Draw, *, plant: bool) -> Screened:
+    score = study.scores[name]
+    screened, judgements = draw.idle()
+    _count(score, screened, judgements)
+    for case, judgement in screened.judgements.items():
+        if judgement.detectable is not None:
+            facts = study.cases[case]
+            (facts.against if name == AGAINST else facts.stored).append(judgement.detectable)
+    if plant:
+        cases = list(study.cases)
+        for change in PLANTED:
+            for turn in range(_ROUNDS):
+                slowed = cases[turn::_ROUNDS]
+                found = draw.finds(slowed, change, screened)
+                for case in slowed:
+                    score.plant(change, study.cases[case].kind, found=case in found)
+    return screened
+
+
+def _peer_run(study: Study, table: _Sessions, order: Sequence[int], k: int, *, plant: bool) -> None:
+    slower: Counter[str] = Counter()
+    judged = 0
+    for case, facts in study.cases.items():
+        then = next(by[case] for n in order[:k] if case in (by := table.samples[n]))
+        now = [by[case] for n in order[k:] if case in (by := table.samples[n])][:3]
+        judged += 1
+        idle, *slowed = _peers(now, then, (0.0, *(PLANTED if plant else ())))
+        slower.update(rule for rule, red in idle.items() if red)
+        for change, says in zip(PLANTED, slowed, strict=False):
+            for rule, red in says.items():
+                study.scores[rule].plant(change, facts.kind, found=red)
+    for rule in ("mean:5%", "U test", "asv", "1.20x"):
+        study.scores[rule].add(slower[rule], judged)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        "| " + " | ".join(head) + " |",
+        "|---" + "|---:" * (len(head) - 1) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+
+
+def page(study: Study) -> str:
+    """The study as Markdown."""
+    policy, scores = study.policy, {name: study.scores[name] for name in RULES if name in study.scores}
+    runs = next(iter(scores.values())).runs
+    planted = min(runs, _POWER_RUNS)
+    about = (
+        f"{len(study.cases)} cases, {study.sessions} sessions of the same code on `{study.hardware}`; {runs} runs "
+        f"drawn from them ({study.stored_sessions} sessions stored, {policy.screen_sessions} to screen, "
+        f"{policy.confirm_sessions} to confirm; {policy.screen_pairs} + {policy.confirm_pairs} pairs base against "
+        f"head), slow-downs planted in {planted} of these. A slow-down of {100 * policy.delta:g}% is tolerated. The "
+        "draws share sessions, so the bounds hold for this stretch of time on this machine."
+    )
+    lines = [
+        "# What the gate is worth",
+        "",
+        about,
+        "",
+        *(f"- **{name}**: {RULES[name]}" for name in scores),
+        "",
+    ]
+    if AGAINST not in scores:
+        needed = policy.screen_pairs + policy.confirm_pairs
+        lines += [f"Base against head is left out: it takes {needed} pairs, and there are {study.pairs}.", ""]
+    if study.left_out:
+        missing = ", ".join(f"{case} ({count} of {study.sessions})" for case, count in study.left_out.items())
+        lines += [f"Left out, for they lack figures: {missing}.", ""]
+    lines += ["## False alarms", "", "The code is the same: each case that is called slower is a false alarm.", ""]
+    lines += _table(
+        ("rule", "cases slower a run", "red runs", "95% bound", "faster a run", "undecided", "confirmed a run"),
+        (
+            (
+                name,
+                f"{score.flagged / score.runs:.3g}",
+                f"{_share(score.red, score.runs)} ({score.red} of {score.runs})",
+                f"< {100 * score.red_bound:.1f}%",
+                *(
+                    (
+                        f"{score.faster / score.runs:.3g}",
+                        _share(score.undecided, score.judged),
+                        f"{score.confirmed / score.runs:.2g}",
+                    )
+                    if name.startswith("gate")
+                    else ("-", "-", "-")
+                ),
+            )
+            for name, score in scores.items()
+        ),
+    )
+    lines += ["## Power", "", "The share of planted slow-downs that were found.", ""]
+    for kind in CLASSES:
+        number = sum(facts.kind == kind for facts in study.cases.values())
+        if number:
+            lines += [f"### {kind} ({number} cases)", ""]
+            lines += _table(
+                ("rule", *(f"{100 * change:g}%" for change in PLANTED)),
+                (
+                    (name, *(_share(score.found[c, kind], score.planted[c, kind]) for c in PLANTED))
+                    for name, score in scores.items()
+                    if score.planted
+                ),
+            )
+    columns = (
+        "Spread: session-to-session scale (1.4826 MAD) of the best visit. Weight: the share of the comparator that was "
+        "taken off most often. Detectable: the slow-down that is found with a power of 95%, median over the runs."
+    )
+    lines += ["## Cases", "", columns, ""]
+    lines += _table(
+        ("case", "time", "spread, time", "spread, ratio", "weight", "detectable, stored", "detectable, base-head"),
+        (_case_row(case, facts) for case, facts in sorted(study.cases.items())),
+    )
+    return "\n".join(lines)
+
+
+def _case_row(case: CaseKey, facts: CaseFacts) -> tuple[str, ...]:
+    def middle(values: Sequence[float]) -> str:
+        return f"{100 * statistics.median(values):.1f}%" if values else "-"
+
+    return (
+        f"`{case}`",
+        f"{1e3 * facts.seconds:.3g} ms",
+        f"{100 * facts.raw:.2f}%",
+        "-" if facts.ratio is None else f"{100 * facts.ratio:.2f}%",
+        f"{facts.weights.most_common(1)[0][0]:g}" if facts.weights else "-",
+        middle(facts.stored),
+        middle(facts.against),
+    )
+
+
+def _as_json(study: Study) -> dict[str, Any]:
+    """The study as plain data, for whoever draws it."""
+    return {
+        "hardware": study.hardware,
+        "sessions": study.sessions,
+        "stored_sessions": study.stored_sessions,
+        "policy": dataclasses.asdict(study.policy),
+        "rules": {
+            name: {
+                **{
+                    key: getattr(score, key)
+                    for key in ("runs", "red", "red_bound", "flagged", "faster", "undecided", "judged", "confirmed")
+                },
+                "power": [
+                    {"slow_down": change, "class": kind, "found": score.found[change, kind], "planted": count}
+                    for (change, kind), count in sorted(score.planted.items())
+                ],
+            }
+            for name, score in study.scores.items()
+        },
+        "cases": {
+            str(case): {
+                "seconds": facts.seconds,
+                "class": facts.kind,
+                "spread_time": facts.raw,
+                "spread_ratio": facts.ratio,
+                "detectable_stored": statistics.median(facts.stored) if facts.stored else None,
+                "detectable_against": statistics.median(facts.against) if facts.against else None,
+            }
+            for case, facts in study.cases.items()
+        },
+        "left_out": {str(case): count for case, count in study.left_out.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the study of the sessions that the arguments name to standard output; 0, or a usage error's exit."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_gemm.calibrate",
+        description="false alarms and power of the gate, from sessions of one code",
+    )
+    parser.add_argument("sessions", type=Path, help="folder of session files (*.jsonl), all of the same code")
+    parser.add_argument("--runs", type=int, default=300, help="A/A runs to draw (default: 300)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    given = parser.parse_args(arguments)
+    if given.runs < 1:
+        parser.error(f"--runs={given.runs}: it takes at least 1")
+    fewest = Policy().fewest_stored
+    if given.stored < fewest:
+        parser.error(f"--stored={given.stored}: a baseline takes at least {fewest}")
+    try:
+        study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
+        if given.json:
+            given.json.write_text(json.dumps(_as_json(study), indent=1) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    sys.stdout.write(page(study))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

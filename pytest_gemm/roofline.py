@@ -1,0 +1,409 @@
+"""How fast a problem could run here at best: its operations and bytes against what the machine reached.
+
+The model is the roofline (Williams, Waterman and Patterson, 2009, doi:10.1145/1498765.1498785): a product takes at
+least as long as its operations take at the highest matrix rate, and at least as long as its operands and results take
+to cross the memory bus once.  Both ceilings are measured, by the same PyTorch that is under test; nothing is taken from
+a data sheet.
+
+torch is imported by :func:`measure` alone, so that reports can do without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+from pytest_gemm import machine
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem import DTYPES, OPS, TF32, DType, Problem, StepKind
+from pytest_gemm.speed import Ceilings
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "MARGIN",
+    "Work",
+    "attainable_seconds",
+    "bound",
+    "dtype_name",
+    "excess",
+    "measure",
+    "peak",
+    "share",
+    "work",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a problem asks of a machine.
+
+    Attributes:
+        flops: operations of the product, a multiplication and an addition counting two; of integers alike.
+        bytes: least traffic: every operand read once and every result written once.
+    """
+
+    flops: float
+    bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte; 0 where no byte moves."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def work(problem: Problem) -> Work:
+    """Operations and least traffic of a problem.
+
+    Operations: ``2 M N K`` times the batch, for the product alone.  The epilogue adds a few for each of the ``M N``
+    elements and is left out, as rates of matrix products are usually quoted.
+
+    Bytes: A, B, bias, residuals, scales and group ends read once in the dtypes in which they are *stored*, and the
+    result (two of them for ``tap``) written once.  What is expanded over a batch is read once; B is not read where it
+    is A (``self``), nor a residual that is A (``res-a``), nor a bias that ``beta-0`` ignores, nor padding between rows.
+    Copies that a program makes on its way (a cast to the half type under autocast) are what a kernel could have
+    avoided, and do not count.
+    """
+    shape = problem.shape
+    batch = 1 if shape.batch is None else shape.batch
+    rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
+    a_rows = shape.m if problem.has("bcast-a") else rows
+    bits = a_rows * shape.k * problem.dtypes.a.bits
+    if not problem.has("self"):
+        # One weight serves a whole batch of linear.
+        b_count = 1 if problem.has("bcast-b") or problem.op.batch == "optional" else batch
+        bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
+    if problem.bias_shape is not None and problem.beta != 0.0:
+        bits += math.prod(problem.bias_shape) * (problem.dtypes.a if problem.autocast else problem.dtypes.out).bits
+    if problem.grouped:
+        bits += batch * DTYPES["i32"].bits
+    bits += _scale_bits(problem) + _residual_bits(problem)
+    bits += sum(math.prod(one.result_shape) * one.result_dtype.bits for one in problem.outputs)
+    return Work(float(shape.flops), bits / 8)
+
+
+def _scale_bits(problem: Problem) -> int:
+    """Bits of the scales of quantised operands, in the types in which PyTorch takes them."""
+    m, n, k = problem.shape.m, problem.shape.n, problem.shape.k
+    f32 = DTYPES["f32"].bits
+    if problem.op.name == "scaled_mm":
+        return (2 if problem.step("tensorwise") is not None else m + n) * f32
+    if problem.op.name == "woq_int8":
+        return n * problem.dtypes.out.bits
+    if problem.op.name == "woq_int4":
+        group = problem.step("group")
+        assert group is not None  # the grammar asks for it
+        return 2 * n * -(-k // int(group.numbers[0])) * problem.dtypes.out.bits  # a scale and a zero point
+    return n * f32 if problem.op.name == "qlinear" else 0
+
+
+def _residual_bits(problem: Problem) -> int:
+    """Bits of the residuals; each has the dtype of the value that it meets."""
+    dtype, bits, first = problem.dtypes.out, 0, True
+    for step in problem.passes:
+        if step.kind is StepKind.CAST:
+            dtype = step.dtype
+        elif step.kind is StepKind.BINARY:
+            if not (first and problem.has("res-a")):
+                bits += math.prod(problem.result_shape) * dtype.bits
+            first = False
+    return bits
+
+
+def dtype_name(problem: Problem) -> str:
+    """Under which name of :attr:`speed.Ceilings.flops` a problem's rate is looked up: what its product multiplies."""
+    if problem.has("tf32") and problem.input_dtype.name == "f32":
+        return TF32.name
+    return problem.input_dtype.name
+
+
+# -- against the ceilings ----------------------------------------------------------------------------------------
+
+# A rate may lie this far above a measured ceiling: the ceiling was a best of several, and so is the figure.
+MARGIN: Final = 1.1
+
+# Types that the hardware treats as another one of which there may be a measurement.
+_ALIKE: Final = {"u8": "i8", "f8e5m2": "f8e4m3fn", "i4": "i8", "tf32": "f32"}
+
+
+def peak(name: str, ceilings: Ceilings) -> float | None:
+    """The highest measured rate of products of a dtype, in FLOP/s; ``None`` where none was measured."""
+    return ceilings.flops.get(name) or ceilings.flops.get(_ALIKE.get(name, "")) or None
+
+
+def attainable_seconds(work: Work, dtype_name: str, ceilings: Ceilings) -> float | None:
+    """The least time of a call by the roofline, data coming from memory.
+
+    Args:
+        work: of the problem.
+        dtype_name: of its inputs, see :func:`dtype_name`.
+        ceilings: of the machine.
+
+    Returns:
+        Seconds; ``None`` where a ceiling that is needed was not measured.
+    """
+    rate = peak(dtype_name, ceilings)
+    if rate is None or ceilings.bandwidth <= 0.0:
+        return None
+    return max(work.flops / rate, work.bytes / ceilings.bandwidth)
+
+
+def bound(work: Work, dtype_name: str, ceilings: Ceilings) -> Literal["compute", "memory"] | None:
+    """Which ceiling a problem meets first; ``None`` where one was not measured."""
+    rate = peak(dtype_name, ceilings)
+    if rate is None or ceilings.bandwidth <= 0.0:
+        return None
+    return "compute" if work.flops / rate >= work.bytes / ceilings.bandwidth else "memory"
+
+
+def share(seconds: float, work: Work, dtype_name: str, ceilings: Ceilings) -> float | None:
+    """How much of the attainable rate a call of ``seconds`` reached, 1.0 for all of it.
+
+    Operands that stay in a cache between the calls can bring it above 1 for a problem that is bound by memory;
+    :func:`excess` says when it is too much.
+    """
+    least = attainable_seconds(work, dtype_name, ceilings)
+    return None if least is None else least / seconds
+
+
+def excess(
+    seconds: float, work: Work, dtype_name: str, ceilings: Ceilings, *, cache: int | None = None
+) -> Reason | None:
+    """Why a time is too good to be true: the kernel did not do the work, or the clock did not see it.
+
+    The bound is weaker than the roofline, so that only what is impossible is an error:
+
+    * The compute ceiling of a dtype is what PyTorch's own product reached, and PyTorch may be bad at it: bf16 without
+      bf16 instructions runs at a hundredth of f32.  A vector unit holds ``32 / bits`` times as many elements as of
+      f32, so that multiple of the rate of f32 is allowed as well.
+    * Bytes that fit in the last-level cache need not come from memory again in the next call.  Whatever a cache
+      keeps, no more than its size is kept: ``bytes - cache`` must cross the bus in every call.
+
+    Args:
+        seconds: of a call.
+        work: of the problem.
+        dtype_name: of its inputs.
+        ceilings: of the machine.
+        cache: bytes of last-level cache; ``None`` for :func:`pytest_gemm.machine.last_level_cache`.
+
+    Returns:
+        ``above-roofline`` for a rate above 1.1 times the bound (:data:`MARGIN`); ``None`` for a possible one, and
+        where the ceiling was not measured.
+    """
+    rates = [rate for rate in (peak(dtype_name, ceilings), _by_width(dtype_name, ceilings)) if rate]
+    if rates and work.flops > MARGIN * max(rates) * seconds:
+        rate, most = work.flops / seconds, max(rates)
+        text = f"{rate / 1e12:.3g} TFLOP/s in {dtype_name} is {rate / most:.2f} times the {most / 1e12:.3g} TFLOP/s"
+        text += " that this machine can reach"
+        return Reason("above-roofline", text, _REMEDY)
+    crossing = work.bytes - (machine.last_level_cache() if cache is None else cache)
+    if ceilings.bandwidth > 0.0 and crossing > MARGIN * ceilings.bandwidth * seconds:
+        text = (
+            f"{crossing / seconds / 1e9:.3g} GB/s of data that no cache holds is "
+            f"{crossing / seconds / ceilings.bandwidth:.2f} times the {ceilings.bandwidth / 1e9:.3g} GB/s of the memory"
+        )
+        return Reason("above-roofline", text, _REMEDY)
+    return None
+
+
+_REMEDY: Final = (
+    "check that every call computes the whole product; if the ceilings were measured beside a load, run again"
+)
+
+
+def _by_width(name: str, ceilings: Ceilings) -> float | None:
+    """What vector units could reach in a narrow type, going by the rate of f32."""
+    dtype = DTYPES.get(name)
+    f32 = ceilings.flops.get("f32")
+    return None if dtype is None or f32 is None or dtype.bits > 32 else f32 * 32 / dtype.bits
+
+
+# -- measuring the ceilings ---------------------------------------------------------------------------------------
+
+
+def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
+    """Measure what this machine reaches when it is asked for nothing else.
+
+    The matrix rate of a dtype is the best call of square products ``M = N = K``, in the layouts ``nn`` and ``nt``; on
+    the CPU from 256 up to 4096, as far as about 1.5 s a dtype allow, on CUDA from 2048 up to 8192.  f32 is always
+    measured.  A product of a narrow type can be computed in a wider one, so no ceiling is below that of a wider type.
+
+    The bandwidth is the best of copying (``b.copy_(a)``, read and written bytes together) and of reading (a dot product
+    on the CPU, a sum on CUDA), over arrays of at least four last-level caches.  Reading matters because a product reads
+    far more than it writes, and a copy on a CPU may fetch its destination first, which nobody counts.
+
+    Takes 1.5 to 3 s a dtype on the CPU and less than 1 s on CUDA.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        dtypes: names from :data:`pytest_gemm.problem.DTYPES`, or ``tf32``; one that PyTorch cannot multiply on the
+            device is left out of the result.
+        threads: of PyTorch while measuring, put back afterwards.
+
+    Raises:
+        ValueError: for an unknown dtype or device.
+    """
+    import torch
+
+    wanted = list(dict.fromkeys(["f32", *dtypes]))
+    for name in wanted:
+        if name not in DTYPES and name != TF32.name:
+            raise ValueError(f"unknown dtype {name!r}; known: {' '.join([*DTYPES, TF32.name])}")
+    if device not in {"cpu", "cuda"}:
+        raise ValueError(f"unknown device {device!r}; known: cpu cuda")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rates = {name: _peak_rate(device, name) for name in wanted}
+        return Ceilings(_levelled({name: rate for name, rate in rates.items() if rate}), _bandwidth(device))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _levelled(rates: Mapping[str, float]) -> dict[str, float]:
+    """No rate lower than that of a wider type."""
+
+    def width(name: str) -> tuple[int, bool]:
+        # TF32 is f32 that may be multiplied with fewer bits.
+        return (TF32.bits, True) if name == TF32.name else (DTYPES[name].bits, False)
+
+    def is_wider(other: str, name: str) -> bool:
+        (bits, reduced), (other_bits, other_reduced) = width(name), width(other)
+        return other_bits > bits or (other_bits == bits and reduced and not other_reduced)
+
+    return {
+        name: max([rate, *(r for other, r in rates.items() if is_wider(other, name))]) for name, rate in rates.items()
+    }
+
+
+# The line of a square product by the name of its input dtype; what is not here is multiplied as itself.
+_LINES: Final = {
+    "i8": "int_mm:i8-i8-i32:{layout}:{size}",
+    "tf32": "mm:f32:{layout}:{size}::tf32",
+    "f8e4m3fn": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{size}:tensorwise:fast-acc",
+    "f8e5m2": "scaled_mm:f8e5m2-f8e4m3fn-bf16:nt:{size}:tensorwise:fast-acc",
+}
+_SIZES: Final = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
+_BUDGET: Final = {"cpu": 1.5, "cuda": 0.5}
+_LEAST_CALLS: Final = 3
+
+
+def _square(name: str, layout: str, size: int) -> Problem | None:
+    """The square product of a dtype; ``None`` where no op multiplies it."""
+    template = _LINES.get(name) or ("mm:" + name + ":{layout}:{size}" if OPS["mm"].dtypes(name, name, name) else "")
+    return Problem.parse(template.format(layout=layout, size=f"{size}x{size}x{size}")) if template else None
+
+
+def _peak_rate(device: str, name: str) -> float | None:
+    """The highest rate of square products in FLOP/s; ``None`` where PyTorch cannot multiply the type."""
+    best: float | None = None
+    spent = 0.0
+    layouts = ["nn", "nt"] if "{layout}" in _LINES.get(name, "{layout}") else ["nt"]
+    for size in _SIZES[device]:
+        for layout in list(layouts):
+            problem = _square(name, layout, size)
+            if problem is None:
+                return None
+            # The next size is expected to run at the best rate so far; one that would take too long is not begun.
+            expected = problem.shape.flops / best if best else 0.0
+            if spent + _LEAST_CALLS * expected > _BUDGET[device]:
+                return best
+            try:
+                timed = _best_of_calls(problem, device, _BUDGET[device] / 8)
+            except RuntimeError:  # PyTorch's way to say that it has no such product here
+                layouts.remove(layout)
+                continue
+            spent += timed.total
+            best = max(best or 0.0, problem.shape.flops / timed.best)
+    return best
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+    best: float
+    total: float
+
+
+def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
+    """Least and total seconds of at least three calls, and of more while the budget lasts; the first is not counted."""
+    import torch
+
+    def once() -> float:
+        if device == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            return float(begin.elapsed_time(end)) / 1e3
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+    first = once()
+    found = [once() for _ in range(_LEAST_CALLS)]
+    while first + sum(found) < budget:
+        found.append(once())
+    return _Timed(min(found), first + sum(found))
+
+
+def _best_of_calls(problem: Problem, device: str, budget: float) -> _Timed:
+    """Time the problem's own program on random operands: the data decides how much power a product draws."""
+    import torch
+
+    from pytest_gemm import program
+    from pytest_gemm.precision import settings
+
+    tensors = _operands(problem, device)
+    function = program.build(problem)
+    with torch.inference_mode(), settings(problem):
+        return _best_of(lambda: function(**tensors), device, budget)
+
+
+def _operands(problem: Problem, device: str) -> dict[str, torch.Tensor]:
+    """A and B, uniform in [-1, 1] or over all integers, and scales of 1; aligned and without gaps."""
+    import torch
+
+    from pytest_gemm.program import torch_dtype
+
+    generator = torch.Generator(device).manual_seed(0)
+    size = (problem.shape.m, problem.shape.m)
+
+    def draw(dtype: DType) -> torch.Tensor:
+        if dtype.is_float:
+            return (torch.rand(size, generator=generator, device=device) * 2 - 1).to(torch_dtype(dtype))
+        low = 0 if dtype.name == "u8" else -128
+        return torch.randint(low, low + 256, size, generator=generator, device=device).to(torch_dtype(dtype))
+
+    a, b = draw(problem.dtypes.a), draw(problem.dtypes.b)
+    tensors = {"a": a, "b": b.mT if problem.layout.b_transposed else b}
+    if problem.op.name == "scaled_mm":
+        tensors |= {name: torch.ones((), device=device) for name in ("scale_a", "scale_b")}
+    return tensors
+
+
+_FALLBACK_CACHE: Final = 64 << 20
+_LEAST_ARRAY: Final = 64 << 20
+
+
+def _bandwidth(device: str) -> float:
+    """The best bandwidth of copying and of reading, in byte/s."""
+    import torch
+
+    if device == "cuda":
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+    else:
+        cache = machine.last_level_cache() or _FALLBACK_CACHE
+    count = max(_LEAST_ARRAY, 4 * cache) // 4
+    a = torch.ones(count, device=device)
+    b = torch.zeros(count, device=device)
+    copied = _best_of(lambda: b.copy_(a), device, 0.3)
+    if device == "cuda":
+        read, seconds = 4 * count, _best_of(a.sum, device, 0.3)
+    else:
+        read, seconds = 8 * count, _best_of(lambda: torch.dot(a, b), device, 0.3)
+    return max(8 * count / copied.best, read / seconds.best)

@@ -1,0 +1,749 @@
+"""Speed as a run sees it: fresh processes that time, one after the other, and the verdicts that follow from them.
+
+What one process says, however often it times, is one observation.  So the run itself times nothing.  It starts
+*sessions*: its own command again, in a process that answers a request (:mod:`pytest_gemm.measure`).  First several at
+once that compile and judge, so that the compilers' caches are full and what is wrong is known; then one at a time that
+measure, alone on the device as far as this program can see to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pickle
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gemm import __version__, baseline, gate, machine, speed_report
+from pytest_gemm.ahead import Display
+from pytest_gemm.measure import NOW, SESSION, Request
+from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.speed import (
+    CaseKey,
+    Ceilings,
+    Judgement,
+    Sample,
+    Session,
+    SessionError,
+    Verdict,
+    by_case,
+    read_session,
+)
+
+if TYPE_CHECKING:
+    from pytest_gemm.config import GemmConfig
+
+__all__ = [
+    "Arm",
+    "Command",
+    "Measured",
+    "SessionFailed",
+    "Timed",
+    "as_run",
+    "measure",
+    "offer",
+    "offered",
+    "resolve",
+    "share",
+    "shared",
+]
+
+Timed = tuple[str, str]  # backend and problem line of a case
+
+# Fewer cases than this are compiled by the first session itself.
+_WORTH_WHILE: Final = 4
+# A session that loses its process goes on in another one; a run does not follow a machine into the abyss.
+_RESTARTS: Final = 20
+
+# OpenMP's threads stay on the cores that they begin on: unbound, both threads of a run have been seen on one core.
+_BOUND: Final = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """How the run was started.
+
+    Attributes:
+        arguments: pytest's, as given.
+        folder: where.
+        xdist: whether ``-n`` is known.
+    """
+
+    arguments: tuple[str, ...]
+    folder: Path
+    xdist: bool
+
+    def session(self, folder: Path, threads: int) -> list[str]:
+        """Arguments of a session that finds its request in ``folder``."""
+        return [
+            *_without_the_run_s_own(self.arguments),
+            *(["-n", "0"] if self.xdist else []),
+            "--benchmark-disable",
+            "--maxfail=0",
+            f"--gemm-threads={threads}",
+            f"--gemm-session={folder}",
+        ]
+
+
+def _without_the_run_s_own(arguments: Sequence[str]) -> list[str]:
+    """The arguments without those that are the run's alone: where it reports, how it is shared out, when it stops."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flags in (
+        ("-n", "--numprocesses"),
+        ("--dist",),
+        ("--tx",),
+        ("--maxprocesses",),
+        ("--maxfail",),
+        ("--junitxml", "--junit-xml"),
+        ("--gemm-threads",),
+        *(
+            (f"--gemm-{name}",)
+            for name in ("run-record", "report", "summary", "samples", "accept", "reason", "against")
+        ),
+        *((f"--benchmark-{name}",) for name in ("json", "save", "csv", "storage", "compare-fail", "sort", "group-by")),
+        *((f"--benchmark-{name}",) for name in ("columns", "name", "timer", "min-rounds", "min-time", "max-time")),
+    ):
+        own.add_argument(*flags)
+    for name in ("compare", "histogram", "cprofile", "warmup"):
+        own.add_argument(f"--benchmark-{name}", nargs="?")
+    for name in ("record", "force", "prune"):
+        own.add_argument(f"--gemm-{name}", nargs="?")
+    for flags in (
+        ("-x", "--exitfirst"),
+        ("--stepwise", "--sw"),
+        ("--pdb",),
+        *((f"--benchmark-{name}",) for name in ("only", "skip", "enable", "autosave", "verbose", "quiet", "save-data")),
+    ):
+        own.add_argument(*flags, action="store_true")
+    return own.parse_known_args(list(arguments))[1]
+
+
+# -- the other environment ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """An environment that is measured.
+
+    Attributes:
+        name: ``head`` or ``base``.
+        python: its interpreter.
+        first: folder to import from before all others; ``None``: nothing special.
+        label: for people.
+    """
+
+    name: str
+    python: str = sys.executable
+    first: Path | None = None
+    label: str = "this environment"
+
+
+def resolve(text: str, scratch: Path) -> Arm:
+    """The arm that ``--gemm-against`` names.
+
+    Args:
+        text: an interpreter, a virtual environment, a wheel, or a folder to import from first.
+        scratch: where a wheel is unpacked.
+
+    Raises:
+        pytest.UsageError: when it is none of these, or its interpreter has another pytest-gemm or none.
+    """
+    flag = f"--gemm-against={text}"
+    path = Path(text).absolute()
+    arm = Arm("base", label=text)
+    if path.is_file() and path.suffix == ".whl":
+        target = scratch / "wheel"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise pytest.UsageError(f"{flag}: pip cannot unpack the wheel: {done.stderr.strip()[-300:]}")
+        arm = dataclasses.replace(arm, first=target)
+    elif path.is_dir() and (python := path / "bin" / "python").exists():
+        arm = dataclasses.replace(arm, python=str(python))
+    elif path.is_dir():
+        arm = dataclasses.replace(arm, first=path)
+    elif (found := shutil.which(text)) is not None:
+        arm = dataclasses.replace(arm, python=found)
+    else:
+        raise pytest.UsageError(
+            f"{flag}: name an interpreter, a virtual environment, a wheel, or a folder to import from first"
+        )
+    if arm.python != sys.executable:
+        asked = [arm.python, "-c", "import pytest_gemm; print(pytest_gemm.__version__)"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise pytest.UsageError(f"{flag}: {arm.python} does not run: {error}") from None
+        version = done.stdout.strip()
+        if done.returncode or version != __version__:
+            has = f"has pytest-gemm {version}" if version and not done.returncode else "has no pytest-gemm"
+            raise pytest.UsageError(
+                f"{flag}: {has}, and both arms need {__version__}: {arm.python} -m pip install the same pytest-gemm"
+            )
+    return arm
+
+
+# -- what comes out ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Measured:
+    """What a run measured on one device, and what follows.
+
+    Attributes:
+        device, hardware: where.
+        record: the command that records baselines of its cases.
+        mode: ``baseline``, ``against``, ``record`` or ``none`` (no baseline for any case).
+        sessions: of the head, those of the confirmation included.
+        base: of the other environment.
+        failed: cases without a figure: the sample that says why.
+        judgements: of every timed case.
+        stored: the baselines that were compared with.
+        anchor: the comparators moved as a whole.
+        refused: cases that were to be recorded and were not, with the reason.
+        unused: stored cases that the suite no longer has.
+        notes: further sentences about the run.
+        seconds: by the clock, and by phase.
+    """
+
+    device: str
+    hardware: str = ""
+    record: str = ""
+    mode: str = "none"
+    sessions: list[Session] = dataclasses.field(default_factory=list)
+    base: list[Session] = dataclasses.field(default_factory=list)
+    failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
+    judgements: dict[CaseKey, Judgement] = dataclasses.field(default_factory=dict)
+    stored: dict[CaseKey, baseline.Baseline] = dataclasses.field(default_factory=dict)
+    anchor: Reason | None = None
+    refused: dict[CaseKey, str] = dataclasses.field(default_factory=dict)
+    unused: list[CaseKey] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def samples(self, timed: Timed) -> list[Sample]:
+        """All samples of a case, of the head, in order."""
+        return [s for session in self.sessions for s in session.samples if (s.case.backend, s.case.problem) == timed]
+
+    def judged(self, timed: Timed) -> list[Judgement]:
+        """The verdicts on a case: one for each choice."""
+        return [j for key, j in self.judgements.items() if (key.backend, key.problem) == timed]
+
+
+# -- running sessions ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alone(device: str, display: Display) -> Iterator[None]:
+    """No other run of this machine times on the device meanwhile; the system lets go of it when this process dies."""
+    path = Path(tempfile.gettempdir()) / f"pytest-gemm-{device}-{os.getuid()}.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            display.line(f"speed: another run is timing on {device}; waiting for it ({path})")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _Runner:
+    """Starts sessions and reads what they leave."""
+
+    def __init__(self, config: GemmConfig, command: Command, display: Display, device: str, scratch: Path) -> None:
+        self._config = config
+        self._command = command
+        self._display = display
+        self._device = device
+        self._scratch = scratch
+        self._count = 0
+        self.commit = _commit(config.speed.root)
+        self.failed: dict[Timed, Sample] = {}
+        self.ceilings: Ceilings | None = None
+        self.notes: list[str] = []
+
+    def compile(self, arm: Arm, cases: Sequence[Timed]) -> None:
+        """Have several processes compile and judge the cases at once; what fails needs no timing."""
+        jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
+        if jobs < 2:
+            return
+        open_ = [_Open(self, arm, Request(tuple(cases[i::jobs]), self._device, timed=False)) for i in range(jobs)]
+        with contextlib.ExitStack() as stack:
+            for one in open_:
+                stack.enter_context(one)
+            while sum(not one.poll() for one in open_):  # all of them are asked each time
+                done = sum(one.done for one in open_)
+                self._display.progress(f"speed: compiling and judging {done} of {len(cases)} cases on {arm.label}")
+                time.sleep(0.2)
+        for one in open_:
+            self._note_failures(one.result().samples)
+
+    def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
+        """One session over the cases that have not failed."""
+        todo = [case for case in cases if case not in self.failed]
+        # Another order each time, so that no case always comes after the same one.
+        random.Random(f"{self._config.seed} {index}").shuffle(todo)
+        request = Request(
+            tuple(todo),
+            self._device,
+            arm.name,
+            index,
+            ceilings=self.ceilings,
+            commit=self.commit,
+            plan={"blocks": self._config.speed.blocks, "seed": index},
+        )
+        with _Open(self, arm, request) as one:
+            while not one.poll():
+                self._display.progress(f"speed: {label}, case {one.done} of {len(todo)}")
+                time.sleep(0.2)
+        session = one.result()
+        self.ceilings = session.ceilings
+        self._note_failures(session.samples)
+        if self._config.speed.samples is not None:
+            one.keep(self._config.speed.samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        return session
+
+    def _note_failures(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            if sample.status is not Status.PASSED and sample.status is not Status.DROPPED:
+                self.failed.setdefault((sample.case.backend, sample.case.problem), sample)
+
+    def start(self, arm: Arm, request: Request, folder: Path) -> subprocess.Popen[bytes]:
+        """A process that answers the request."""
+        request.write(folder)
+        environment = dict(os.environ)
+        if self._device == "cpu" and request.timed:
+            environment = {**_BOUND, **environment}
+        if arm.first is not None:
+            before = environment.get("PYTHONPATH")
+            environment["PYTHONPATH"] = os.pathsep.join([str(arm.first), *([before] if before else [])])
+        arguments = self._command.session(folder, self._config.threads)
+        with (folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                [arm.python, "-m", "pytest", *arguments],
+                cwd=self._command.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def folder(self) -> Path:
+        """A new one for a session."""
+        self._count += 1
+        made = self._scratch / f"{self._device}-{self._count:03}"
+        made.mkdir()
+        return made
+
+
+class _Open:
+    """A session under way, over as many processes as it takes."""
+
+    def __init__(self, runner: _Runner, arm: Arm, request: Request) -> None:
+        self._runner = runner
+        self._arm = arm
+        self._request = request
+        self._folder = runner.folder()
+        self._parts: list[Session] = []
+        self._crashed: list[Sample] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = time.perf_counter()
+        self._files: list[Path] = []
+
+    def __enter__(self) -> _Open:
+        self._process = self._runner.start(self._arm, self._request, self._folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    @property
+    def done(self) -> int:
+        """How many cases have a sample by now."""
+        before = sum(len(part.samples) for part in self._parts) + len(self._crashed)
+        try:
+            return before + (self._folder / SESSION).read_text(encoding="utf-8").count('{"sample"')
+        except OSError:
+            return before
+
+    def poll(self) -> bool:
+        """Whether it has ended; a process that died in a case is replaced by one for the cases behind it."""
+        if self._process is None:
+            return True
+        status = self._process.poll()
+        if status is None:
+            return False
+        self._process = None
+        part = self._read(status)
+        self._parts.append(part)
+        if part.complete:
+            return True
+        self._crashed.append(self._culprit(status))
+        seen = {(s.case.backend, s.case.problem) for s in (*self._all(), *self._crashed)}
+        rest = tuple(case for case in self._request.cases if case not in seen)
+        if not rest:
+            return True
+        if len(self._parts) > _RESTARTS:
+            raise SessionFailed(
+                f"{_RESTARTS} processes died one after the other while they timed; the last log:", self._log()
+            )
+        self._request = dataclasses.replace(self._request, cases=rest, ceilings=part.ceilings)
+        self._folder = self._runner.folder()
+        self._process = self._runner.start(self._arm, self._request, self._folder)
+        return False
+
+    def result(self) -> Session:
+        """All that it measured, as of one process."""
+        first = self._parts[0]
+        return dataclasses.replace(
+            first, samples=(*self._all(), *self._crashed), seconds=time.perf_counter() - self._started, complete=True
+        )
+
+    def keep(self, path: Path) -> None:
+        """Copy the readings; of a session that lost its process, what each process wrote."""
+        path.write_text("".join(file.read_text(encoding="utf-8") for file in self._files[:1]), encoding="utf-8")
+        for number, file in enumerate(self._files[1:], 2):
+            shutil.copyfile(file, path.with_name(f"{path.stem}-{number}{path.suffix}"))
+
+    def _all(self) -> list[Sample]:
+        return [sample for part in self._parts for sample in part.samples]
+
+    def _read(self, status: int) -> Session:
+        file = self._folder / SESSION
+        if not file.exists():
+            raise SessionFailed(f"a session ended with status {status} before it had begun; its log:", self._log())
+        self._files.append(file)
+        try:
+            part = read_session(file)
+        except SessionError as error:
+            raise SessionFailed(str(error), self._log()) from None
+        if not part.complete and not (self._folder / NOW).exists():
+            raise SessionFailed(f"a session ended with status {status} between two cases; its log:", self._log())
+        return part
+
+    def _culprit(self, status: int) -> Sample:
+        backend, _, line = (self._folder / NOW).read_text(encoding="utf-8").partition(" ")
+        how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"status {status}"
+        reason = Reason("process-died", f"the process that timed it ended with {how}")
+        return Sample(CaseKey(backend, line), self._request.device, Status.CRASHED, reason)
+
+    def _log(self) -> str:
+        try:
+            text = (self._folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-30:])
+
+
+class SessionFailed(Exception):
+    """A session that measured nothing, with the end of what it said; no case is to blame."""
+
+    def __init__(self, text: str, log: str) -> None:
+        super().__init__(f"{text}\n{log}" if log else text)
+
+
+def _commit(root: Path) -> str:
+    """The commit of the tree around ``root``, with ``+dirty`` when a tracked file differs; "" outside of git."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=60, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return ""
+    # Baselines may change while they are recorded; they do not change what is measured.
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)baselines")
+    return f"{head}+dirty" if changed else head
+
+
+# -- a run ---------------------------------------------------------------------------------------------------
+
+
+def measure(config: GemmConfig, cases: Collection[Timed], command: Command, display: Display) -> list[Measured]:
+    """Time the cases and come to verdicts, device by device.
+
+    Args:
+        config: of the run.
+        cases: backend and problem line of each.
+        command: that started the run.
+        display: for the progress.
+
+    Raises:
+        pytest.UsageError: when the other environment or a baseline cannot be used, or no session can measure.
+    """
+    of_device: dict[str, list[Timed]] = {}
+    for case in dict.fromkeys(cases):
+        of_device.setdefault(config.device_of(config.registry[case[0]]), []).append(case)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="pytest-gemm-") as name:
+        scratch = Path(name)
+        base = resolve(config.speed.against, scratch) if config.speed.against else None
+        try:
+            for device, those in of_device.items():
+                with _alone(device, display):
+                    found.append(_measure(config, those, command, display, device, base, scratch))
+        except (SessionFailed, baseline.BaselineError) as error:
+            raise pytest.UsageError(f"speed: {error}") from None
+    return found
+
+
+def _measure(
+    config: GemmConfig,
+    cases: list[Timed],
+    command: Command,
+    display: Display,
+    device: str,
+    base: Arm | None,
+    scratch: Path,
+) -> Measured:
+    policy = gate.Policy.for_device(device)
+    runner = _Runner(config, command, display, device, scratch)
+    hardware = machine.hardware_key("cuda" if device == "cuda" else "cpu", config.threads)
+    record = " ".join(
+        ["pytest", *map(shlex.quote, command.arguments), *([] if config.speed.record else ["--gemm-record"])]
+    )
+    made = Measured(device, hardware, record=record)
+    clock = _Clock(made.seconds)
+    store = baseline.Store(config.speed.baselines, hardware)
+    if base is None:  # a store that cannot be read is said before anything is measured
+        made.stored = store.load_all(dict.fromkeys(backend for backend, _ in cases))
+    head = Arm("head")
+    with clock("compile"):
+        for arm in (head, *([base] if base else [])):
+            runner.compile(arm, cases)
+    if config.speed.record:
+        made.mode = "record"
+        with clock("record"):
+            _sessions(runner, head, cases, config.speed.sessions or baseline.SESSIONS, made, "recording")
+        _record(config, store, made, policy)
+        made.judgements = _with_every_case({}, made)
+    elif base is not None:
+        made.mode = "against"
+        _against(config, runner, head, base, cases, policy, made, clock)
+    else:
+        made.mode = "baseline"
+        _gate(config, runner, head, cases, policy, store, made, clock)
+    made.failed = runner.failed
+    display.line(
+        f"speed: {len(made.sessions) + len(made.base)} sessions on {device} in {sum(made.seconds.values()):.0f} s"
+    )
+    return made
+
+
+class _Clock:
+    """Adds up seconds by phase: ``with clock("screen"): ...``."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def _sessions(
+    runner: _Runner, arm: Arm, cases: Sequence[Timed], count: int, made: Measured, what: str
+) -> list[Session]:
+    fresh = []
+    for number in range(1, count + 1):
+        session = runner.session(arm, cases, len(made.sessions), f"{what}, session {number} of {count}")
+        fresh.append(session)
+        made.sessions.append(session)
+    return fresh
+
+
+def _pairs(
+    runner: _Runner, head: Arm, base: Arm, cases: Sequence[Timed], count: int, made: Measured, what: str
+) -> tuple[list[Session], list[Session]]:
+    """Sessions of both arms in alternation; who begins changes from pair to pair, so that a drift hits both alike."""
+    fresh: dict[str, list[Session]] = {"head": [], "base": []}
+    for number in range(1, count + 1):
+        index = len(made.sessions)
+        for arm in (base, head) if index % 2 == 0 else (head, base):
+            label = f"{what}, pair {number} of {count}, {arm.label}"
+            fresh[arm.name].append(runner.session(arm, cases, index, label))
+        made.sessions += fresh["head"][-1:]
+        made.base += fresh["base"][-1:]
+    return fresh["base"], fresh["head"]
+
+
+def _named(keys: Iterable[CaseKey]) -> list[Timed]:
+    return list(dict.fromkeys((key.backend, key.problem) for key in keys))
+
+
+def _gate(
+    config: GemmConfig,
+    runner: _Runner,
+    head: Arm,
+    cases: list[Timed],
+    policy: gate.Policy,
+    store: baseline.Store,
+    made: Measured,
+    clock: _Clock,
+) -> None:
+    with clock("screen"):
+        first = _sessions(runner, head, cases, config.speed.sessions or policy.screen_sessions, made, "screening")
+    stored = baseline.stored(made.stored, first[0])
+    screened = gate.screen(stored, gate.readings(first), policy)
+    judgements = dict(screened.judgements)
+    if screened.wanted:
+        with clock("confirm"):
+            more = _sessions(runner, head, _named(screened.wanted), policy.confirm_sessions, made, "confirming")
+        judgements = gate.confirm(stored, gate.readings(more), screened, policy)
+    made.anchor = screened.anchor
+    made.judgements = _with_every_case(gate.annotate(judgements, stored, made.sessions), made)
+    timed = {key for session in made.sessions for key in (s.case for s in session.samples)}
+    made.unused = sorted(key for key in made.stored if key not in timed and (key.backend, key.problem) not in cases)
+    if not made.stored:
+        made.mode = "none"
+        made.notes.append(str(store.no_baseline()))
+    elif other := baseline.incomparable(made.stored, first[0]):
+        made.notes.append(f"{len(other)} baselines were timed in another way and do not compare: record them anew")
+
+
+def _against(
+    config: GemmConfig,
+    runner: _Runner,
+    head: Arm,
+    base: Arm,
+    cases: list[Timed],
+    policy: gate.Policy,
+    made: Measured,
+    clock: _Clock,
+) -> None:
+    with clock("screen"):
+        pairs = config.speed.sessions or policy.screen_pairs
+        first_base, first_head = _pairs(runner, head, base, cases, pairs, made, "screening")
+    screened = gate.screen_pair(gate.readings(first_base), gate.readings(first_head), policy)
+    judgements = dict(screened.judgements)
+    if screened.wanted:
+        with clock("confirm"):
+            more_base, more_head = _pairs(
+                runner, head, base, _named(screened.wanted), policy.confirm_pairs, made, "confirming"
+            )
+        judgements = gate.confirm_pair(gate.readings(more_base), gate.readings(more_head), screened, policy)
+    made.anchor = screened.anchor
+    made.judgements = _with_every_case(gate.annotate(judgements, {}, made.sessions), made)
+
+
+def _with_every_case(judgements: Mapping[CaseKey, Judgement], made: Measured) -> dict[CaseKey, Judgement]:
+    """The judgements in the order of measurement; a timed case that the gate said nothing of has no baseline."""
+    found = {}
+    for key, samples in by_case(made.sessions).items():
+        found[key] = judgements.get(key) or Judgement(
+            key,
+            Verdict.NO_BASELINE,
+            Reason("no-baseline", "nothing is stored for it on this hardware"),
+            seconds=samples[0].best,
+            comparator_seconds=samples[0].comparator_best,
+            sessions=len(samples),
+        )
+    return found
+
+
+def _record(config: GemmConfig, store: baseline.Store, made: Measured, policy: gate.Policy) -> None:
+    """Store what was measured; a case that got slower only if it was accepted."""
+    speed = config.speed
+    objection = baseline.recordable(made.sessions, k=speed.sessions or baseline.SESSIONS, force=speed.force)
+    timed = by_case(made.sessions)
+    if objection is not None:
+        text = f"not recorded: {objection} (--gemm-force records all the same)"
+        made.refused = dict.fromkeys(timed, text)
+        return
+    k = min(len(made.sessions), speed.sessions or baseline.SESSIONS)
+    # One disturbed session of a dozen is left out, and the case is recorded all the same.
+    entries = baseline.from_sessions(made.sessions, k=max(1, k - k // 4), policy=policy)
+    slower = baseline.got_slower(made.stored, made.sessions, policy)
+    done = store.record(entries.baselines, slower=slower.keys(), accept=speed.accept, reason=speed.reason)
+    made.notes += [f"baselines in {store.place}:", *done.lines()]
+    made.refused = {key: f"not recorded: {key}: {reason}" for key, reason in entries.left_out.items()}
+    made.refused |= {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
+    made.stored = store.load_all({key.backend for key in timed})
+    if speed.prune:
+        gone = store.prune(timed.keys(), {key.backend for key in timed})
+        made.notes += [f"pruned {key}" for key in gone]
+    else:
+        made.unused = store.unused(timed.keys(), {key.backend for key in timed})
+
+
+def as_run(made: Measured) -> speed_report.Run:
+    """What the reports need to know of it."""
+    policy = gate.Policy.for_device(made.device)
+    mode: Any = made.mode if made.mode in {"baseline", "against"} else "none"
+    inside = sum(sum(s.phases.values()) for session in (*made.sessions, *made.base) for s in session.samples)
+    whole = sum(made.seconds.values())
+    history = {key: tuple(speed_report.Past(*past) for past in line.history) for key, line in made.stored.items()}
+    return speed_report.Run(
+        judgements=tuple(made.judgements.values()),
+        sessions=tuple(made.sessions),
+        hardware=made.hardware,
+        software=made.sessions[0].software if made.sessions else {},
+        ceilings=made.sessions[0].ceilings if made.sessions else Ceilings(),
+        mode=mode,
+        anchor=made.anchor,
+        notes=tuple(made.notes),
+        history=history,
+        seconds=whole,
+        harness_seconds=max(0.0, whole - made.seconds.get("compile", 0.0) - inside),
+        record=made.record,
+        delta=policy.delta,
+    )
+
+
+# -- between the processes of xdist ----------------------------------------------------------------------------
+
+_OFFER: Final = "cases.json"
+_SHARED: Final = "measured.pickle"
+
+
+def offer(folder: Path, cases: Iterable[Timed]) -> None:
+    """A worker says which cases its tests want timed; all workers collect the same."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+        json.dump(list(cases), file)
+    os.replace(file.name, folder / _OFFER)
+
+
+def offered(folder: Path) -> list[Timed]:
+    """What the first worker said."""
+    path = folder / _OFFER
+    return [(backend, line) for backend, line in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def share(folder: Path, measured: list[Measured]) -> None:
+    """The process that measured leaves it for the workers, whose tests come later."""
+    (folder / _SHARED).write_bytes(pickle.dumps(measured))
+
+
+def shared(folder: Path) -> list[Measured]:
+    """What was measured, in a worker."""
+    path = folder / _SHARED
+    measured: list[Measured] = pickle.loads(path.read_bytes()) if path.exists() else []
+    return measured

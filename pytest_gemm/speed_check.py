@@ -1,0 +1,147 @@
+"""The fixture ``gemm_speed``: what sessions measured of a case becomes the end of its test and a benchmark's rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gemm import roofline, speed_report
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import Problem
+from pytest_gemm.speed import Judgement, Sample, Verdict
+
+if TYPE_CHECKING:
+    from pytest_gemm.check import GemmCheck
+    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.judge import Case
+    from pytest_gemm.replay import Replay
+    from pytest_gemm.sessions import Measured
+
+__all__ = ["SpeedCheck"]
+
+
+class SpeedCheck:
+    """Ends a test as its case was measured.
+
+    Args:
+        config: of the run.
+        check: ends the tests of cases that have no figure.
+        measured: by device.
+        benchmark: asks for pytest-benchmark's fixture.
+        replay: the clock that it reads.
+    """
+
+    def __init__(
+        self,
+        config: GemmConfig,
+        check: GemmCheck,
+        measured: Sequence[Measured],
+        benchmark: Callable[[], Any],
+        replay: Replay,
+    ) -> None:
+        self._config = config
+        self._check = check
+        self._measured = {one.device: one for one in measured}
+        self._benchmark = benchmark
+        self._replay = replay
+        self.verdicts: list[str] = []
+
+    def __call__(self, case: Case) -> list[Judgement]:
+        """The verdicts on a case: one for each choice that was timed.
+
+        Raises:
+            pytest's own exceptions: the test fails for a wrong result, a slower case and, unless told otherwise, for
+            one without a baseline; it is *unsupported* where the backend refused.
+        """
+        made = self._measured.get(case.device)
+        timed = (case.backend.name, case.problem.line)
+        samples = made.samples(timed) if made else []
+        failed = made.failed.get(timed) if made else None
+        if made is None or failed is not None or not samples:
+            if failed is None:
+                pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
+            self._check.finish(case, [_outcome(failed, case.seed)])
+            return []
+        judged = made.judged(timed)
+        self._show(case, made, [s for s in samples if s.is_timed], judged)
+        self._check.finish(case, [_outcome(samples[0], case.seed)])
+        if made.mode != "record":
+            self.verdicts += [str(j.verdict) for j in judged]
+        self._end(made, judged)
+        return judged
+
+    def _show(self, case: Case, made: Measured, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
+        """Hand the readings of the case, of its fastest choice, to pytest-benchmark."""
+        first = min(samples, key=lambda s: s.best).case
+        of_it = [s for s in samples if s.case == first]
+        readings = [seconds for sample in of_it for seconds in sample.subject]
+        judgement = next((j for j in judged if j.case == first), None)
+        benchmark = self._benchmark()
+        benchmark.group = case.problem.line
+        benchmark.extra_info.update(_facts(case.problem, made, of_it, judgement))
+        self._replay.load(readings)
+        benchmark.pedantic(self._replay.step, rounds=len(readings), iterations=1)
+
+    def _end(self, made: Measured, judged: Sequence[Judgement]) -> None:
+        speed = self._config.speed
+        if made.mode == "record":
+            refused = [made.refused[j.case] for j in judged if j.case in made.refused]
+            if refused:
+                pytest.fail("\n".join(refused), pytrace=False)
+            return
+        if not speed.gating:
+            return
+        fatal = {Verdict.SLOWER, *([Verdict.NO_BASELINE] if speed.needs_baseline else [])}
+        texts = [self._failure(made, j) for j in judged if j.verdict in fatal]
+        if texts:
+            pytest.fail("\n".join(texts), pytrace=False)
+
+    def _failure(self, made: Measured, judgement: Judgement) -> str:
+        line = made.stored.get(judgement.case)
+        past = line.past() if line is not None else None
+        case = judgement.case
+        outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.choice)
+        rerun = self._check.rerun.line(outcome)
+        mode: Any = "against" if made.mode == "against" else "baseline"
+        return speed_report.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
+
+
+def _outcome(sample: Sample, seed: int) -> Outcome:
+    """A sample as the outcome of a case, for the ledger, the run record and JUnit."""
+    case = sample.case
+    outcome = Outcome(case.backend, case.problem, "rand", seed, sample.status, sample.reason, choice=case.choice)
+    return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.picked)
+
+
+def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
+    """What stands beside the rounds in pytest-benchmark's JSON."""
+    work = roofline.work(problem)
+    best = statistics.median(s.best for s in samples)
+    ratios = [s.comparator_best / s.best for s in samples if s.comparator_best is not None]
+    ceilings = made.sessions[0].ceilings
+    facts: dict[str, Any] = {
+        "backend": samples[0].case.backend,
+        "problem": problem.line,
+        "choice": ", ".join(samples[0].picked) or samples[0].case.choice,
+        "hardware": made.hardware,
+        "sessions": len(samples),
+        "best_us": best * 1e6,
+        "tflops": work.flops / best / 1e12,
+        "gbs": work.bytes / best / 1e9,
+        "roofline_share": roofline.share(best, work, roofline.dtype_name(problem), ceilings),
+        "comparator": samples[0].comparator_name,
+        "speed_up": statistics.median(ratios) if ratios else None,
+    }
+    if judgement is not None:
+        facts |= {
+            "verdict": str(judgement.verdict),
+            "verdict_code": judgement.reason.code,
+            "change": judgement.change,
+            "detectable": judgement.detectable,
+            "regret": judgement.regret,
+        }
+    return facts

@@ -1,0 +1,828 @@
+"""Baselines: what a file looks like, what replaces a line, and that nothing is lost, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import math
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+from pytest_gemm import baseline, gate
+from pytest_gemm.baseline import Baseline, BaselineError, Store
+from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session
+
+KEY = "amd-epyc-avx2-4c"
+SMALL, MIDDLE, LARGE = (f"mm:f32:nn:{n}x64x64" for n in (16, 32, 64))
+
+
+def entry(problem: str = SMALL, us: float = 100.0, **facts: Any) -> Baseline:
+    """A baseline of four sessions around a time in microseconds, twice as fast as its comparator."""
+    subject = (us, 1.02 * us, 0.99 * us, 1.01 * us)
+    known = Baseline(
+        CaseKey("cpp", problem),
+        subject,
+        "aten",
+        tuple(2.0 * one for one in subject),
+        spread=0.01,
+        contract="c0ffee",
+        software={"torch": "2.13.0"},
+        commit="abc123",
+        date="2026-01-01T10:00:00+00:00",
+    )
+    return dataclasses.replace(known, **facts)
+
+
+def days_later(old: Baseline, us: float, day: int = 2, **facts: Any) -> Baseline:
+    return entry(old.case.problem, us, date=f"2026-01-{day:02}T10:00:00+00:00", commit=f"day{day}", **facts)
+
+
+def figures(reading: gate.Reading | None) -> tuple[float, float]:
+    """Subject and comparator in microseconds."""
+    assert reading is not None
+    assert reading.comparator is not None
+    return 1e6 * reading.subject, 1e6 * reading.comparator
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "baselines", KEY)
+
+
+def file_of(store: Store) -> Path:
+    return store.path("cpp")
+
+
+def record(store: Store, *entries: Baseline) -> baseline.Recorded:
+    return store.record(entries, slower=())
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """What the command line prints."""
+    assert baseline.main([*map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_has_its_figures_first_and_short(store: Store) -> None:
+    facts: dict[str, Any] = {"picked": ("tile-a",), "tflops": 1.234567, "detectable": 0.03456, "roofline": 0.51239}
+    record(store, entry(us=1e6 / 3, **facts))
+    assert file_of(store).read_text(encoding="utf-8") == (
+        '{"problem": "mm:f32:nn:16x64x64", "comparator": "aten", "median_us": 335000.0, "tflops": 1.235,'
+        ' "roofline": 0.512, "detectable": 0.0346, "spread": 0.01, "picked": ["tile-a"],'
+        ' "subject_us": [333330.0, 340000.0, 330000.0, 336670.0],'
+        ' "comparator_us": [666670.0, 680000.0, 660000.0, 673330.0],'
+        ' "contract": "c0ffee", "software": {"torch": "2.13.0"}, "commit": "abc123",'
+        ' "date": "2026-01-01T10:00:00+00:00", "epochs": [{"date": "2026-01-01T10:00:00+00:00",'
+        ' "commit": "abc123", "contract": "c0ffee", "subject_us": 335000.0, "comparator_us": 670000.0}]}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        entry(),
+        entry(comparator="", comparator_us=(), software={}, commit="", date=""),
+        entry(case=CaseKey("cpp", SMALL, "tile-a|64, ü\u2028"), gbs=12.5, picked=("a", "b"), spread=0.0),
+    ],
+    ids=["usual", "bare", "odd-name"],
+)
+def test_what_was_recorded_is_loaded(store: Store, one: Baseline) -> None:
+    record(store, one)
+    assert store.load("cpp") == {one.case: dataclasses.replace(one, epochs=(one.beginning(),))}
+
+
+def test_files_are_sorted_by_case_and_hold_one_backend_each(store: Store) -> None:
+    other = entry(case=CaseKey("triton", SMALL))
+    recorded = record(store, entry(LARGE), other, entry(SMALL), entry(MIDDLE))
+    assert [one.case.problem for one in store.load("cpp").values()] == sorted([SMALL, MIDDLE, LARGE])
+    assert store.backends() == ["cpp", "triton"]
+    assert set(store.load_all()) == {one.case for one in recorded.new}
+    assert len(recorded.new) == 4
+
+
+def test_lines_of_other_cases_stay_byte_by_byte(store: Store) -> None:
+    record(store, entry(SMALL), entry(LARGE))
+    small, large = file_of(store).read_text(encoding="utf-8").splitlines()
+    by_hand = small.replace(", ", ",").replace("100.0", "1e2")
+    file_of(store).write_text(f"{large}\n\n{by_hand}", encoding="utf-8")  # also: unsorted, a blank line, no end
+    record(store, entry(LARGE, 200.0, epochs=()))
+    lines = file_of(store).read_text(encoding="utf-8").splitlines()
+    assert lines[0] == by_hand
+    assert [Baseline.parse(line, "cpp").case.problem for line in lines] == [SMALL, LARGE]
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden"])
+def test_names_stay_within_the_folder(store: Store, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a file"):
+        store.path(name)
+    with pytest.raises(ValueError, match="cannot name a folder"):
+        Store(store.folder, name)
+
+
+# -- what replaces a line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accept", "reason", "wants"),
+    [
+        ((), "", f"--gemm-accept=cpp-{SMALL} --gemm-reason="),
+        ((), "the new tile is smaller", f"--gemm-accept=cpp-{SMALL} --gemm-reason="),
+        (("cpp-mm:f16:*",), "the new tile is smaller", f"--gemm-accept=cpp-{SMALL} --gemm-reason="),
+        (("cpp-mm:*",), " \n", "add --gemm-reason="),
+    ],
+    ids=["nothing", "not-named", "another-named", "no-reason"],
+)
+def test_a_slow_down_that_nobody_accepted_is_refused(
+    store: Store, accept: Sequence[str], reason: str, wants: str
+) -> None:
+    record(store, entry())
+    before = file_of(store).read_bytes()
+    slow = days_later(entry(), 130.0)
+    recorded = store.record([slow], slower={slow.case}, accept=accept, reason=reason)
+    assert file_of(store).read_bytes() == before
+    (line,) = (line for line in recorded.lines() if line.startswith("refused"))
+    assert wants in line
+    assert "100.5 us -> 130.7 us (+30.0%)" in line
+    assert not recorded.changed
+
+
+@pytest.mark.parametrize("accept", [f"cpp-{SMALL}@tile[4]", "cpp-mm:f32:*"])
+def test_an_accepted_slow_down_is_stored_with_its_reason(store: Store, accept: str) -> None:
+    old = entry(case=CaseKey("cpp", SMALL, "tile[4]"))
+    record(store, old)
+    slow = dataclasses.replace(old, subject_us=tuple(1.3 * us for us in old.subject_us))
+    reason = "größere\n accumulators \udcff"  # the last: a byte of the command line that is no UTF-8
+    recorded = store.record([slow], slower={slow.case}, accept=[accept], reason=reason)
+    now = store.load("cpp")[slow.case]
+    assert (now.subject_us[0], now.reason, now.epoch) == (130.0, "größere accumulators \udcff", 2)
+    assert "größere accumulators" in file_of(store).read_text(encoding="utf-8"), "as a reader of the file wants it"
+    (line,) = recorded.lines()
+    assert line.startswith(f"accepted cpp-{SMALL}@tile[4]: 100.5 us -> 130.7 us (+30.0%), accepted: größere")
+
+
+def test_a_refusal_keeps_no_other_case_from_being_stored(store: Store) -> None:
+    record(store, entry(SMALL), entry(LARGE))
+    recorded = store.record([entry(SMALL, 150.0), entry(LARGE, 90.0)], slower={entry(SMALL).case})
+    assert [one.new.case.problem for one in recorded.refused] == [SMALL]
+    assert store.load("cpp")[entry(LARGE).case].subject_us[0] == 90.0
+
+
+def test_an_accept_that_names_no_slower_case_is_said(store: Store) -> None:
+    recorded = store.record([entry()], slower=(), accept=["cpp-mm:f23:*"], reason="why")
+    assert recorded.lines()[-1] == "--gemm-accept='cpp-mm:f23:*' names no case that got slower"
+
+
+def test_a_recording_within_the_judgement_replaces_faster_and_slower_alike(store: Store) -> None:
+    record(store, entry())
+    for day, us in enumerate((90.0, 101.0), 2):
+        recorded = record(store, days_later(entry(), us, day))
+        assert store.load("cpp")[entry().case].subject_us[0] == us
+    assert recorded.lines() == [f"updated cpp-{SMALL}: 90.45 us -> 101.5 us (+12.2%)"]
+
+
+def test_a_slow_drift_is_measured_from_the_beginning_of_the_epoch(store: Store) -> None:
+    record(store, entry())
+    case = entry().case
+    assert store.load("cpp")[case].stored().first is None, "it is this very recording"
+    for day, us in ((2, 101.0), (3, 102.0)):
+        record(store, days_later(entry(), us, day))
+    now = store.load("cpp")[case]
+    assert figures(now.stored().first) == pytest.approx((100.5, 201.0))
+    store.record([days_later(entry(), 130.0, 4)], slower={case}, accept=["*"], reason="wider accumulators")
+    assert store.load("cpp")[case].stored().first is None
+    record(store, days_later(entry(), 131.0, 5))
+    now = store.load("cpp")[case]
+    assert figures(now.stored().first) == pytest.approx((130.65, 261.3))
+    assert now.first == entry().beginning(), "the first of all is kept"
+    assert [commit for _, _, commit in now.history] == ["abc123", "day4", "day5"]
+    assert [seconds for _, seconds, _ in now.history] == pytest.approx([100.5e-6, 130.65e-6, 131.655e-6], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "slower", "reason"),
+    [
+        ({"contract": "beef"}, True, "timed in another way (c0ffee -> beef)"),
+        ({"comparator": "frozen"}, False, "comparator changed (aten -> frozen)"),
+        ({"comparator": "", "comparator_us": ()}, False, "comparator changed (aten -> none)"),
+    ],
+    ids=["contract", "comparator", "no-comparator"],
+)
+def test_figures_that_do_not_compare_begin_an_epoch(
+    store: Store, facts: dict[str, Any], slower: bool, reason: str
+) -> None:
+    record(store, entry())
+    new = days_later(entry(), 150.0, **facts)
+    recorded = store.record([new], slower={new.case} if slower else ())
+    assert recorded.lines() == [
+        f"restarted cpp-{SMALL}: 100.5 us -> 150.8 us, not comparable: {reason}; epoch 2 begins"
+    ]
+    assert store.load("cpp")[new.case].epochs == (entry().beginning(), new.beginning(reason))
+
+
+def test_a_slow_down_does_not_pass_as_a_change_of_comparator(store: Store) -> None:
+    record(store, entry())
+    new = days_later(entry(), 150.0, comparator="frozen")
+    assert store.record([new], slower={new.case}).refused
+
+
+def test_one_case_twice_in_a_recording_is_an_error(store: Store) -> None:
+    with pytest.raises(ValueError, match=f"cpp-{SMALL} is to be recorded 2 times"):
+        record(store, entry(), entry())
+
+
+@pytest.mark.parametrize("us", [math.nan, math.inf])
+def test_what_is_no_figure_is_not_stored(store: Store, us: float) -> None:
+    with pytest.raises(ValueError, match=r"(nan|inf) is no measurement"):
+        record(store, entry(us=us))
+    assert not store.backends()
+
+
+# -- files that are wrong ------------------------------------------------------------------------------------------
+
+
+def _replaced(old: str, new: str) -> Callable[[str], str]:
+    def change(line: str) -> str:
+        assert old in line
+        return line.replace(old, new, 1)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda line: line[:200], "torn or broken: .* restore the line from git"),
+        (lambda _: "[" * 100_000, "torn or broken: brackets without end"),
+        (lambda _: "3", "3 is no baseline"),
+        (lambda line: f"<<<<<<< HEAD\n{line}", "a conflict that git left; .* resolve"),
+        (lambda line: f"=======\n{line}", "a conflict that git left"),
+        (lambda line: f"||||||| 1234567\n{line}", "a conflict that git left"),
+        (lambda line: f">>>>>>> theirs\n{line}", "a conflict that git left"),
+        (_replaced(LARGE, SMALL), f"cpp-{SMALL} stands on line 1 already .dates 2026-01-01.* resolve"),
+        (_replaced('"spread"', '"sprad"'), "unknown key 'sprad' .did you mean 'spread'.*newer pytest-gemm"),
+        (_replaced('"commit"', '"comit"'), "unknown key 'comit'"),
+        (_replaced('"spread": 0.01, ', ""), "spread missing"),
+        (_replaced('"spread"', '"problem": "x", "spread"'), "key 'problem' stands 2 times"),
+        (_replaced("99.0", "NaN"), "NaN is no measurement"),
+        (_replaced("99.0", "-Infinity"), "-Infinity is no measurement"),
+        (_replaced("99.0", "1e999"), "subject_us has Infinity, which cannot be measured"),
+        (_replaced("99.0", "0"), "subject_us has 0, which cannot"),
+        (_replaced("99.0", "-1.5"), "subject_us has -1.5, which cannot"),
+        (_replaced("99.0", "true"), "subject_us has true, not a number"),
+        (_replaced("99.0", '"99"'), 'subject_us has "99", not a number'),
+        (_replaced(", 99.0", ""), "subject_us and comparator_us have 3 and 4 sessions"),
+        (_replaced('"median_us": 100.5', '"median_us": 90.5'), "median_us is 90.5, but that of subject_us is 100.5"),
+        (_replaced('"comparator": "aten", ', ""), "comparator and comparator_us do not go without each other"),
+        (_replaced('"problem": "mm', '"problem": "", "choice": "mm'), "problem is empty"),
+        (_replaced('"c0ffee"', "7"), "contract is 7, not a text"),
+        (_replaced('{"torch": "2.13.0"}', '"2.13"'), 'software is "2.13", not versions'),
+        (_replaced("[100.0, 102.0, 99.0, 101.0]", "100.0"), "subject_us is 100.0, not a list"),
+        (_replaced("[100.0, 102.0, 99.0, 101.0]", "[]"), "subject_us is empty"),
+        (_replaced('"epochs": [{', '"picked": [1], "epochs": [{'), "picked is .1., not a list of texts"),
+        (_replaced('"epochs": [{', '"epochs": [1, {'), "epochs has 1, not the beginning"),
+        (_replaced('"epochs": [{', '"epochs": [{"note": "", '), "unknown key 'note' in epochs"),
+    ],
+)
+def test_a_broken_line_is_named_and_never_written_over(store: Store, spoil: Callable[[str], str], words: str) -> None:
+    record(store, entry(SMALL), entry(LARGE))
+    record(store, entry(case=CaseKey("aten", SMALL)))
+    small, large = file_of(store).read_text(encoding="utf-8").splitlines()
+    broken = f"{small}\n{spoil(large)}\n"
+    file_of(store).write_text(broken, encoding="utf-8")
+    healthy = store.path("aten").read_bytes()
+    with pytest.raises(BaselineError, match=words) as caught:
+        store.load("cpp")
+    assert str(caught.value).startswith(f"{file_of(store)}:2: ")
+    with pytest.raises(BaselineError):
+        record(store, entry(MIDDLE), entry(case=CaseKey("aten", SMALL), us=5.0))
+    with pytest.raises(BaselineError):
+        store.prune(())
+    assert file_of(store).read_text(encoding="utf-8") == broken
+    assert store.path("aten").read_bytes() == healthy, "a recording is stored as a whole or not at all"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "is empty; restore it"), (b"{}\n\xff", "jsonl:2: is not UTF-8"), (None, "cannot be read: Is a directory")],
+    ids=["empty", "binary", "folder"],
+)
+def test_a_file_that_is_none_is_named(store: Store, content: bytes | None, words: str) -> None:
+    store.place.mkdir(parents=True)
+    if content is None:
+        file_of(store).mkdir()
+    else:
+        file_of(store).write_bytes(content)
+    with pytest.raises(BaselineError, match=words):
+        record(store, entry())
+
+
+# -- other processes -----------------------------------------------------------------------------------------------
+
+_CHILD = """
+import dataclasses, os, signal, sys, time
+from pathlib import Path
+from pytest_gemm import baseline
+from pytest_gemm.speed import CaseKey
+store = baseline.Store(Path(sys.argv[1]), sys.argv[2])
+def entry(problem, us):
+    return baseline.Baseline(CaseKey("cpp", problem), (float(us),))
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def start(store: Store, code: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _CHILD + code, str(store.folder), store.hardware, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def end(child: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    """Wait for a process: its exit status and the words that it printed and nobody has read."""
+    printed, _ = child.communicate()
+    return child.returncode, printed.split()
+
+
+def test_recorders_at_once_lose_nothing(store: Store) -> None:
+    # A pause between reading and writing: without the lock every recorder would write what it read before the others.
+    code = """
+fsync = os.fsync
+def slow(handle):
+    time.sleep(0.02)
+    fsync(handle)
+os.fsync = slow
+for number in range(5):
+    store.record([entry(f"{sys.argv[3]}-{number}", 1)], slower=())
+"""
+    children = [start(store, code, name) for name in "abc"]
+    assert [end(child) for child in children] == 3 * [(0, [])]
+    assert {case.problem for case in store.load("cpp")} == {f"{name}-{n}" for name in "abc" for n in range(5)}
+    assert [path.name for path in store.place.iterdir()] == ["cpp.jsonl"], "no lock file stays"
+
+
+@pytest.mark.parametrize(
+    ("where", "stored"),
+    [("os.fsync = die", 1.0), ("os.replace = die", 1.0), ("baseline._sync_folder = die", 2.0)],
+    ids=["before-flush", "before-replace", "after-replace"],
+)
+def test_a_recorder_that_is_killed_leaves_the_old_file_or_the_new(store: Store, where: str, stored: float) -> None:
+    code = f"""
+store.record([entry("x", 1), entry("y", 1)], slower=())
+{where}
+store.record([entry("x", 2), entry("y", 2)], slower=())
+"""
+    assert end(start(store, code)) == (-signal.SIGKILL, [])
+    assert {one.subject_us for one in store.load("cpp").values()} == {(stored,)}
+    assert (store.place / ".lock").exists(), "nobody was left to delete it"
+    record(store, entry(case=CaseKey("aten", SMALL)))  # takes the dead process's lock and clears up, of any backend
+    assert sorted(path.name for path in store.place.iterdir()) == ["aten.jsonl", "cpp.jsonl"]
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_file(store: Store) -> None:
+    code = """
+for us in range(int(sys.argv[3]), 10**9):
+    store.record([entry(problem, us) for problem in "xyz"], slower=())
+    sys.stdout.write(f"{us}\\n")
+    sys.stdout.flush()
+"""
+    moments = random.Random(0)
+    reached = 1
+    for _ in range(6):
+        child = start(store, code, str(reached))
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(moments.uniform(0.0, 0.03))
+        child.kill()
+        _, reported = end(child)
+        stored = {one.subject_us for one in store.load("cpp").values()}
+        assert len(stored) == 1, "one recording, whole"
+        ((now,),) = stored
+        whole = [int(word) for word in reported[:-1]]  # the last word may be torn
+        assert now >= max([reached, *whole]), "what was reported as recorded is there"
+        reached = int(now)
+
+
+def test_a_recorder_waits_for_another_one_and_not_for_ever(store: Store) -> None:
+    record(store, entry())
+    impatient = dataclasses.replace(store, wait=0.0)
+    with (store.place / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BaselineError, match=r"\.lock: another process has held it"):
+            record(impatient, entry(LARGE))
+        assert list(impatient.load("cpp")) == [entry().case], "reading needs no turn"
+    record(impatient, entry(LARGE))
+
+
+def test_the_lock_of_a_deleted_name_is_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(store, entry())
+    lock, flock = store.place / ".lock", fcntl.flock
+    held: list[TextIO] = []
+
+    def overtaken(handle: int, how: int) -> None:
+        """Between opening and locking, the holder deletes the file and another recorder makes and locks a new one."""
+        if not held:
+            lock.unlink()
+            held.append(lock.open("w"))
+            flock(held[0], fcntl.LOCK_EX)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with pytest.raises(BaselineError, match="another process has held it"):
+        record(dataclasses.replace(store, wait=0.0), entry(LARGE))
+    held[0].close()
+
+
+def test_a_full_disk_leaves_the_old_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(store, entry())
+    before = file_of(store).read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(BaselineError, match="cannot be written: No space left on device"):
+            record(store, entry(LARGE))
+    assert [path.read_bytes() for path in store.place.iterdir()] == [before]
+
+
+# -- pruning, other hardware ---------------------------------------------------------------------------------------
+
+
+def test_pruning_deletes_what_the_suite_no_longer_has(store: Store) -> None:
+    triton = entry(case=CaseKey("triton", SMALL))
+    record(store, entry(SMALL), entry(LARGE), triton)
+    wanted = [entry(SMALL).case]
+    assert store.unused(wanted, ["cpp"]) == [entry(LARGE).case]
+    assert store.prune(wanted, ["cpp"]) == [entry(LARGE).case]
+    assert set(store.load_all()) == {*wanted, triton.case}
+    assert store.prune(wanted) == [triton.case]
+    assert store.backends() == ["cpp"], "a file without a line goes"
+    elsewhere = Store(store.folder, "elsewhere")
+    assert elsewhere.prune(()) == []
+    assert not elsewhere.place.exists()
+
+
+def test_the_command_that_prunes_prunes(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = entry(case=CaseKey("cpp", SMALL, "tile [4]"))
+    record(store, entry(SMALL), entry(LARGE), odd)
+    program, option, module, *words = shlex.split(store.prune_command([odd.case]))
+    assert (program, option, module) == ("python", "-m", "pytest_gemm.baseline")
+    assert run(capsys, *words) == f"deleted {odd.case}\n"
+    assert run(capsys, "prune", store.folder, KEY, "*64x64x64") == f"deleted cpp-{LARGE}\n"
+    assert list(store.load_all()) == [entry(SMALL).case]
+
+
+def test_other_hardware_is_named_the_most_alike_first(store: Store) -> None:
+    assert "on amd-epyc-avx2-4c (record it: pytest mine" in str(store.no_baseline("pytest mine"))
+    for key in ("nvidia-h200-sm90-700w", "amd-epyc-avx512-8c", KEY):
+        record(Store(store.folder, key), entry())
+    (store.folder / "empty").mkdir()
+    here = Store(store.folder, "amd-epyc-avx2-8c")
+    assert here.nearest() == ["amd-epyc-avx2-4c", "amd-epyc-avx512-8c", "nvidia-h200-sm90-700w"]
+    assert "there are some for amd-epyc-avx2-4c, amd-epyc-avx512-8c, nvidia" in here.no_baseline().text
+    assert "there are some" not in store.no_baseline().text, "only this case is missing here"
+
+
+# -- sessions ------------------------------------------------------------------------------------------------------
+
+
+def sample(us: float, problem: str = SMALL, **facts: Any) -> Sample:
+    case = CaseKey("cpp", problem)
+    known = Sample(case, "cpu", Status.PASSED, None, (us * 1e-6, us * 1.1e-6), (us * 2e-6, us * 3e-6), "aten")
+    return dataclasses.replace(known, **facts)
+
+
+def sessions(*samples: Sequence[Sample], **facts: Any) -> list[Session]:
+    known = Session(
+        KEY,
+        {"torch": "2.13.0"},
+        "c0ffee",
+        date="2026-01-01T10:00:00+00:00",
+        commit="abc123",
+        ceilings=Ceilings({"f32": 1e11}, 1e10),
+    )
+    known = dataclasses.replace(known, **facts)
+    return [dataclasses.replace(known, index=i, samples=tuple(one)) for i, one in enumerate(samples)]
+
+
+def test_a_session_gives_one_figure_however_often_it_timed_the_case() -> None:
+    ran = sessions(
+        [sample(50.0), sample(10.0, picked=("b",))], [sample(11.0, picked=("a",))], [sample(12.0, picked=("b",))]
+    )
+    (one,) = baseline.from_sessions(ran, k=3).baselines
+    assert one.subject_us == pytest.approx((10.0, 11.0, 12.0))
+    assert one.comparator_us == pytest.approx((20.0, 22.0, 24.0))
+    assert (one.comparator, one.picked) == ("aten", ("a", "b"))
+    assert one.spread == pytest.approx(0.05 / 1.05)
+    assert one.speedup == pytest.approx(2.0)
+    flops, moved = 2 * 16 * 64 * 64, 4 * (16 * 64 + 64 * 64 + 16 * 64)
+    assert one.tflops == pytest.approx(flops / 11e-6 / 1e12)
+    assert one.gbs == pytest.approx(moved / 11e-6 / 1e9)
+    assert one.roofline == pytest.approx(max(flops / 1e11, moved / 1e10) / 11e-6)
+    assert (one.contract, one.commit, one.date) == ("c0ffee", "abc123", "2026-01-01T10:00:00+00:00")
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "words"),
+    [
+        ([], "too-few-figures", "2 of 2 sessions gave a figure, 3 are needed"),
+        ([sample(1.0, disturbed="others ran")], "too-few-figures", "2 of 3 .*1 of them disturbed: others ran"),
+        (
+            [sample(1.0, status=Status.INCORRECT, reason=Reason("x", "wrong in row 3"))],
+            "too-few-figures",
+            "2 of 3 .*1 of them incorrect: wrong in row 3",
+        ),
+        ([sample(1.0, comparator_name="frozen")], "mixed-comparators", "differs between sessions: aten / frozen"),
+        ([sample(1.0, comparator=(), comparator_name="")], "mixed-comparators", "none / aten"),
+    ],
+    ids=["absent", "disturbed", "incorrect", "other-comparator", "no-comparator"],
+)
+def test_a_case_without_enough_figures_is_left_out_with_the_reason(
+    odd: Sequence[Sample], code: str, words: str
+) -> None:
+    ran = sessions(*([sample(1.0), sample(5.0, LARGE)] for _ in range(2)), [*odd, sample(5.0, LARGE)])
+    made = baseline.from_sessions(ran, k=3)
+    assert [one.case.problem for one in made.baselines] == [LARGE]
+    (reason,) = made.left_out.values()
+    assert reason.code == code
+    assert re.search(words, reason.text)
+
+
+GOOD = sessions([sample(1.0)], [sample(1.0)], [sample(1.0)])
+
+
+@pytest.mark.parametrize(
+    ("ran", "code", "words", "forced"),
+    [
+        (GOOD, None, "", None),
+        (GOOD[:2], "too-few-sessions", "2 of 3", None),
+        ([], "too-few-sessions", "0 of 3", "too-few-sessions"),
+        (sessions(*3 * [[sample(1.0)]], commit="abc+dirty"), "dirty-tree", "abc.dirty", None),
+        (
+            sessions(*3 * [[sample(1.0, disturbed="throttled: thermal"), sample(1.0, LARGE)]]),
+            "disturbed",
+            "3 of 6 samples were disturbed, for instance: throttled: thermal",
+            None,
+        ),
+        (
+            sessions([sample(1.0, disturbed="load")], *2 * [[sample(1.0), sample(1.0, MIDDLE), sample(1.0, LARGE)]]),
+            None,
+            "",
+            None,
+        ),
+        (
+            [*GOOD, dataclasses.replace(GOOD[0], hardware="x")],
+            "mixed-sessions",
+            "hardware key: .* / x",
+            "mixed-sessions",
+        ),
+        ([*GOOD, dataclasses.replace(GOOD[0], contract="x")], "mixed-sessions", "timing contract", "mixed-sessions"),
+        ([*GOOD, dataclasses.replace(GOOD[0], commit="x")], "mixed-sessions", "commit: abc123 / x", "mixed-sessions"),
+        ([*GOOD, dataclasses.replace(GOOD[0], software={})], "mixed-sessions", "torch 2.13.0", "mixed-sessions"),
+    ],
+    ids=["good", "few", "none", "dirty", "busy", "nearly-quiet", "hardware", "contract", "commit", "software"],
+)
+def test_what_makes_no_baseline_is_refused(
+    ran: Sequence[Session], code: str | None, words: str, forced: str | None
+) -> None:
+    found = baseline.recordable(ran, k=3)
+    assert (found.code if found else None) == code
+    assert found is None or re.search(words, found.text)
+    with_force = baseline.recordable(ran, k=3, force=True)
+    assert (with_force.code if with_force else None) == forced
+
+
+def test_the_gate_gets_seconds_and_is_told_of_other_software(store: Store) -> None:
+    other = entry(LARGE, contract="beef")
+    record(store, entry(software={"torch": "2.12.0", "triton": "3.6"}), other)
+    (now,) = sessions([])
+    known = store.load("cpp")
+    found = baseline.stored(known, now)
+    assert baseline.incomparable(known, now) == [other.case]
+    assert list(found) == [entry().case]
+    one = found[entry().case]
+    assert figures(one.readings[1]) == pytest.approx((102.0, 204.0))
+    assert one.note == "recorded with torch 2.12.0 (now 2.13.0), triton 3.6 (now absent)"
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_a_recording_that_the_gate_finds_slower_needs_an_accept(store: Store, count: int) -> None:
+    noise = random.Random(0)
+    policy = gate.Policy.for_device("cpu")
+
+    def ran(slow_down: float, count: int = baseline.SESSIONS) -> list[Session]:
+        return sessions(
+            *(
+                [
+                    sample(us * noise.gauss(1.0 + slow_down * (us == 100.0), 0.003), problem, comparator=(1e-4, 1e-4))
+                    for problem, us in ((SMALL, 100.0), (MIDDLE, 200.0), (LARGE, 300.0))
+                ]
+                for _ in range(count)
+            )
+        )
+
+    made = baseline.from_sessions(ran(0.0), policy=policy).baselines
+    assert all(0.0 < (one.detectable or 0.0) < 0.08 for one in made)
+    record(store, *made)
+    known = store.load_all()
+    assert all(one.stored().first is None for one in known.values()), "rounding does not make an epoch"
+    assert not baseline.got_slower(known, ran(0.0, count), policy)
+    slow = ran(0.1, count)
+    slower = baseline.got_slower(known, slow, policy)
+    assert list(slower) == [entry(SMALL).case]
+    recorded = store.record(baseline.from_sessions(slow, k=count).baselines, slower=slower)
+    assert [one.new.case for one in recorded.refused] == list(slower)
+    assert len(recorded.changed) == 2
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
+
+
+def git(repo: Path, *words: str) -> str:
+    settings = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", "-C", repo, *settings, *words], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def commit(repo: Path, message: str) -> None:
+    git(repo, "add", "-A")
+    git(repo, "commit", "-q", "-m", message)
+
+
+@pytest.fixture
+def repo(store: Store) -> Path:
+    """A git repository around the store, whose first revision ``start`` holds three cases."""
+    root = store.folder.parent
+    git(root, "init", "-q")
+    record(store, *(entry(problem) for problem in (SMALL, MIDDLE, LARGE)))
+    for folder in (store.folder, store.place):
+        (folder / "README.md").write_text("not a baseline", encoding="utf-8")
+    commit(root, "three cases")
+    git(root, "tag", "start")
+    return root
+
+
+def test_the_difference_of_two_states_is_sorted_by_change(
+    store: Store, repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added = "mm:f32:nn:8x8x8"
+    store.record(
+        [
+            days_later(entry(SMALL), 80.0, picked=("tile-b",)),
+            days_later(entry(MIDDLE), 120.0),
+            days_later(entry(added), 2500.0),
+        ],
+        slower={entry(MIDDLE).case},
+        accept=["*"],
+        reason="a|b",
+    )
+    store.prune([entry(problem).case for problem in (SMALL, MIDDLE, added)])
+    words = ["diff", "start", store.folder, "--repo", repo]
+    assert run(capsys, *words).splitlines() == [
+        "case                         old       new  change        speed-up  note",
+        "cpp-mm:f32:nn:32x64x64  100.5 us  120.6 us  +20.0%  2.00x -> 2.00x  a|b",
+        "cpp-mm:f32:nn:16x64x64  100.5 us   80.4 us  -20.0%  2.00x -> 2.00x  choice - -> tile-b",
+        "cpp-mm:f32:nn:8x8x8            -  2.513 ms       -      - -> 2.00x  added",
+        "cpp-mm:f32:nn:64x64x64  100.5 us         -       -      2.00x -> -  removed",
+        "",
+        "4 of 4 case(s) differ",
+    ]
+    assert run(capsys, *words, "--markdown").splitlines()[:3] == [
+        "| case | old | new | change | speed-up | note |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+        "| cpp-mm:f32:nn:32x64x64 | 100.5 us | 120.6 us | +20.0% | 2.00x -> 2.00x | a\\|b |",
+    ]
+    commit(repo, "faster")
+    assert run(capsys, *words) == run(capsys, "diff", "start", "HEAD", "--repo", repo)
+    assert run(capsys, "diff", "HEAD", store.folder, "--repo", repo) == "no difference in 3 case(s)\n"
+
+
+def test_what_does_not_compare_has_no_change(store: Store, repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(store, days_later(entry(), 200.0, contract="beef"))
+    record(Store(store.folder, "other"), entry())
+    words = run(capsys, "diff", "start", store.folder, "--repo", repo).splitlines()
+    assert words[1].split(maxsplit=5)[:2] == [KEY, f"cpp-{SMALL}"], "with two machines, which is said"
+    assert "-  2.00x -> 2.00x  timed in another way (c0ffee -> beef)" in words[1]
+    unrelated = Store(repo / "unrelated", KEY)
+    record(unrelated, entry(contract="dead"))
+    words = run(capsys, "diff", "start", unrelated.folder, "--repo", repo).splitlines()
+    assert words[1].endswith("-  2.00x -> 2.00x  timed in another way (c0ffee -> dead)")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["diff", "nowhere", "start"], "nowhere: is neither a folder nor a revision"),
+        (["diff", "start", "baselines/" + KEY], "is the folder of one hardware key; give its parent, baselines"),
+        (["diff", "start", "start", "--inside", "elsewhere"], "start and start: hold no baselines; .*--inside"),
+        (["diff", "start", "broken"], "broken:baselines/.*/cpp.jsonl:1: torn"),
+        (["prune", "baselines", "amd-epic", "x"], f"amd-epic: does not exist; known: {KEY}"),
+        (["prune", "baselines", KEY, "cpp-mm:f32:nn:16x64x65"], "no case .*did you mean .*nothing was deleted"),
+        (["prune", "baselines", "../x", "x"], "cannot name a folder"),
+        (["show", "empty"], "empty: holds no baselines; record some: pytest perf --gemm-record"),
+        (["resolve", "empty"], "empty: is no file of baselines"),
+        (["resolve", "missing.jsonl"], "missing.jsonl: is no file of baselines"),
+    ],
+)
+def test_a_wrong_command_is_told_what_would_be_right(
+    repo: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repo)
+    if "broken" in words:
+        (repo / "baselines" / KEY / "cpp.jsonl").write_text("{\n", encoding="utf-8")
+        commit(repo, "broken")
+        git(repo, "tag", "broken")
+    (repo / "empty").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        baseline.main(words)
+    assert ended.value.code == 2
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_show_counts_what_is_stored(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    record(store, entry(SMALL), days_later(entry(LARGE), 5.0, 4, software={}), entry(case=CaseKey("aten", SMALL)))
+    assert run(capsys, "show", store.folder).splitlines() == [
+        "hardware key      backend  cases  sessions                recorded  torch",
+        "amd-epyc-avx2-4c     aten      1         4              2026-01-01  2.13.0",
+        "amd-epyc-avx2-4c      cpp      2         4  2026-01-01..2026-01-04  2.13.0, ?",
+    ]
+
+
+# -- git -----------------------------------------------------------------------------------------------------------
+
+
+def branch(repo: Path, name: str, store: Store, *entries: Baseline) -> None:
+    git(repo, "checkout", "-q", "-b", name, "start")
+    record(store, *entries)
+    commit(repo, name)
+
+
+def test_branches_that_record_different_cases_merge(store: Store, repo: Path) -> None:
+    first, last = "mm:f32:nn:1024x1x1", "mm:f32:nn:70x1x1"
+    branch(repo, "ours", store, entry(first), days_later(entry(SMALL), 90.0))
+    branch(repo, "theirs", store, entry(last), days_later(entry(LARGE), 80.0))
+    git(repo, "merge", "-q", "--no-edit", "ours")
+    found = store.load("cpp")
+    assert [case.problem for case in found] == [first, SMALL, MIDDLE, LARGE, last]
+    assert [found[entry(problem).case].subject_us[0] for problem in (SMALL, LARGE)] == [90.0, 80.0]
+
+
+@pytest.mark.parametrize("union", [False, True], ids=["conflict", "union"])
+def test_a_merge_that_git_cannot_do_alone_is_named_and_resolved(
+    store: Store, repo: Path, union: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repo / ".gitattributes").write_text("*.jsonl merge=union\n" if union else "", encoding="utf-8")
+    commit(repo, "attributes")
+    git(repo, "tag", "-f", "start")
+    added = ["mm:f32:nn:70x1x1", "mm:f32:nn:71x1x1"]
+    branch(repo, "ours", store, days_later(entry(MIDDLE), 90.0, 3), entry(added[0]))
+    later = entry(MIDDLE, 80.0, date="2026-01-03T11:30:00+02:00")  # later as text, earlier in time
+    branch(repo, "theirs", store, later, days_later(entry(LARGE), 70.0), entry(added[1]))
+    try:
+        git(repo, "merge", "-q", "--no-edit", "ours")
+        assert union
+    except subprocess.CalledProcessError:
+        assert not union
+    with pytest.raises(BaselineError, match="keep one") as caught:
+        store.load("cpp")
+    words = shlex.split(str(caught.value).partition("or run ")[2].partition(", which")[0])
+    assert run(capsys, *words[3:]).startswith(f"{file_of(store)}: 5 case(s), ")
+    found = store.load("cpp")
+    assert [case.problem for case in found] == [SMALL, MIDDLE, LARGE, *added]
+    assert [found[entry(problem).case].subject_us[0] for problem in (MIDDLE, LARGE)] == [90.0, 70.0]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("2026-01-03T10:00:00", "2026-01-03T10:00:01"),
+        ("2026-01-03T11:30:00+02:00", "2026-01-03T10:00:00Z"),
+        ("2026-01-03T11:30:00+02:00", "2026-01-03T10:00:00"),
+        ("", "2026-01-03"),
+        ("yesterday", "2026-01-03"),
+    ],
+)
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_the_newest_line_is_the_newest_in_time(
+    store: Store, older: str, newer: str, newer_first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(store, entry())
+    lines = [entry(us=us, date=date).line() for us, date in ((1.0, older), (2.0, newer))]
+    file_of(store).write_text("\n".join(lines[:: -1 if newer_first else 1]), encoding="utf-8")
+    run(capsys, "resolve", file_of(store))
+    assert store.load("cpp")[entry().case].subject_us[0] == 2.0

@@ -1,0 +1,247 @@
+"""What the machine says of itself, as Linux and nvidia-smi write it, and the key that figures are kept under."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_gemm import machine
+from pytest_gemm.machine import Cpu, Gpu
+
+XEON = "\n\n".join(
+    f"processor\t: {i}\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n"
+    f"model name\t: Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz\ncpu MHz\t\t: {2000 + i}.500\n"
+    f"physical id\t: 0\ncore id\t\t: {i % 2}\nflags\t\t: fpu avx2 avx512f avx512_vnni amx_bf16 amx_tile\n"
+    for i in range(4)
+)
+VIRTUAL = (
+    "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx avx2\n\n"
+    "processor\t: 1\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx avx2\n"
+)
+ARM = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n\nHardware\t: board\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            XEON,
+            Cpu(
+                "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz",
+                "f6m143",
+                ("fpu", "avx2", "avx512f", "avx512_vnni", "amx_bf16", "amx_tile"),
+                4,
+                2,
+            ),
+        ),
+        (VIRTUAL, Cpu("AMD EPYC", "f25m1", ("fpu", "avx", "avx2"), 2, None)),
+        (ARM, Cpu("", "41d40", ("fp", "asimd", "sve"), 1, None)),
+        ("", Cpu()),
+    ],
+)
+def test_the_cpu_as_linux_describes_it(text: str, found: Cpu) -> None:
+    assert machine.read_cpuinfo(text) == found
+
+
+@pytest.mark.parametrize(
+    ("hardware", "key"),
+    [
+        (machine.read_cpuinfo(XEON), "intel-xeon-platinum-8480c-amx-4c"),
+        # The name says nothing about the generation, so the key does.
+        (machine.read_cpuinfo(VIRTUAL), "amd-epyc-f25m1-avx2-4c"),
+        (machine.read_cpuinfo(ARM), "{arch}-41d40-sve-4c"),
+        (Cpu("AMD EPYC 7763 64-Core Processor", "f25m1", ("avx2",)), "amd-epyc-7763-avx2-4c"),
+        (Cpu("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "", ("avx512f",)), "amd-ryzen-7-7840u-avx512-4c"),
+        (Cpu("13th Gen Intel(R) Core(TM) i7-1360P", "", ("avx2",)), "13th-gen-intel-core-i7-1360p-avx2-4c"),
+        (Cpu(), "{arch}-{arch}-4c"),
+        (Gpu(0, "", "NVIDIA H200", "580.95", "9.0", 700.0), "nvidia-h200-sm90-700w"),
+        (
+            Gpu(0, "", "NVIDIA A100-SXM4-40GB", "580", "8.0", 400.0, "3g.20gb"),
+            "nvidia-a100-sxm4-40gb-sm80-400w-mig-3g-20gb",
+        ),
+        (Gpu(0, "", "NVIDIA Thor", "580", "[N/A]"), "nvidia-thor"),
+    ],
+)
+def test_a_hardware_key_is_a_folder_s_name_and_tells_machines_apart(hardware: Cpu | Gpu, key: str) -> None:
+    found = machine.hardware_key("cuda" if isinstance(hardware, Gpu) else "cpu", 4, on=hardware)
+    assert found == key.format(arch=os.uname().machine.replace("_", "-"))
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", found)
+
+
+def test_figures_of_other_numbers_of_cores_have_another_key() -> None:
+    assert len({machine.hardware_key("cpu", cores) for cores in (1, 2, 16)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("avx2 avx512f", "avx512"),
+        ("avx2 avx512f avx512_vnni", "avx512-vnni"),
+        ("avx512f avx512_vnni avx512_bf16", "avx512-bf16"),
+        ("avx512_bf16 amx_tile", "amx"),
+        ("sse4_2 avx", "avx"),
+        ("fp asimd", "neon"),
+    ],
+)
+def test_the_best_instruction_set_names_the_level(flags: str, level: str) -> None:
+    assert machine.isa_level(flags.split()) == level
+
+
+# -- nvidia-smi ----------------------------------------------------------------------------------------------
+
+GPUS = {
+    "0": "0, GPU-aaa, NVIDIA H200, 580.95.05, 9.0, 700.00",
+    "1": "1, GPU-bbb, NVIDIA A100-SXM4-40GB, 580.95.05, 8.0, [N/A]",
+}
+LISTING = """\
+GPU 0: NVIDIA H200 (UUID: GPU-aaa)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbb)
+  MIG 3g.20gb     Device  0: (UUID: MIG-111)
+  MIG 1g.5gb      Device  1: (UUID: MIG-222)
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nvidia-smi that tells of an H200, and of an A100 in two parts; a GPU that it does not know is an error."""
+    cases = "".join(
+        f'*"-i {name}"*) echo "{GPUS[index]}";;\n'
+        for index, uuid in (("0", "GPU-aaa"), ("1", "GPU-bbb"))
+        for name in (index, uuid)
+    )
+    script = tmp_path / "nvidia-smi"
+    everything = "\n".join(GPUS.values())
+    text = f'#!/bin/sh\ncase "$*" in\n-L) echo \'{LISTING}\';;\n{cases}*-i*) exit 6;;\n*) echo "{everything}";;\nesac\n'
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+def test_all_gpus_with_what_cannot_be_read_left_out() -> None:
+    assert machine.gpus() == [
+        Gpu(0, "GPU-aaa", "NVIDIA H200", "580.95.05", "9.0", 700.0),
+        Gpu(1, "GPU-bbb", "NVIDIA A100-SXM4-40GB", "580.95.05", "8.0", None),
+    ]
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+@pytest.mark.parametrize(
+    ("visible", "key"),
+    [
+        (None, "nvidia-h200-sm90-700w"),
+        ("0,1", "nvidia-h200-sm90-700w"),
+        ("1", "nvidia-a100-sxm4-40gb-sm80-mig-3g-20gb"),  # CUDA takes the first part
+        ("GPU-aaa", "nvidia-h200-sm90-700w"),
+        ("MIG-222", "nvidia-a100-sxm4-40gb-sm80-mig-1g-5gb"),
+        ("MIG-333", "cuda-unknown"),
+        ("-1", "cuda-unknown"),
+    ],
+)
+def test_the_key_is_that_of_the_gpu_that_cuda_sees_first(
+    visible: str | None, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.hardware_key("cuda", 4) == key
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+def test_software_of_a_gpu_has_the_driver_and_that_of_a_cpu_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.software("cuda")["driver"] == "580.95.05"
+    monkeypatch.setenv("CXX", "g++")
+    versions = machine.software("cpu")
+    assert versions["torch"] == metadata.version("torch")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", versions["g++"])
+    assert "driver" not in versions
+
+
+@pytest.mark.parametrize(
+    "fake",
+    [
+        None,
+        "exit 9",
+        "echo 'No devices were found'",
+        "echo index, uuid, name, driver_version, compute_cap, power.limit",
+    ],
+    ids=["none", "broken", "empty", "head"],
+)
+def test_without_a_gpu_there_is_none_and_nothing_raises(
+    fake: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if fake is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{fake}\n", encoding="utf-8")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert machine.gpus() == []
+    assert machine.visible_gpu() is None
+    assert "driver" not in machine.software("cuda")
+    assert "python" in machine.software("cpu")
+
+
+def test_nothing_here_imports_torch_and_torch_s_cuda_is_known_all_the_same() -> None:
+    code = (
+        "import json, sys; from pytest_gemm import machine as m; v = m.software('cuda'); m.hardware_key('cpu', 1); "
+        "m.hardware_key('cuda', 1); print(json.dumps([v, 'torch' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    versions, imported = json.loads(done.stdout)
+    assert not imported
+    assert versions.get("cuda") == torch.version.cuda
+
+
+def test_torch_s_cuda_is_read_from_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    text = "__version__ = '2.13.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip = None\n"
+    (folder / "version.py").write_text(text, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert machine.software("cuda")["cuda"] == "13.0"
+
+
+# -- sysfs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
+    return lambda cores: monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cores)
+
+
+def test_last_level_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_cores: Callable[[set[int]], None]) -> None:
+    for core in range(4):
+        complexes = "0-1" if core < 2 else "2-3"
+        for index, (level, size, shared) in enumerate([(1, "32K", core), (2, "64M", core), (3, "32M", complexes)]):
+            folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            facts = {"level": level, "size": size, "shared_cpu_list": shared}
+            for name, value in facts.items():
+                (folder / name).write_text(f"{value}\n", encoding="utf-8")
+    on_cores({0, 1, 2})
+    assert machine.last_level_cache(tmp_path) == 64 << 20
+    on_cores({3})
+    assert machine.last_level_cache(tmp_path) == 32 << 20
+    assert machine.last_level_cache(tmp_path / "nowhere") == 0
+
+
+def test_clocks_of_the_cores_in_use(tmp_path: Path, on_cores: Callable[[set[int]], None]) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(XEON, encoding="utf-8")
+    on_cores({1, 3})
+    assert machine.cpu_mhz(cpuinfo, tmp_path) == (2001.5, 2003.5)
+    folder = tmp_path / "cpu3" / "cpufreq"
+    folder.mkdir(parents=True)
+    (folder / "scaling_cur_freq").write_text("3400000\n", encoding="utf-8")
+    assert machine.cpu_mhz(cpuinfo, tmp_path) == (3400.0,)
+    assert machine.cpu_mhz(tmp_path / "nothing", tmp_path / "nowhere") == ()

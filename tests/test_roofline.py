@@ -1,0 +1,178 @@
+"""Operations and bytes of a problem, and what the measured ceilings make of them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pytest_gemm import operands, program, roofline
+from pytest_gemm.problem import Problem
+from pytest_gemm.roofline import Work
+from pytest_gemm.speed import Ceilings
+
+# 1 TFLOP/s in f32, 2 in bf16; 100 GB/s.
+CEILINGS = Ceilings({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mm:f32:nn:17x33x65",
+        "mm:f16:tt:17x33x65:relu+add:pad-lda+off-a+pad-ldb",
+        "mm:bf16:nt:33x33x65::self",
+        "mm:f32:nn:17x33x33:mul+add:res-a",
+        "mm:f32-f32-bf16:nn:17x33x65:bias",
+        "addmm:f32:nn:17x33x65:bias-m1+beta-2",
+        "addmm:f16:nt:17x33x65:bias-mn",
+        "bmm:bf16:nn:3x17x33x65::bcast-a",
+        "bmm:bf16:nn:3x17x33x65:cast-f32+add+cast-bf16+sub:bcast-b",
+        "baddbmm:f32:nn:3x17x33x65:bias-mn",
+        "linear:f32:nt:3x17x33x65:bias+gelu",
+        "linear:bf16:nt:17x33x65:bias+relu:tap",
+        "linear:bf16:nt:17x33x65:bias+cast-f32+relu:tap",
+        "int_mm:i8-i8-i32:nt:32x32x64:cast-f32+relu",
+        "mixed_mm:f16-i8-f16:nt:17x33x65",
+        "woq_int8:bf16-i8-bf16:nt:17x33x65",
+        "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x32x64:rowwise+bias",
+        "scaled_mm:f8e4m3fn-f8e5m2-f32:nt:16x32x64:tensorwise",
+        "grouped_mm:bf16:nn:3x16x32x64",
+    ],
+)
+def test_bytes_are_those_of_the_operands_and_the_result(line: str) -> None:
+    problem = Problem.parse(line)
+    given = operands.make(problem, operands.fillings_for(problem)[0], 0)
+    out = torch.float32 if problem.op.name == "scaled_mm" else program.torch_dtype(problem.dtypes.out)
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Of any types; ATen's own are not all to be trusted with such shapes."""
+        return torch.matmul(a.double(), b.double()).to(out)
+
+    result = program.build(problem, product)(**program.args(problem, given))
+    results = result if isinstance(result, tuple) else (result,)
+    # The views into the storages: what is expanded is there once, padding and guards are not.
+    moved = sum(guarded.view.nbytes for guarded in given.buffers) + sum(one.nbytes for one in results)
+    assert roofline.work(problem).bytes == moved
+
+
+@pytest.mark.parametrize(
+    ("line", "work"),
+    [
+        ("mm:f32:nn:2x3x4", Work(48, 4 * (8 + 12 + 6))),
+        ("bmm:f16:nn:5x2x3x4:relu", Work(240, 5 * 2 * (8 + 12 + 6))),
+        ("mm:f32:nn:2x3x0", Work(0, 24)),
+        ("addmm:f32:nn:2x3x4:bias-mn+beta-0", Work(48, 104)),  # such a bias is not read
+        # Two values in a byte; for each of 3 columns and 2 groups of 128 a scale and a zero point.
+        ("woq_int4:bf16-i4-bf16:nt:2x3x256:group-128", Work(3072, 2 * 512 + 384 + 24 + 12)),
+    ],
+)
+def test_work_by_hand(line: str, work: Work) -> None:
+    assert roofline.work(Problem.parse(line)) == work
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("mm:f32:nn:8x8x8", "f32"),
+        ("mm:f32:nn:8x8x8::tf32", "tf32"),
+        ("mm:f32-f32-bf16:nn:8x8x8", "bf16"),
+        ("mixed_mm:i8-f16-f16:nt:8x8x8", "f16"),
+        ("int_mm:i8-i8-i32:nt:8x8x8", "i8"),
+    ],
+)
+def test_the_rate_is_that_of_what_is_multiplied(line: str, name: str) -> None:
+    assert roofline.dtype_name(Problem.parse(line)) == name
+
+
+@pytest.mark.parametrize(
+    ("work", "name", "seconds", "bound"),
+    [
+        (Work(1e12, 1e9), "f32", 1.0, "compute"),
+        (Work(1e12, 1e9), "bf16", 0.5, "compute"),
+        (Work(1e9, 1e11), "bf16", 1.0, "memory"),
+        (Work(3e12, 1e9), "u8", 1.0, "compute"),  # the units of i8
+        (Work(1e12, 1e9), "tf32", 1.0, "compute"),  # what f32 reaches, it reaches too
+        (Work(1e12, 1e9), "f16", None, None),
+    ],
+)
+def test_the_later_of_both_ceilings_is_what_can_be_attained(
+    work: Work, name: str, seconds: float | None, bound: str | None
+) -> None:
+    assert roofline.attainable_seconds(work, name, CEILINGS) == seconds
+    assert roofline.bound(work, name, CEILINGS) == bound
+    assert roofline.share(4.0, work, name, CEILINGS) == (None if seconds is None else seconds / 4.0)
+    assert roofline.attainable_seconds(work, name, Ceilings(CEILINGS.flops)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "work", "name", "says"),
+    [
+        (1.0, Work(1.09e12, 0), "f32", None),
+        (1.0, Work(1.11e12, 0), "f32", "1.11 TFLOP/s in f32 is 1.11 times the 1 TFLOP/s"),
+        # PyTorch may multiply f16 badly or not at all: twice what f32 reaches is possible.
+        (1.0, Work(2.1e12, 0), "f16", None),
+        (1.0, Work(2.3e12, 0), "f16", "1.15 times the 2 TFLOP/s"),
+        (1.0, Work(4.1e12, 0), "i8", None),
+        (1.0, Work(0.6e12, 0), "f64", "1.20 times the 0.5 TFLOP"),
+        # The cache may keep 50 GB of what is read again; 120 GB/s remain to be explained, or 60.
+        (1.0, Work(0, 1.7e11), "f32", "120 GB/s of data that no cache holds is 1.20 times the 100 GB/s"),
+        (1.0, Work(0, 1.1e11), "f32", None),
+    ],
+)
+def test_what_the_machine_cannot_do_was_not_measured(seconds: float, work: Work, name: str, says: str | None) -> None:
+    reason = roofline.excess(seconds, work, name, CEILINGS, cache=50 * 10**9)
+    if says is None:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert reason.code == "above-roofline"
+        assert says in reason.text
+    assert roofline.excess(seconds, work, name, Ceilings()) is None
+
+
+def test_ceilings_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64, 128)})
+    monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
+    monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 16)
+    monkeypatch.setattr("pytest_gemm.machine.last_level_cache", lambda: 1 << 14)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"], threads + 1)
+    assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no product of i32
+    assert all(math.isfinite(rate) and rate > 0 for rate in (*found.flops.values(), found.bandwidth))
+    # What f64 can do, every narrower type can; what f32 can, TF32 can.
+    assert min(found.flops, key=lambda name: found.flops[name]) == "f64" or len(set(found.flops.values())) == 1
+    assert found.flops["tf32"] >= found.flops["f32"]
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads, precision)
+
+
+def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> torch.Tensor:
+        raise RuntimeError('"addmm_impl_cpu_" not implemented')
+
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64,)})
+    monkeypatch.setattr(roofline, "_bandwidth", lambda _device: 1.0)
+    monkeypatch.setattr(torch, "_int_mm", refuse)
+    assert list(roofline.measure("cpu", ["i8"], 1).flops) == ["f32"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "message"),
+    [
+        ("cpu", "fp16", "unknown dtype 'fp16'; known: f64 f32 f16"),
+        ("xpu", "f32", "unknown device 'xpu'; known: cpu cuda"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(device: str, dtype: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        roofline.measure(device, [dtype], 1)
+
+
+def test_a_report_needs_no_torch() -> None:
+    code = (
+        "import sys; from pytest_gemm import roofline, timing; from pytest_gemm.problem import Problem; "
+        "roofline.work(Problem.parse('mm:f32:nn:8x8x8')); timing.Plan().contract(); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,297 @@
+"""Sessions: a run times nothing itself, starts processes that do, and ends its tests as the gate judges them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gemm import sessions
+from pytest_gemm.sessions import Command
+from pytest_gemm.speed import read_session
+
+CONFTEST = """
+import os
+import random
+import signal
+
+from pytest_gemm import roofline, timing
+from pytest_gemm.speed import Ceilings
+
+
+class Arm:
+    turn = 1
+
+    def __init__(self, timer, call, each):
+        self.timer, self.call, self.each = timer, call, each
+
+    def seconds(self, calls):
+        self.call()
+        self.timer.now += calls * self.each
+        return calls * self.each
+
+
+class Timer:
+    '''What passes is what the environment says, give or take what differs between processes.'''
+
+    now = 0.0
+
+    def arms(self, works):
+        noise = random.Random(os.getpid())
+        made = {}
+        for name, calls in works.items():
+            milliseconds = float(os.environ.get("SUBJECT_MS" if name == "subject" else "OTHER_MS", "1"))
+            made[name] = Arm(self, calls[0], milliseconds * 1e-3 * noise.gauss(1.0, 0.003))
+        return made
+
+    def clock(self):
+        return self.now
+
+    def begin(self):
+        pass
+
+    def visited(self, name):
+        pass
+
+    def end(self):
+        return timing.Conditions({}, os.environ.get("DISTURBED", ""))
+
+
+timing.CpuTimer = Timer
+roofline.measure = lambda device, dtypes, threads: Ceilings({"f32": 1e15}, 1e15)
+
+
+def honest(a, b):
+    return a @ b
+
+
+def wrong(a, b):
+    return (a @ b) * 1.01
+
+
+def dies(a, b):
+    if a.shape[-2] == 48:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return a @ b
+
+
+def pytest_gemm_register_backends(registry):
+    for one in (honest, wrong, dies):
+        registry.add_callable(one.__name__, one)
+"""
+
+TEST = """
+import pytest
+
+@pytest.mark.gemm(problems=[{problems}])
+def test_speed(gemm_case, gemm_speed):
+    gemm_speed(gemm_case)
+"""
+
+LINES = ("mm:f32:nn:32x64x64", "mm:f32:nn:48x64x64", "mm:f32:nn:64x64x64")
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_perf=TEST.format(problems=", ".join(map(repr, LINES[:1]))))
+    return pytester
+
+
+def with_problems(project: pytest.Pytester, *lines: str) -> None:
+    project.makepyfile(test_perf=TEST.format(problems=", ".join(map(repr, lines))))
+
+
+def run(project: pytest.Pytester, *args: str, sessions: int = 2) -> pytest.RunResult:
+    common = ("--gemm-blocks=5", f"--gemm-sessions={sessions}", "--gemm-threads=1", "-p", "no:cacheprovider")
+    return project.runpytest_subprocess(*common, *args, timeout=300)
+
+
+def kept(folder: Path) -> list[Any]:
+    return [read_session(path) for path in sorted(folder.glob("*.jsonl"))]
+
+
+# -- the command of a session ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        (["perf", "--gemm-backends=cpp"], ["perf", "--gemm-backends=cpp"]),
+        (["perf", "-n", "4", "--dist=load", "-k", "not f16"], ["perf", "-k", "not f16"]),
+        (["-x", "perf", "--maxfail=3", "--junitxml=a.xml"], ["perf"]),
+        (["perf", "--gemm-record", "--gemm-accept", "a*", "--gemm-reason=new compiler"], ["perf"]),
+        (["perf", "--gemm-run-record=r", "--gemm-report", "p.html", "--gemm-summary=s"], ["perf"]),
+        (["perf", "--benchmark-json", "b.json", "--benchmark-only", "--benchmark-sort=mean"], ["perf"]),
+        (["perf", "--gemm-against=env", "--gemm-threads=3", "--mine=1"], ["perf", "--mine=1"]),
+    ],
+)
+def test_a_session_gets_what_selects_and_not_what_reports(
+    given: list[str], passed_on: list[str], tmp_path: Path
+) -> None:
+    made = Command(tuple(given), tmp_path, xdist=True).session(tmp_path / "s", 2)
+    assert made[: len(passed_on)] == passed_on
+    assert made[len(passed_on) :] == [
+        "-n",
+        "0",
+        "--benchmark-disable",
+        "--maxfail=0",
+        "--gemm-threads=2",
+        f"--gemm-session={tmp_path / 's'}",
+    ]
+
+
+# -- the other environment -------------------------------------------------------------------------------
+
+
+def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_path: Path) -> None:
+    assert sessions.resolve(sys.executable, tmp_path).python == sys.executable
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    assert sessions.resolve(str(folder), tmp_path).first == folder
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "bin" / "python").chmod(0o755)
+    with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both arms need"):
+        sessions.resolve(str(folder), tmp_path)
+    with pytest.raises(pytest.UsageError, match=r"--gemm-against=nowhere: name an interpreter, a virtual environment"):
+        sessions.resolve("nowhere", tmp_path)
+    wheel = tmp_path / "mine-1-py3-none-any.whl"
+    wheel.write_text("no wheel")
+    with pytest.raises(pytest.UsageError, match="pip cannot unpack the wheel"):
+        sessions.resolve(str(wheel), tmp_path)
+
+
+# -- a run -------------------------------------------------------------------------------------------------
+
+
+def test_readings_of_fresh_processes_become_benchmark_rounds(project: pytest.Pytester) -> None:
+    record, folder = project.path / "bench.json", project.path / "samples"
+    result = run(
+        project,
+        "--gemm-backends=honest",
+        "--gemm-gate=report",
+        f"--gemm-samples={folder}",
+        f"--benchmark-json={record}",
+    )
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*GEMM speed on *"])
+    first, second = kept(folder)
+    assert first.samples[0].comparator_name == "aten"
+    (bench,) = json.loads(record.read_text())["benchmarks"]
+    readings = [*first.samples[0].subject, *second.samples[0].subject]
+    assert bench["stats"]["rounds"] == len(readings)
+    assert bench["stats"]["min"] == pytest.approx(min(readings))
+    assert bench["stats"]["data"] == pytest.approx(readings)
+    facts = bench["extra_info"]
+    assert (facts["backend"], facts["problem"], facts["sessions"]) == ("honest", LINES[0], 2)
+    assert facts["tflops"] == pytest.approx(2 * 32 * 64 * 64 / (facts["best_us"] * 1e-6) / 1e12)
+    assert facts["verdict"] == "no-baseline"
+    assert bench["group"] == LINES[0]
+
+
+def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=honest", sessions=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: no-baseline*", "*--gemm-record*"])
+    result = run(project, "--gemm-backends=honest", "--gemm-no-baseline=show", sessions=1)
+    assert result.ret == 0
+    result.assert_outcomes()  # neither passed nor failed: "no-baseline" is a word of its own
+    result.stdout.fnmatch_lines(["*1 no-baseline*"])
+
+
+def test_what_was_recorded_is_what_the_next_run_is_judged_by(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
+    assert result.ret == 0
+    (file,) = (project.path / "baselines").glob("*/honest.jsonl")
+    assert json.loads(file.read_text())["problem"] == LINES[0]
+    monkeypatch.setenv("SUBJECT_MS", "1.3")
+    result = run(project, "--gemm-backends=honest", sessions=3)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower +*", "*rerun: pytest *--gemm-backends=honest*"])
+    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", sessions=3)
+    assert result.ret == 0
+    # Recording it is not the way out, unless somebody says why.
+    before = file.read_text()
+    result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
+    assert result.ret == 1
+    assert file.read_text() == before
+    result = run(
+        project, "--gemm-backends=honest", "--gemm-record", "--gemm-accept=honest-*", "--gemm-reason=safer", sessions=5
+    )
+    assert result.ret == 0
+    assert "safer" in file.read_text()
+
+
+def test_a_fast_wrong_kernel_is_incorrect_and_has_no_time(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=wrong", "--gemm-gate=report")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on wrong: incorrect*"])
+
+
+def test_a_process_that_dies_loses_its_case_and_no_other(project: pytest.Pytester) -> None:
+    with_problems(project, *LINES)
+    folder = project.path / "samples"
+    result = run(project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-samples={folder}")
+    result.assert_outcomes(failed=1, passed=0)
+    result.stdout.fnmatch_lines(
+        [f"*{LINES[1]} on dies: crashed: the process that timed it ended with signal 9 (SIGKILL)*"]
+    )
+    timed = {s.case.problem for session in kept(folder) for s in session.samples if s.is_timed}
+    assert timed == {LINES[0], LINES[2]}
+
+
+def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
+    with_problems(project, *LINES[::2])
+    folder = project.path / "samples"
+    result = run(project, "-n2", "--gemm-backends=honest", "--gemm-gate=report", f"--gemm-samples={folder}")
+    assert result.ret == 0
+    assert len(kept(folder)) == 2
+    result.stdout.fnmatch_lines(["*GEMM speed on *", "*2 no-baseline*"])
+
+
+def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) -> None:
+    folder = project.path / "samples"
+    result = run(project, "--gemm-backends=honest", f"--gemm-against={sys.executable}", f"--gemm-samples={folder}")
+    assert result.ret == 0
+    found = kept(folder)
+    assert sorted(s.arm for s in found) == ["base", "base", "head", "head"]
+    by_date = sorted(found, key=lambda s: s.date)
+    assert {s.arm for s in by_date[:2]} == {"base", "head"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--gemm-accept=x"], r"--gemm-accept says how to record: add --gemm-record"),
+        (["--gemm-record", "--gemm-accept=x"], r"--gemm-accept needs a --gemm-reason"),
+        (["--gemm-record", "--gemm-against=x"], r"leave one out"),
+        (["--gemm-comparator=cublas"], r"--gemm-comparator=cublas: no such backend; known: none, aten"),
+        (["--gemm-blocks=2"], r"--gemm-blocks=2: give a whole number, 5 or more"),
+        (["--gemm-session=here"], r"there is no request.json"),
+        (["--gemm-gate=maybe"], r"choose one of fail, report"),
+    ],
+)
+def test_options_that_do_not_go_together_are_said_at_once(
+    project: pytest.Pytester, options: list[str], says: str
+) -> None:
+    result = project.runpytest_subprocess("--gemm-backends=honest", *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert re.search(says, result.stderr.str())
+
+
+def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
+    assert result.ret == 0
+    (file,) = (project.path / "baselines").glob("*/honest.jsonl")
+    file.write_text(file.read_text()[:-20])
+    result = run(project, "--gemm-backends=honest")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "honest.jsonl:1" in result.stderr.str()

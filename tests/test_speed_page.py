@@ -1,0 +1,199 @@
+"""The page of a speed run: complete, self-contained, and harmless whatever the names hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import pytest
+from test_speed_report import KINDS, LINE, NK, TIMED, example, problems, run_of
+
+from pytest_gemm import speed_page
+from pytest_gemm.outcome import Reason
+from pytest_gemm.speed import Ceilings, Verdict
+from pytest_gemm.speed_report import Past, Run
+
+VOID = {"meta", "input"}
+
+
+class Reader(HTMLParser):
+    """What a browser sees: text, attributes and whether every element is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def values(self, name: str) -> list[str]:
+        return [value for given, value in self.attributes if given == name]
+
+
+def figures(text: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+
+
+def section(text: str, name: str) -> str:
+    """A section of the page, "" where there is none."""
+    found = re.search(rf'<section id="{name}">.*?</section>', text, flags=re.DOTALL)
+    return found[0] if found else ""
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return example(problems(KINDS[:2], NK[:3]) + problems(KINDS[3:], NK[:1], (16,)))
+
+
+@pytest.fixture(scope="module")
+def text(run: Run) -> str:
+    return speed_page.page(run, "Speed & <more>")
+
+
+def test_the_page_is_one_well_formed_file_that_asks_nobody(text: str) -> None:
+    reader = Reader(text)
+    assert reader.open == []
+    assert "Speed & <more>" in reader.words
+    ids = reader.values("id")
+    assert len(ids) == len(set(ids))
+    targets = {value[1:] for value in reader.values("href")} | set(re.findall(r"url\(#([^)]+)\)", text))
+    assert targets <= set(ids)
+    assert all(value.startswith("#") for value in reader.values("href") + reader.values("xlink:href"))
+    assert not reader.values("src")
+    assert not re.search(r"https?://|@import", text)
+    for figure in figures(text):
+        ElementTree.fromstring(figure)
+        assert 'role="img" aria-label="' in figure
+    assert not re.search("#0a0b0c|#6a6b6c|#dadbdc", text)  # the inks follow the reader's light or dark
+
+
+def test_every_case_is_in_the_table_and_every_one_that_moved_in_a_figure(run: Run, text: str) -> None:
+    table = section(text, "cases")
+    assert table.count("<tr>") == 1 + len(run.judgements)
+    moved = [j for j in run.judgements if j.verdict in {Verdict.SLOWER, Verdict.FASTER, Verdict.UNDECIDED}]
+    drawn = section(text, "verdicts").split("<details>")[0]
+    assert {m[0] for m in re.findall(r"<title>(\S+): (slower|faster|undecided)", drawn)} == {str(j.case) for j in moved}
+    for judgement in run.judgements:
+        row = f"<td><code>{judgement.case.problem}</code></td>"
+        assert row in table
+        assert f"{judgement.case.backend}, {judgement.case.problem}: " in section(text, "winners")
+        assert f"{judgement.case.backend}, {judgement.case.problem}: " in section(text, "roofline")
+    for kind in KINDS[:2]:
+        assert f"of triton, cutlass, aten at 12 shapes of {kind}" in text
+
+
+def test_a_heat_map_has_the_speed_up_of_each_shape(text: str) -> None:
+    maps = section(text, "speedup")
+    cells = re.findall(r'title="(triton-mm:f16:nt:\S+): ([\d.]+)x', maps)
+    assert len(cells) == 12
+    red, blue = (re.search(rf"rgb\((\d+),\d+,(\d+)\)[^>]*>{start}", maps) for start in ("0[.][678]", "1[.][34]"))
+    assert red
+    assert int(red[1]) > int(red[2])
+    assert blue
+    assert int(blue[1]) < int(blue[2])
+    assert "2 cases of too few shapes" in maps
+
+
+def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: str) -> None:
+    past = section(text, "history")
+    assert past.count("since 2026-02-10 (0c0ffee)") == min(len(run.history), 48)
+    assert "48 of" in past or len(run.history) <= 48
+
+
+@pytest.mark.parametrize(
+    ("run", "told", "missing"),
+    [
+        (Run([]), "Nothing was compared", ["winners", "speedup", "history"]),
+        (run_of(TIMED, ceilings=Ceilings()), "ceilings of this machine were not measured", ["history"]),
+        (run_of(TIMED, mode="none"), "1</b>case</div></div>", ["verdicts", "history"]),
+        (run_of(TIMED, anchor=Reason("anchor-shift", "aten moved")), "<b>Anchor shift.</b> aten moved", ["history"]),
+        (run_of(TIMED, notes=["odd <clock>"]), "odd &lt;clock&gt;", ["history"]),
+        (
+            run_of([dataclasses.replace(TIMED[0], subject=())]),
+            "Cases without a figure",
+            ["winners", "speedup", "history"],
+        ),
+        (
+            run_of(TIMED, verdict=Verdict.NO_BASELINE, history={TIMED[0].case: [Past("2026-01-01", 2e-3, "")]}),
+            "-50.0% since 2026-01-01 (commit unknown)",
+            [],
+        ),
+    ],
+)
+def test_what_is_missing_is_said_and_not_drawn(run: Run, told: str, missing: list[str]) -> None:
+    text = speed_page.page(run, "Speed")
+    assert told in text
+    assert Reader(text).open == []
+    assert [name for name in ("verdicts", "winners", "speedup", "history") if not section(text, name)] == missing
+
+
+@pytest.mark.parametrize(("rate", "unit"), [(200e9, "GFLOP/s"), (20e12, "TFLOP/s")])
+def test_axes_have_the_unit_of_the_machine(rate: float, unit: str) -> None:
+    sample = dataclasses.replace(TIMED[0], subject=(40e9 / rate,), comparator=())
+    text = speed_page.page(run_of([sample], ceilings=Ceilings({"f16": rate}, 1e10)), "Speed")
+    assert f">{unit}</text>" in section(text, "winners")
+    assert f">{unit}, " in section(text, "roofline")
+
+
+def test_names_and_reasons_cannot_write_html() -> None:
+    nasty = '"><script>alert(1)</script>$x_1$'
+    sample = dataclasses.replace(
+        TIMED[0], case=dataclasses.replace(TIMED[0].case, backend=nasty), comparator_name=nasty, kernels=(nasty,)
+    )
+    run = run_of([sample], [dataclasses.replace(sample, case=dataclasses.replace(sample.case, choice=nasty))])
+    told = [
+        dataclasses.replace(j, verdict=Verdict.SLOWER, change=0.1, reason=Reason(nasty, nasty), selection=nasty)
+        for j in run.judgements
+    ]
+    run = dataclasses.replace(
+        run, judgements=told, hardware=nasty, software={nasty: nasty}, notes=[nasty], anchor=Reason("x", nasty)
+    )
+    text = speed_page.page(run, nasty)
+    assert text.count("<script>") == 1
+    assert Reader(text).open == []
+    drawn = [element.text or "" for figure in figures(text) for element in ElementTree.fromstring(figure).iter("text")]
+    assert nasty in drawn
+
+
+def test_the_same_run_gives_the_same_bytes_and_matplotlib_is_left_as_it_was() -> None:
+    run = example([LINE])
+    with mpl.rc_context({"axes.labelsize": 30, "xtick.labelsize": 30}):
+        before = dict(mpl.rcParams)
+        first = speed_page.page(run, "Speed")
+        assert dict(mpl.rcParams) == before
+    assert first == speed_page.page(run, "Speed")
+
+
+def test_three_hundred_cases_stay_below_three_megabytes() -> None:
+    run = example(problems(KINDS[:3]), ("triton", "cutlass", "cutedsl", "cpp", "mine"), sessions=1)
+    assert len(run.judgements) == 300
+    assert len(speed_page.page(run, "Speed").encode()) < 3_000_000
+
+
+def test_neither_torch_nor_a_display_is_needed() -> None:
+    code = (
+        "import sys; from pytest_gemm import speed_page; assert 'matplotlib' not in sys.modules;"
+        "from test_speed_report import example; speed_page.page(example(['mm:f16:nt:8x8x8']), 't');"
+        "assert not {'torch', 'matplotlib.pyplot', 'tkinter'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd="tests")

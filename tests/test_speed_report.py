@@ -1,0 +1,463 @@
+"""What a speed run says: nothing is hidden, figures have their intervals, and every line fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from pytest_gemm import roofline, speed_report
+from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.problem import Problem
+from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed_report import Past, Run
+
+CEILINGS = Ceilings({"f16": 790e12, "bf16": 810e12, "f32": 52e12, "i8": 1450e12, "f8e4m3fn": 1500e12}, 4.1e12)
+NK = ("11008x4096", "4096x12288", "22016x4096", "4096x4096", "4096x65536")
+KINDS = ("mm:f16:nt", "mm:bf16:nt", "mm:f32:nt", "int_mm:i8-i8-i32:nt")
+REASONS = {
+    Verdict.SAME: Reason("within", "within the tolerance of 1%"),
+    Verdict.SLOWER: Reason("slower-confirmed", "slower in the screen and in 5 of 5 new processes"),
+    Verdict.FASTER: Reason("faster-confirmed", "faster in the screen and in 5 of 5 new processes"),
+    Verdict.UNDECIDED: Reason("too-noisy", "a slow-down below 12% could not be seen", "measure with more sessions"),
+    Verdict.NO_BASELINE: Reason("no-baseline", "nothing is stored for it on this hardware"),
+}
+
+
+def problems(
+    kinds: Sequence[str] = KINDS, shapes: Sequence[str] = NK, rows: Sequence[int] = (16, 64, 256, 1024)
+) -> list[str]:
+    return [f"{kind}:{m}x{nk}" for kind in kinds for nk in shapes for m in rows]
+
+
+def example(
+    lines: Sequence[str] = tuple(problems(KINDS[:2], NK[:3])),
+    backends: Sequence[str] = ("triton", "cutlass"),
+    sessions: int = 3,
+    seed: int = 0,
+) -> Run:
+    """A run as a GPU might give it: a roofline, an efficiency for each backend and problem, 0.4% between sessions."""
+    rng = random.Random(seed)
+    judgements = []
+    samples: list[list[Sample]] = [[] for _ in range(sessions)]
+    history = {}
+    for line in lines:
+        problem = Problem.parse(line)
+        dtype = roofline.dtype_name(problem)
+        best = roofline.attainable_seconds(roofline.work(problem), dtype, CEILINGS)
+        assert best
+        aten = best / rng.uniform(0.6, 0.9)
+        for backend in backends:
+            case = CaseKey(backend, line)
+            seconds = aten / rng.lognormvariate(0.0, 0.2) if backend != "aten" else aten
+            seconds = max(seconds, best / 0.97)
+            figures = []
+            for session in samples:
+                common = rng.gauss(1.0, 0.003)
+                subject, comparator = (s * common * rng.gauss(1.0, 0.002) for s in (seconds, aten))
+                figures.append((subject, comparator))
+                session.append(
+                    Sample(
+                        case,
+                        "cuda",
+                        Status.PASSED,
+                        subject=(subject, subject * 1.004),
+                        comparator=(comparator, comparator * 1.004),
+                        comparator_name="aten",
+                        phases={"prepare": 2.0, "judge": 0.3, "time": 0.5},
+                    )
+                )
+            verdict = rng.choices(list(REASONS), (84, 4, 4, 4, 4))[0]
+            judgements.append(judged(case, verdict, figures, rng))
+            past = [seconds * rng.gauss(1.0, 0.004) * drop for drop in (1.06, 1.05, 1.0, 1.0)]
+            if verdict is not Verdict.NO_BASELINE:
+                history[case] = [Past(f"2026-0{i + 2}-1{i}", s, f"{i}c0ffee") for i, s in enumerate(past)]
+    return Run(
+        judgements=judgements,
+        sessions=[
+            Session("nvidia-h200-sm90-700w", contract="5f0c", date="2026-07-01T10:00:00", commit="ab12cd3", samples=s)
+            for s in map(tuple, samples)
+        ],
+        hardware="nvidia-h200-sm90-700w",
+        software={"torch": "2.13.0", "triton": "3.6.0", "driver": "570.86"},
+        ceilings=CEILINGS,
+        history=history,
+        seconds=612.0,
+        harness_seconds=34.0,
+        record="pytest perf --gemm-backends=triton,cutlass --gemm-record",
+        delta=0.01,
+    )
+
+
+def judged(case: CaseKey, verdict: Verdict, figures: Sequence[tuple[float, float]], rng: random.Random) -> Judgement:
+    """A judgement whose change suits its verdict."""
+    change = {Verdict.SLOWER: 0.06, Verdict.FASTER: -0.05}.get(verdict, 0.0) + rng.gauss(0, 0.003)
+    half = 0.09 if verdict is Verdict.UNDECIDED else rng.uniform(0.004, 0.012)
+    seconds = statistics.median(subject for subject, _ in figures)
+    known = verdict is not Verdict.NO_BASELINE
+    return Judgement(
+        case,
+        verdict,
+        REASONS[verdict],
+        change=change if known else None,
+        low=change - half if known else None,
+        high=change + half if known else None,
+        detectable=2 * half if known else None,
+        seconds=seconds,
+        comparator_seconds=statistics.median(comparator for _, comparator in figures),
+        stored_seconds=seconds / (1 + change) if known else None,
+        weight=1.0,
+        sessions=len(figures) + (5 if verdict in {Verdict.SLOWER, Verdict.FASTER} else 0),
+    )
+
+
+LINE, OTHER = "mm:f16:nt:1024x4096x4096", "mm:f16:nt:16x4096x4096"
+CASE = CaseKey("triton", LINE)
+
+
+def measured(figures: Sequence[tuple[float, float | None]], case: CaseKey = CASE, **changes: Any) -> list[Sample]:
+    """A sample for each (subject, comparator) in seconds."""
+    return [
+        Sample(
+            case,
+            "cuda",
+            Status.PASSED,
+            subject=(subject,),
+            comparator=() if comparator is None else (comparator,),
+            comparator_name="" if comparator is None else "aten",
+            **changes,
+        )
+        for subject, comparator in figures
+    ]
+
+
+def run_of(*cases: Sequence[Sample], verdict: Verdict = Verdict.SAME, **changes: Any) -> Run:
+    """A run of these cases, each given by its sample in every session."""
+    judgements = [
+        Judgement(
+            samples[0].case,
+            verdict,
+            REASONS[verdict],
+            seconds=statistics.median(s.best for s in samples if s.is_timed) if samples[0].is_timed else None,
+            sessions=len(samples),
+        )
+        for samples in cases
+    ]
+    sessions = [Session("gpu", samples=tuple(of)) for of in zip(*cases, strict=True)]
+    return Run(judgements, sessions, **changes)
+
+
+# -- the table
+
+
+@pytest.mark.parametrize("width", [90, 120, 200])
+@pytest.mark.parametrize("mode", ["baseline", "against", "none"])
+def test_every_case_has_a_line_and_every_line_fits(width: int, mode: speed_report.Mode) -> None:
+    odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:rowwise+bias+leaky_relu-0.1:pad-lda+off-a"
+    run = dataclasses.replace(example([*problems(), odd]), mode=mode)
+    lines = speed_report.table(run, width)
+    body = lines[1 : 1 + len(run.judgements)]
+    assert [line for line in lines if len(line) > width and not line.startswith("  pytest ")] == []
+    for judgement, line in zip(run.judgements, body, strict=True):
+        assert judgement.case.backend in line
+        if judgement.case.problem != odd:
+            assert line.startswith(f"{judgement.case.problem} ")
+        assert line.endswith(str(judgement.verdict)) == (mode != "none")
+    assert body[-1].startswith("scaled_mm:f")
+    assert body[-1].split()[0].endswith("+off-a")
+
+
+def test_shortened_problems_stay_distinct() -> None:
+    long = [f"linear:bf16:nt:{m}x4096x11008:bias+leaky_relu-{s}" for m in (16, 64, 256) for s in ("0.125", "0.25")]
+    lines = speed_report.table(example(long, ("triton",)), 110)[1 : 1 + len(long)]
+    assert all(".." in line and len(line) <= 110 for line in lines)
+    assert len({line.split()[0] for line in lines}) == len(long)
+
+
+def test_a_wide_table_has_the_figures_of_a_case() -> None:
+    run = run_of(measured([(50e-6, 60e-6), (50e-6, 60.6e-6)]), verdict=Verdict.SLOWER, ceilings=CEILINGS)
+    run = dataclasses.replace(
+        run, judgements=[dataclasses.replace(run.judgements[0], change=0.051, low=0.032, high=0.0701)]
+    )
+    head, line = speed_report.table(run)[:2]
+    assert " ".join(head.split()) == "problem backend time rate roof vs aten vs baseline verdict"
+    assert " ".join(line.split()) == f"{LINE} triton* 50.0 us 687 TFLOP/s 87% 1.21x ±6.5% +5.1% [+3.2, +7.0] slower"
+
+
+@pytest.mark.parametrize(
+    ("line", "ceilings", "rate"),
+    [
+        (LINE, CEILINGS, "34.4 TFLOP/s"),
+        (OTHER, CEILINGS, "33.8 GB/s"),
+        (OTHER, Ceilings(), "537 GFLOP/s"),
+        ("int_mm:i8-i8-i32:nt:1024x4096x4096", CEILINGS, "34.4 TOP/s"),
+    ],
+)
+def test_the_rate_is_of_what_limits_the_case(line: str, ceilings: Ceilings, rate: str) -> None:
+    (row,) = speed_report.rows(run_of(measured([(1e-3, None)], CaseKey("triton", line)), ceilings=ceilings))
+    assert speed_report.rate_cell(row) == rate
+    assert (row.share is None) == (not ceilings.flops)
+
+
+def test_cases_of_a_problem_stand_together() -> None:
+    keys = [CaseKey("triton", LINE), CaseKey("triton", OTHER), CaseKey("cpp", LINE), CaseKey("cpp", OTHER)]
+    found = speed_report.rows(run_of(*(measured([(1e-3, None)], key) for key in keys)))
+    assert [row.judgement.case for row in found] == [keys[0], keys[2], keys[1], keys[3]]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(9.996e-4, "1.00 ms"), (12.345e-6, "12.3 us"), (1.5, "1.50 s"), (250e-9, "250 ns"), (1234.0, "1234 s")],
+)
+def test_times_have_three_digits(seconds: float, text: str) -> None:
+    assert speed_report.seconds_text(seconds) == text
+
+
+# -- intervals, winners, means
+
+
+def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count() -> None:
+    ratios = [1.1, 1.2, 1.15, 1.3]
+    samples = measured([(1e-3, ratio * 1e-3) for ratio in ratios])
+    spoilt = measured([(1e-3, 9e-3)], disturbed="load")
+    logs = [math.log(ratio) for ratio in ratios]
+    low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
+    speedup = speed_report.rows(run_of(samples + spoilt))[0].speedup
+    assert speedup is not None
+    assert (speedup.low, speedup.high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert speedup.sessions == 4
+    (only,) = speed_report.rows(run_of(spoilt))
+    assert only.speedup is not None
+    assert only.speedup.middle == pytest.approx(9.0)
+    assert (only.speedup.low, only.speedup.high) == (None, None)
+
+
+# Relative to a run-wide disturbance of each session, which slows all alike.
+SESSIONS = (1.0, 1.3, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sessions", "winner", "runner_up", "clear"),
+    [
+        ({"triton": 1.0, "cutlass": 1.2, "aten": 1.5}, SESSIONS, "triton", "cutlass", True),
+        ({"triton": 1.2, "cutlass": 1.3, "aten": 1.0}, SESSIONS, "aten", "triton", True),
+        ({"triton": 1.0, "cutlass": 1.0001, "aten": 1.5}, SESSIONS, "triton", "cutlass", False),
+        ({"triton": 1.0, "cutlass": 1.03, "aten": 1.5}, SESSIONS[:1], "triton", "cutlass", True),
+        ({"triton": 1.0, "cutlass": 1.01, "aten": 1.5}, SESSIONS[:1], "triton", "cutlass", False),
+    ],
+)
+def test_the_winner_is_clear_when_its_lead_within_sessions_is(
+    seconds: dict[str, float], sessions: Sequence[float], winner: str, runner_up: str, clear: bool
+) -> None:
+    jitter = {"triton": (1.0, 1.0, 1.0), "cutlass": (1.0, 1.004, 0.997)}
+    cases = [
+        measured(
+            [(common * seconds[name] * jitter[name][i], common * seconds["aten"]) for i, common in enumerate(sessions)],
+            CaseKey(name, LINE),
+        )
+        for name in jitter
+    ]
+    (found,) = speed_report.winners(run_of(*cases))
+    assert (found.entrant, found.runner_up, found.clear) == (winner, runner_up, clear)
+    assert list(found.seconds_by) == sorted(seconds, key=lambda name: seconds[name])
+    assert found.lead is not None
+    assert found.lead.middle == pytest.approx(seconds[runner_up] / seconds[winner], rel=0.01)
+    told = speed_report.summary(run_of(*cases))
+    assert any(line.startswith("fastest of 1 problem: " + (winner if clear else "too close")) for line in told)
+    assert any("without an interval" in line for line in told) == (len(sessions) == 1)
+
+
+def test_a_backend_without_rivals_wins_nothing() -> None:
+    run = run_of(measured([(1.0, None)]))
+    (found,) = speed_report.winners(run)
+    assert (found.runner_up, found.lead, found.clear) == ("", None, False)
+    assert not any("fastest" in line for line in speed_report.summary(run))
+
+
+def test_the_mean_speed_up_is_geometric() -> None:
+    run = run_of(measured([(1.0, 4.0)]), measured([(1.0, 0.25)], CaseKey("triton", OTHER)))
+    (mean,) = speed_report.geomean(run)
+    assert (mean.entrant, mean.comparator, mean.cases) == ("triton", "aten", 2)
+    assert (mean.speedup, mean.worst, mean.best) == pytest.approx((1.0, 0.25, 4.0))
+    told = "triton over aten: 1.00x, the geometric mean of 2 cases from 0.25x to 4.00x"
+    assert told in speed_report.summary(run)
+
+
+# -- the summary
+
+TIMED = measured([(1e-3, 1e-3)])
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (run_of(TIMED, anchor=Reason("anchor-shift", "aten moved by 4%")), "anchor shift: aten moved by 4%"),
+        (run_of(TIMED, notes=["the clock was locked"]), "the clock was locked"),
+        (run_of(TIMED, mode="none"), "1 case timed, compared with nothing"),
+        (run_of(TIMED, mode="against"), "1 case against the base environment: 1 same"),
+        (run_of(TIMED, verdict=Verdict.UNDECIDED), "undecided, too-noisy: 1 case"),
+        (
+            run_of(TIMED, verdict=Verdict.UNDECIDED),
+            f"  {CASE}: a slow-down below 12% could not be seen (measure with more sessions)",
+        ),
+        (
+            run_of([dataclasses.replace(TIMED[0], status=Status.INCORRECT, reason=Reason("nan", "NaN at (0, 0)"))]),
+            f"not timed, incorrect: NaN at (0, 0): {CASE}",
+        ),
+        (
+            run_of(measured([(1e-3, 1e-3)], phases={"prepare": 20.0, "time": 2.0}), seconds=30.0, harness_seconds=6.0),
+            "30 s, 1 process: prepare 20 s, time 2 s, harness 6 s (20%)",
+        ),
+        (Run([]), "0 cases against stored baselines"),
+    ],
+)
+def test_the_summary_hides_nothing(run: Run, told: str) -> None:
+    assert told in speed_report.table(run, 200)
+    assert speed_report.markdown(run, "speed")
+
+
+def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
+    run = run_of(
+        TIMED, measured([(1e-3, 1e-3)], CaseKey("triton", OTHER)), measured([(1.0, 1.0)], CaseKey("cpp", OTHER))
+    )
+    extra: list[dict[str, Any]] = [
+        {"detectable": 0.02, "regret": 0.07},
+        {"detectable": 0.08, "selection": "was a, is b"},
+        {"detectable": 0.03},
+    ]
+    told = [dataclasses.replace(j, **more) for j, more in zip(run.judgements, extra, strict=True)]
+    text = "\n".join(speed_report.summary(dataclasses.replace(run, judgements=told)))
+    assert f"median case 3.0%, worst 8.0% in triton-{OTHER}" in text
+    assert f"selection changed, triton-{OTHER}: was a, is b" in text
+    assert f"over 5% longer than the fastest candidate in 1 of 1 case; worst +7.0% in {CASE}" in text
+
+
+@pytest.mark.parametrize("code", ["too-noisy", "disturbed"])
+def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> None:
+    cases = [measured([(1e-3, 1e-3)], CaseKey("triton", line)) for line in problems(KINDS[:1])[:7]]
+    run = run_of(*cases, verdict=Verdict.UNDECIDED)
+    told = [dataclasses.replace(j, reason=Reason(code, f"figure {i}")) for i, j in enumerate(run.judgements)]
+    lines = speed_report.summary(dataclasses.replace(run, judgements=told))
+    at = lines.index(f"undecided, {code}: 7 cases")
+    assert lines[at + 1].endswith("figure 0")
+    assert lines[at + 6] == "  and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "mode", "told"),
+    [
+        (Verdict.NO_BASELINE, "baseline", ["to record the 1 without a baseline:", "  pytest perf --gemm-record"]),
+        (Verdict.FASTER, "baseline", ["to record the 1 faster:", "  pytest perf --gemm-record"]),
+        (
+            Verdict.SLOWER,
+            "baseline",
+            [
+                "if a slow-down is meant:",
+                "  pytest perf --gemm-record --gemm-accept=CASE --gemm-reason=TEXT",
+            ],
+        ),
+        (Verdict.SAME, "baseline", []),
+        (Verdict.SLOWER, "against", []),
+    ],
+)
+def test_the_summary_ends_with_what_to_do(verdict: Verdict, mode: speed_report.Mode, told: list[str]) -> None:
+    lines = speed_report.summary(run_of(TIMED, verdict=verdict, mode=mode))
+    assert [line for line in lines if "record" in line or "is meant" in line] == told
+
+
+# -- a failure
+
+SLOWER = Judgement(
+    CASE,
+    Verdict.SLOWER,
+    Reason("slower-confirmed", "slower in the screen and in 5 of 5 new processes"),
+    change=0.053,
+    low=0.041,
+    high=0.065,
+    detectable=0.021,
+    seconds=123.4e-6,
+    comparator_seconds=130e-6,
+    stored_seconds=117.2e-6,
+    weight=1.0,
+    sessions=6,
+    selection="was a, is b",
+    regret=0.04,
+)
+
+
+def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -> None:
+    text = speed_report.failure(
+        SLOWER,
+        "pytest rerun",
+        stored=Past("2026-07-01T10:00:00", 117.2e-6, "ab12cd3"),
+        record="pytest perf --gemm-record",
+    )
+    assert text.splitlines() == [
+        f"{LINE} on triton: slower, +5.3% (95% interval +4.1% to +6.5%)",
+        "  now 123 us, was 117 us: baseline of 2026-07-01, commit ab12cd3; comparator 130 us",
+        "  slower-confirmed: slower in the screen and in 5 of 5 new processes",
+        "  from 6 processes, judged by time relative to the comparator; a slow-down of 2.1% would have been seen",
+        "  selection changed: was a, is b",
+        "  the picked choice takes +4.0% against the fastest candidate",
+        f"  if it is meant: pytest perf --gemm-record --gemm-accept={CASE} --gemm-reason=TEXT",
+        "  rerun: pytest rerun",
+    ]
+
+
+def test_a_failure_against_another_environment_offers_no_recording() -> None:
+    text = speed_report.failure(
+        dataclasses.replace(SLOWER, weight=0.0), "pytest rerun", mode="against", record="pytest perf --gemm-record"
+    )
+    assert "was 117 us in the base environment" in text
+    assert "judged by raw time" in text
+    assert "--gemm-record" not in text
+
+
+def test_a_missing_baseline_says_how_to_record_it() -> None:
+    missing = Judgement(CASE, Verdict.NO_BASELINE, REASONS[Verdict.NO_BASELINE], seconds=1e-3, sessions=1)
+    assert speed_report.failure(missing, "pytest rerun", record="pytest perf --gemm-record").splitlines() == [
+        f"{LINE} on triton: no-baseline",
+        "  now 1.00 ms",
+        "  no-baseline: nothing is stored for it on this hardware",
+        "  from 1 process",
+        "  to record it: pytest perf --gemm-record",
+        "  rerun: pytest rerun",
+    ]
+
+
+# -- Markdown
+
+
+def test_markdown_has_what_moved_first_and_folds_the_rest() -> None:
+    run = example()
+    text = speed_report.markdown(run, "Speed")
+    open_part = text[: text.index("<details>")]
+    moved = [j for j in run.judgements if j.verdict in {Verdict.SLOWER, Verdict.FASTER, Verdict.UNDECIDED}]
+    assert len(moved) > 2
+    assert [line.split("|")[3].strip(" *") for line in open_part.splitlines() if line.startswith("| `")] == sorted(
+        (str(j.verdict) for j in moved), key=["slower", "faster", "undecided"].index
+    )
+    whole = text[text.index(f"All {len(run.judgements)} cases") :]
+    assert all(f"| `{j.case.problem}` | `{j.case.backend}` | {j.verdict} |" in whole for j in run.judgements)
+    assert text.count("<details>") == text.count("</details>") == 2
+
+
+def test_markdown_survives_what_names_and_reasons_hold() -> None:
+    nasty = "was `a|b`,\nis <b>_c_</b>"
+    case = CaseKey("mine", LINE, "a|b`c")
+    run = run_of(measured([(1e-3, 1e-3)], case), verdict=Verdict.UNDECIDED, notes=[nasty])
+    told = [dataclasses.replace(j, reason=Reason("odd", nasty)) for j in run.judgements]
+    text = speed_report.markdown(dataclasses.replace(run, judgements=told), "<b>|</b>")
+    assert "<b>" not in text
+    columns = 0
+    for line in text.splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert columns in {0, cells} or not cells
+        columns = cells

@@ -1,0 +1,723 @@
+"""The paired timer: its order, its guard and its arithmetic on a virtual clock; its instruments on fakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import math
+import os
+import random
+import statistics
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm import timing
+from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.speed import CaseKey, sample_line
+from pytest_gemm.timing import Arm, Call, Conditions, CudaTimer, GpuState, Plan, Readings, TimingError
+
+# Seconds of a call that begins at a given time.
+Cost = Callable[[float], float]
+
+
+class VirtualTimer:
+    """A clock that only the calls move: each has the cost that belongs to its name."""
+
+    def __init__(self, **costs: Cost | float) -> None:
+        self.now = 0.0
+        self.visits: list[tuple[str, int, float]] = []
+        self.log: list[str] = []
+        self.costs = {name: cost if callable(cost) else (lambda _now, c=cost: c) for name, cost in costs.items()}
+        self.conditions = Conditions({"watts_max": 7.0})
+
+    def call(self, name: str) -> Call:
+        def run() -> None:
+            self.now += self.costs[name](self.now)
+
+        run.__name__ = name
+        return run
+
+    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+        return {name: VirtualArm(self, calls) for name, calls in works.items()}
+
+    def clock(self) -> float:
+        return self.now
+
+    def begin(self) -> None:
+        self.visits.clear()
+        self.log.append("begin")
+
+    def visited(self, name: str) -> None:
+        self.log.append(name)
+
+    def end(self) -> Conditions:
+        self.log.append("end")
+        return self.conditions
+
+    def measure(self, *rivals: str, comparator: bool = True, **plan: Any) -> Readings:
+        return timing.measure(
+            self.call("subject"),
+            self.call("comparator") if comparator else None,
+            {name: self.call(name) for name in rivals},
+            timer=self,
+            plan=Plan(**plan),
+        )
+
+
+class VirtualArm:
+    def __init__(self, timer: VirtualTimer, calls: Sequence[Call]) -> None:
+        self.timer, self.calls, self.turn = timer, calls, len(calls)
+
+    def seconds(self, calls: int) -> float:
+        self.calls[0]()
+        started = self.timer.now
+        for call in itertools.islice(itertools.cycle(self.calls), calls):
+            call()
+        self.timer.visits.append((self.calls[0].__name__, calls, self.timer.now - started))
+        return self.timer.now - started
+
+
+# -- blocks --------------------------------------------------------------------------------------------------
+
+
+def blocks_of(timer: VirtualTimer, length: int) -> list[tuple[str, ...]]:
+    names = [name for name, _, _ in timer.visits]
+    return [tuple(names[i : i + length]) for i in range(0, len(names), length)]
+
+
+def test_a_block_visits_both_twice_in_a_random_order_that_the_seed_repeats() -> None:
+    orders = []
+    for seed in (0, 0, 1):
+        timer = VirtualTimer(subject=2e-3, comparator=3e-3)
+        readings = timer.measure(seed=seed)
+        orders.append(blocks_of(timer, 4))
+        assert len(readings.subject) == len(readings.comparator) == 30
+    assert set(orders[0]) == {
+        ("subject", "comparator", "comparator", "subject"),
+        ("comparator", "subject", "subject", "comparator"),
+    }
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_rivals_stand_in_the_middle_of_a_block_in_any_order() -> None:
+    timer = VirtualTimer(subject=2e-3, comparator=3e-3, r1=4e-3, r2=5e-3)
+    readings = timer.measure("r1", "r2")
+    blocks = blocks_of(timer, 6)
+    assert {block[2:4] for block in blocks} == {("r1", "r2"), ("r2", "r1")}
+    assert all(block[:2] == block[:3:-1] for block in blocks)
+    assert readings.rivals["r1"] == pytest.approx((4e-3,) * 15)
+    assert readings.rivals["r2"] == pytest.approx((5e-3,) * 15)
+
+
+def test_alone_the_subject_is_visited_twice_a_block() -> None:
+    readings = VirtualTimer(subject=2e-3).measure(comparator=False)
+    assert readings.subject == pytest.approx((2e-3,) * 30)
+    assert readings.comparator == ()
+    assert "comparator_calls" not in readings.telemetry
+
+
+@pytest.mark.parametrize(("cost", "turn"), [(1e-7, 1), (3e-6, 1), (3e-6, 7), (0.9e-3, 1), (5e-3, 3)])
+def test_an_arm_is_a_millisecond_and_whole_turns(cost: float, turn: int) -> None:
+    timer = VirtualTimer(subject=cost, comparator=10e-3)
+    calls = [timer.call("subject") for _ in range(turn)]
+    readings = timing.measure(calls, timer.call("comparator"), timer=timer)
+    mine = [(calls, seconds) for name, calls, seconds in timer.visits if name == "subject"]
+    assert all(calls == readings.calls and calls % turn == 0 for calls, _ in mine)
+    assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * turn for _, seconds in mine)
+    assert readings.subject == pytest.approx((cost,) * 30)
+    assert readings.telemetry["comparator_calls"] == 1
+
+
+def test_everything_is_warm_before_it_counts() -> None:
+    """For the first 50 ms all is ten times as slow."""
+    timer = VirtualTimer(subject=lambda now: 1e-2 if now < 0.05 else 1e-3, comparator=1e-3)
+    assert max(timer.measure(warm_seconds=0.1).subject) == pytest.approx(1e-3)
+
+
+def test_what_drifts_cancels_in_the_ratio() -> None:
+    """The machine gets slower by 1% with every 10 ms; within a block, ABBA has both at the same mean time."""
+
+    def drifting(base: float) -> Cost:
+        return lambda now: base * (1.0 + now)
+
+    readings = VirtualTimer(subject=drifting(1e-3), comparator=drifting(1e-3)).measure(blocks=40)
+    assert readings.subject[-1] > 1.2 * readings.subject[0]
+    pairs = [
+        math.log(sum(readings.subject[i : i + 2]) / sum(readings.comparator[i : i + 2]))
+        for i in range(0, len(readings.subject), 2)
+    ]
+    assert abs(statistics.median(pairs)) < 5e-3
+    assert max(map(abs, pairs)) < 1e-2
+
+
+# -- the guard -----------------------------------------------------------------------------------------------
+
+
+def burst(base: float, slow: float, *spans: tuple[float, float]) -> Cost:
+    """``base`` seconds, but ``slow`` for a call that begins within a span."""
+    return lambda now: slow if any(a <= now < b for a, b in spans) else base
+
+
+@pytest.mark.parametrize("comparator", [True, False])
+def test_a_block_beside_a_burst_is_measured_again(comparator: bool) -> None:
+    cost = burst(1e-3, 3e-3, (0.15, 0.17))
+    readings = VirtualTimer(subject=cost, comparator=cost).measure(comparator=comparator)
+    assert readings.retaken > 0
+    assert max(readings.subject) == pytest.approx(1e-3)
+    assert len(readings.subject) == 30
+    assert readings.disturbed == ""
+
+
+def test_a_slow_subject_beside_a_steady_comparator_is_the_subject_s_own_affair() -> None:
+    readings = VirtualTimer(subject=burst(1e-3, 3e-3, (0.15, 0.17)), comparator=1e-3).measure()
+    assert readings.retaken == 0
+    assert max(readings.subject) == pytest.approx(3e-3)
+    assert readings.disturbed == ""
+
+
+@pytest.mark.parametrize(("comparator", "who"), [(True, "comparator"), (False, "subject")])
+def test_a_neighbour_that_does_not_go_away_disturbs(comparator: bool, who: str) -> None:
+    """Every third visit is half as slow again."""
+    visit = itertools.count()
+    noisy = VirtualTimer(subject=lambda _now: 1.5e-3 if next(visit) % 6 < 2 else 1e-3, comparator=2e-3)
+    if comparator:
+        noisy.costs["comparator"], noisy.costs["subject"] = noisy.costs["subject"], noisy.costs["comparator"]
+    readings = noisy.measure(comparator=comparator, retakes=4)
+    assert readings.retaken == 4
+    assert f"blocks the {who} took over 10% longer than its median, after 4 retaken" in readings.disturbed
+    assert readings.telemetry["blocks_spoilt"] > 5
+
+
+def test_some_spoilt_blocks_that_cannot_be_retaken_are_kept() -> None:
+    cost = burst(1e-3, 3e-3, (0.15, 0.17))
+    readings = VirtualTimer(subject=cost, comparator=cost).measure(retakes=0)
+    assert (readings.retaken, readings.disturbed, len(readings.subject)) == (0, "", 30)
+    assert 0 < readings.telemetry["blocks_spoilt"] <= 5
+
+
+def test_what_the_timer_says_of_the_conditions_is_kept() -> None:
+    timer = VirtualTimer(subject=1e-3, comparator=1e-3)
+    timer.conditions = Conditions({"watts_max": 7.0}, "throttled: hw slowdown")
+    readings = timer.measure()
+    assert readings.disturbed == "throttled: hw slowdown"
+    assert readings.telemetry["watts_max"] == 7.0
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cost", "plan", "blocks"),
+    [(1e-3, {}, 15), (0.1, {}, 6), (10.0, {}, 5), (10.0, {"blocks": 2}, 2), (0.1, {"max_seconds": 60.0}, 15)],
+)
+def test_slow_kernels_get_fewer_blocks_but_not_under_five(cost: float, plan: dict[str, Any], blocks: int) -> None:
+    timer = VirtualTimer(subject=cost, comparator=cost)
+    readings = timer.measure(**plan)
+    assert len(readings.subject) == 2 * blocks
+    assert readings.telemetry["blocks"] == blocks
+
+
+def test_retaking_ends_with_the_time() -> None:
+    spread = random.Random(0)
+    timer = VirtualTimer(subject=0.1, comparator=lambda _now: spread.choice([0.1, 0.2]))
+    readings = timer.measure(retakes=1000)
+    assert readings.retaken < 20
+    assert timer.now < 15.0
+
+
+def test_a_call_that_takes_no_time_is_an_error() -> None:
+    with pytest.raises(TimingError, match="calls of the subject take no more than 0 s together"):
+        VirtualTimer(subject=0.0, comparator=1e-3).measure()
+
+
+def test_the_conditions_end_even_when_a_call_fails() -> None:
+    def fails(now: float) -> float:
+        if now > 0.15:
+            raise RuntimeError("boom")
+        return 1e-3
+
+    timer = VirtualTimer(subject=fails, comparator=1e-3)
+    with pytest.raises(RuntimeError, match="boom"):
+        timer.measure()
+    assert timer.log[-1] == "end"
+
+
+# -- plans and readings ----------------------------------------------------------------------------------------
+
+
+def test_the_contract_changes_with_all_that_can_change_a_figure() -> None:
+    plan = Plan()
+    changed = {
+        field.name: dataclasses.replace(plan, **{field.name: getattr(plan, field.name) * 2 + 1}).contract()
+        for field in dataclasses.fields(plan)
+    }
+    assert changed.pop("seed") == plan.contract()
+    assert len({plan.contract(), *changed.values()}) == 1 + len(changed)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("blocks", 0, "blocks is 0; give 1 or more"),
+        ("retakes", -1, "retakes is -1; give 0 or more"),
+        ("arm_seconds", 0.0, "arm_seconds is 0.0; give a positive number"),
+        ("max_seconds", math.inf, "max_seconds is inf; give a positive number"),
+        ("guard", math.nan, "guard is nan; give a positive number"),
+    ],
+)
+def test_a_plan_that_cannot_be_kept_is_refused(field: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(**{field: value})  # type: ignore[arg-type]  # a wrong value is the point
+
+
+def test_readings_become_a_sample() -> None:
+    readings = VirtualTimer(subject=1e-3, comparator=2e-3, r=3e-3).measure("r")
+    key = CaseKey("triton", "mm:f32:nn:8x8x8")
+    sample = readings.sample(
+        key, "cpu", Status.PASSED, reason=Reason("x", "y"), comparator_name="aten", picked=["p"], kernels=["k"]
+    )
+    assert sample.is_timed
+    assert sample.best == pytest.approx(1e-3)
+    assert sample.comparator_best == pytest.approx(2e-3)
+    assert (sample.comparator_name, sample.picked, sample.kernels) == ("aten", ("p",), ("k",))
+    assert sample.rivals == readings.rivals
+    assert sample_line(sample).endswith("\n")
+
+
+# -- the CPU -----------------------------------------------------------------------------------------------------
+
+
+def test_the_cpu_timer_calls_in_turn_with_one_call_before_and_no_collector() -> None:
+    made: list[str] = []
+    collects: list[bool] = []
+
+    def call(name: str) -> Call:
+        def run() -> None:
+            made.append(name)
+            collects.append(gc.isenabled())
+
+        return run
+
+    arm = timing.CpuTimer().arms({"subject": [call("a"), call("b")]})["subject"]
+    assert arm.turn == 2
+    assert arm.seconds(4) > 0.0
+    assert made == ["b", "a", "b", "a", "b"]
+    assert not any(collects)
+    assert gc.isenabled()
+
+
+def test_the_collector_is_back_after_a_call_that_fails() -> None:
+    def fail() -> None:
+        raise ValueError
+
+    arm = timing.CpuTimer().arms({"subject": [fail]})["subject"]
+    with pytest.raises(ValueError):  # noqa: PT011  # the call's own
+        arm.seconds(1)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("column", "core", "counts"),
+    [
+        ("user", 0, True),
+        ("nice", 1, True),
+        ("irq", 0, True),
+        ("steal", 1, True),
+        ("idle", 0, False),
+        ("iowait", 0, False),
+        ("guest", 0, False),  # is in user already
+        ("user", 2, False),  # not a core of this process
+    ],
+)
+def test_load_of_others_on_the_own_cores_disturbs(
+    column: str, core: int, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+
+    def write(extra: int) -> None:
+        rows = [[1000 + extra * ((c, number) == (column, core)) for c in columns] for number in range(3)]
+        lines = [f"cpu{number} {' '.join(map(str, row))}" for number, row in enumerate(rows)]
+        (tmp_path / "stat").write_text("\n".join(["cpu 1 1 1", *lines, "intr 5", ""]), encoding="utf-8")
+
+    timer = timing.CpuTimer(tmp_path)
+    write(0)
+    timer.begin()
+    write(10**9)
+    found = timer.end()
+    assert ("others kept" in found.disturbed) == counts
+    assert (found.telemetry["others_cores"] > 1000) == counts
+    assert (found.telemetry["stolen_cores"] > 1000) == (column == "steal")
+    assert found.telemetry["preemptions"] >= 0
+
+
+@pytest.mark.parametrize(("load", "disturbs"), [(0.0, False), (0.09, False), (0.13, True)])
+def test_a_little_load_is_not_a_disturbance(
+    load: float, disturbs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cores kept busy by others for ten seconds."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
+    timer = timing.CpuTimer(tmp_path)
+    found = []
+    for now, busy in ((0.0, 1.0), (10.0, 1.0 + 10.0 * load)):
+        ticks = round(busy * os.sysconf("SC_CLK_TCK"))
+        (tmp_path / "stat").write_text(f"cpu0 {ticks} 0 0 0 0 0 0 0 0 0\n", encoding="utf-8")
+        with monkeypatch.context() as patch:
+            patch.setattr("time.perf_counter", lambda now=now: now)
+            found.append(timer.begin() if now == 0.0 else timer.end())
+    assert isinstance(found[1], Conditions)
+    assert bool(found[1].disturbed) == disturbs
+
+
+def test_without_counters_nothing_is_said_of_others(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        timer = timing.CpuTimer(folder)
+        timer.begin()
+        found = timer.end()
+        assert found.disturbed == ""
+        assert "others_cores" not in found.telemetry
+
+
+def test_a_product_is_timed_on_the_cpu() -> None:
+    a = torch.rand(64, 64)
+    readings = timing.measure(
+        lambda: a @ a, lambda: a + a, {"other": lambda: a - a}, timer=timing.CpuTimer(), plan=Plan(blocks=2, retakes=0)
+    )
+    assert len(readings.subject) == len(readings.comparator) == 2 * len(readings.rivals["other"]) == 4
+    assert all(0.0 < seconds < 1.0 for seconds in (*readings.subject, *readings.comparator))
+
+
+# -- CUDA --------------------------------------------------------------------------------------------------------
+
+
+class FakeCuda(timing.CudaRuntime):
+    """A device on which every call takes a millisecond for each kernel that it launches."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.capturing = False
+        self.loses = 0  # nodes that a graph of several calls lacks
+        self.replays: list[Counted] = []
+        self.countable = True
+        self.recovered = 0
+
+    def call(self, name: str, kernels: int = 1, captures: bool = True) -> Call:
+        def run() -> None:
+            if self.capturing and not captures:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            self.launched += [name] * kernels
+
+        return run
+
+    def _collect(self, calls: Sequence[Call]) -> list[str]:
+        self.launched = []
+        for call in calls:
+            call()
+        return self.launched
+
+    def warm(self, calls: Sequence[Call]) -> None:
+        self._collect(calls)
+
+    def capture(self, calls: Sequence[Call]) -> Counted:
+        self.capturing = True
+        try:
+            found = self._collect(calls)
+        finally:
+            self.capturing = False
+        return Counted(found[: len(found) - self.loses] if len(calls) > 1 else found)
+
+    def nodes(self, graph: Counted) -> int | None:
+        return len(graph.names) if self.countable else None
+
+    def replay(self, graph: Counted) -> None:
+        self.replays.append(graph)
+        self.launched += graph.names
+
+    def elapsed(self, lead: Call, work: Call) -> float:
+        lead()
+        return 1e-3 * len(self._collect([work]))
+
+    def recover(self) -> None:
+        self.recovered += 1
+
+
+@dataclasses.dataclass
+class Counted:
+    names: list[str]
+
+
+class FakeProbe:
+    def __init__(self, *states: GpuState, quick: bool = True) -> None:
+        self.states: Iterator[GpuState] = itertools.cycle(states or (GpuState(1980.0, 3201.0, 500.0, 60.0),))
+        self.quick = quick
+        self.reads = 0
+
+    def read(self) -> GpuState | None:
+        self.reads += 1
+        return next(self.states)
+
+
+PLAN = Plan(blocks=3, warm_seconds=0.0, arm_seconds=3e-3)
+
+
+def on_cuda(
+    cuda: FakeCuda, probe: timing.Probe | None = None, *, subject: Sequence[Call], comparator: Sequence[Call]
+) -> Readings:
+    return timing.measure(subject, comparator, timer=CudaTimer(cuda, probe or FakeProbe()), plan=PLAN)
+
+
+def test_an_arm_on_cuda_is_a_graph_of_all_operand_sets_in_turn() -> None:
+    cuda = FakeCuda()
+    sets = [cuda.call(name, kernels=2) for name in "xy"]
+    readings = on_cuda(cuda, subject=sets, comparator=[cuda.call("c")])
+    assert readings.subject == pytest.approx((2e-3,) * 6)
+    assert readings.comparator == pytest.approx((1e-3,) * 6)
+    assert readings.telemetry["graph"] == 1.0
+    graphs = {tuple(graph.names) for graph in cuda.replays}
+    # The calls of the last graphs fill the arm; a visit launches its graph twice, and the second one counts.
+    assert ("x", "x", "y", "y") in graphs
+    assert ("c",) * 4 in graphs
+    assert cuda.replays[-1] is cuda.replays[-2]
+    assert cuda.recovered == 0
+
+
+@pytest.mark.parametrize("who", ["subject", "comparator"])
+def test_one_call_that_cannot_be_captured_takes_the_graph_from_both(who: str) -> None:
+    cuda = FakeCuda()
+    subject, comparator = ([cuda.call(name, captures=name != who)] for name in ("subject", "comparator"))
+    readings = on_cuda(cuda, subject=subject, comparator=comparator)
+    assert readings.telemetry["graph"] == 0.0
+    assert readings.subject == readings.comparator
+    assert readings.subject == pytest.approx((1e-3,) * 6)
+    assert cuda.replays == []
+    assert cuda.recovered == 1
+
+
+def test_a_later_case_has_its_graphs_again() -> None:
+    cuda = FakeCuda()
+    timer = CudaTimer(cuda, FakeProbe())
+    good, bad = cuda.call("good"), cuda.call("bad", captures=False)
+    assert timing.measure(bad, None, timer=timer, plan=PLAN).telemetry["graph"] == 0.0
+    assert timing.measure(good, None, timer=timer, plan=PLAN).telemetry["graph"] == 1.0
+
+
+def test_a_call_that_launches_nothing_is_an_error() -> None:
+    cuda = FakeCuda()
+    with pytest.raises(TimingError, match="call 1 of the subject launches nothing on the device"):
+        on_cuda(cuda, subject=[cuda.call("x"), cuda.call("y", kernels=0)], comparator=[cuda.call("c")])
+
+
+def test_a_graph_that_lacks_calls_is_an_error() -> None:
+    cuda = FakeCuda()
+    cuda.loses = 1
+    with pytest.raises(TimingError, match=r"the graph of \d+ calls of the \w+ has \d+ nodes, not \d+"):
+        on_cuda(cuda, subject=[cuda.call("x")], comparator=[cuda.call("c")])
+    cuda.countable = False  # an old driver does not tell
+    assert on_cuda(cuda, subject=[cuda.call("x")] * 2, comparator=[cuda.call("c")] * 2).telemetry["graph"] == 1.0
+
+
+FAST, SLOW = GpuState(1980.0, 3201.0, 500.0, 60.0), GpuState(1200.0, 2619.0, 700.0, 85.0)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "says"),
+    [
+        (0x01, ""),  # idle
+        (0x02, ""),  # clocks that somebody set
+        (0x10, ""),
+        (0x08, "throttled: hw slowdown in 50% of"),
+        (0x20, "throttled: sw thermal slowdown"),
+        (0x40, "throttled: hw thermal slowdown"),
+        (0x80, "throttled: hw power brake"),
+    ],
+)
+def test_a_throttled_gpu_disturbs(reasons: int, says: str) -> None:
+    cuda = FakeCuda()
+    # Two states in turn meet subject and comparator alike: the order ABBA has an even number of visits.
+    probe = FakeProbe(FAST, dataclasses.replace(SLOW, reasons=reasons))
+    readings = on_cuda(cuda, probe, subject=[cuda.call("s")], comparator=[cuda.call("c")])
+    assert says in readings.disturbed
+    assert bool(says) == bool(readings.disturbed)
+    expected = {"sm_mhz_min": 1200, "sm_mhz_max": 1980, "memory_mhz_min": 2619, "watts_max": 700, "celsius_max": 85}
+    assert expected.items() <= readings.telemetry.items()
+    shares = {name: share for name, share in readings.telemetry.items() if name.endswith("_share")}
+    assert list(shares.values()) == ([pytest.approx(0.5)] if reasons > 0x02 else [])
+
+
+@pytest.mark.parametrize(("mhz", "disturbs"), [(1500.0, False), (1515.0, False), (1600.0, True)])
+def test_a_power_cap_disturbs_only_when_it_meets_one_arm_more_than_the_other(mhz: float, disturbs: bool) -> None:
+    cuda = FakeCuda()
+    timer = CudaTimer(cuda, probe := FakeProbe())
+    capped = GpuState(1500.0, reasons=0x04)
+
+    def visited(name: str) -> None:
+        probe.states = itertools.repeat(capped if name == "subject" else dataclasses.replace(capped, sm_mhz=mhz))
+        CudaTimer.visited(timer, name)
+
+    timer.visited = visited  # type: ignore[method-assign]  # the state is that of the arm
+    readings = timing.measure(cuda.call("s"), cuda.call("c"), timer=timer, plan=PLAN)
+    assert readings.telemetry["sw_power_cap_share"] > 0.8
+    assert ("power-capped, at 1500 MHz under the subject and 1600 MHz" in readings.disturbed) == disturbs
+    assert bool(readings.disturbed) == disturbs
+
+
+@pytest.mark.parametrize(("quick", "reads"), [(True, 2 + 12), (False, 2)])
+def test_a_slow_probe_is_asked_before_and_after_only(quick: bool, reads: int) -> None:
+    cuda = FakeCuda()
+    probe = FakeProbe(quick=quick)
+    on_cuda(cuda, probe, subject=[cuda.call("s")], comparator=[cuda.call("c")])
+    assert probe.reads == reads
+
+
+# -- how the state of a GPU is read --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Install an nvidia-smi that knows one H200, and answers the questions about its state under one field's name."""
+
+    def install(field: str) -> None:
+        script = tmp_path / "nvidia-smi"
+        script.write_text(
+            '#!/bin/sh\ncase "$*" in\n-L) echo "GPU 0: NVIDIA H200 (UUID: GPU-a)";;\n'
+            f'*{field}.active*GPU-a*) echo "1755, 3201, 612.50, 71, 0x0000000000000044";;\n'
+            '*reasons.active*) echo "Field is not a valid field to query."; exit 2;;\n'
+            '*) echo "0, GPU-a, NVIDIA H200, 580.95.05, 9.0, 700.00";;\nesac\n',
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return install
+
+
+def state_after_a_case() -> Conditions:
+    timer = CudaTimer(FakeCuda())
+    timer.begin()
+    return timer.end()
+
+
+@pytest.mark.parametrize("field", ["clocks_event_reasons", "clocks_throttle_reasons"])
+def test_nvidia_smi_tells_the_state(
+    field: str, nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(field)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = state_after_a_case()
+    assert found.telemetry == {
+        "graph": 1.0,
+        "sm_mhz_min": 1755.0,
+        "sm_mhz_max": 1755.0,
+        "memory_mhz_min": 3201.0,
+        "watts_max": 612.5,
+        "celsius_max": 71.0,
+        "sw_power_cap_share": 1.0,
+        "hw_thermal_slowdown_share": 1.0,
+    }
+    assert found.disturbed == "throttled: hw thermal slowdown in 100% of 2 readings"
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
+)
+def test_nvml_tells_the_state_where_its_module_is_installed(
+    name: str, nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi("clocks_event_reasons")
+
+    class NVMLError(Exception):
+        pass
+
+    def temperature(_gpu: str, _sensor: int) -> int:
+        raise NVMLError("Not Supported")
+
+    asked: list[str] = []
+    fake = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=asked.append,
+        nvmlDeviceGetClockInfo=lambda _gpu, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetPowerUsage=lambda _gpu: 650_000,
+        nvmlDeviceGetTemperature=temperature,
+        **{name: lambda _gpu: 0x80},
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    found = state_after_a_case()
+    assert asked == ["GPU-a"]
+    assert found.telemetry == {
+        "graph": 1.0,
+        "sm_mhz_min": 1980.0,
+        "sm_mhz_max": 1980.0,
+        "memory_mhz_min": 3201.0,
+        "watts_max": 650.0,
+        "hw_power_brake_share": 1.0,
+    }
+    assert found.disturbed == "throttled: hw power brake in 100% of 2 readings"
+
+
+def test_a_gpu_of_which_nothing_can_be_read_is_timed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = state_after_a_case()
+    assert found == Conditions({"graph": 1.0})
+
+
+# -- operand sets, and the second instrument ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "sets"), [(60 << 20, 2), (50 << 20, 2), (100 << 20, 1), (1 << 30, 1), (4096, 64), (0, 64)]
+)
+def test_operand_sets_hold_twice_the_cache(size: int, sets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = types.SimpleNamespace(L2_cache_size=50 << 20)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    assert timing.rotation(size, "cuda") == sets
+    assert timing.rotation(size, "cpu") == 1
+
+
+def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls in turn, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
+    from pytest_gemm import device_kernels
+
+    assert timing.cross_check(lambda: None, 1.0) is None or torch.cuda.is_available()
+    calls: list[str] = []
+
+    class Profile:
+        def __init__(self, **_options: object) -> None:
+            calls.clear()
+
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.seen = [("CUDA", 100.0)] * len(calls) + [("CPU", 1e6)]
+
+        def events(self) -> list[types.SimpleNamespace]:
+            return [
+                types.SimpleNamespace(
+                    device_type=types.SimpleNamespace(name=where),
+                    time_range=types.SimpleNamespace(elapsed_us=lambda spent=spent: spent),
+                )
+                for where, spent in self.seen
+            ]
+
+    monkeypatch.setattr(device_kernels, "works", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("torch.profiler.profile", Profile)
+    ratio = timing.cross_check([lambda: calls.append("a"), lambda: calls.append("b")], 110e-6)
+    assert ratio == pytest.approx(1.1)
+    assert calls == ["a", "b"] * 5
