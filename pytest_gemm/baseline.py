@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from pytest_gemm import roofline
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem, did_you_mean
-from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case
 
 if TYPE_CHECKING:
     from pytest_gemm.gate import Policy, Stored  # late otherwise: the command line needs no scipy
@@ -321,7 +321,7 @@ class _Line:
         try:
             found = json.loads(self.text, parse_constant=self._constant, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
-            self.fail(f"torn or broken: {error.msg} at column {error.colno}")
+            self.fail(f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}")
         except RecursionError:
             self.fail("torn or broken: brackets without end")
         if not isinstance(found, dict):
@@ -911,9 +911,9 @@ def got_slower(
 ) -> dict[CaseKey, Judgement]:
     """Cases that the sessions of a recording find slower than what is stored, by the rules of the gate.
 
-    The first sessions screen and all others confirm, so that no session is used twice.  Where there are too few to
-    confirm anything, a case whose time is beyond the tolerance counts as slower: recording less must not be a way
-    around ``--gemm-accept``.
+    The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them are
+    usable to judge a case, it counts as slower when its time seems to be beyond the tolerance: recording less must not
+    be a way around ``--gemm-accept``.
 
     Args:
         baselines: what is stored on the sessions' hardware key.
@@ -926,23 +926,20 @@ def got_slower(
         return {}
     known = stored(baselines, sessions[0])
     screened = gate.screen(known, gate.readings(sessions[: policy.screen_sessions]), policy)
-    confirming = gate.readings(sessions[policy.screen_sessions :])
-    judgements = gate.confirm(known, confirming, screened, policy)
+    judgements = gate.confirm(known, gate.readings(sessions[policy.screen_sessions :]), screened, policy)
+
+    def seems_slower(judgement: Judgement) -> bool:
+        figures = [one.best for one in timed.get(judgement.case, ()) if not one.disturbed]
+        limit = baselines[judgement.case].median_us * _MICRO * (1.0 + policy.delta)
+        return bool(figures) and statistics.median(figures) > limit
+
+    timed = by_case(sessions)
     return {
         case: one
         for case, one in judgements.items()
         if one.verdict is Verdict.SLOWER
-        or (one.reason.code in {"to-confirm", "too-few"} and _apparent_change(one) > policy.delta)
+        or (one.reason.code in {"to-confirm", "too-few", "disturbed"} and seems_slower(one))
     }
-
-
-def _apparent_change(judgement: Judgement) -> float:
-    """Relative change of a case that the gate had too few sessions to judge; of the raw time if it gave none."""
-    if judgement.change is not None:
-        return judgement.change
-    if judgement.seconds is None or judgement.stored_seconds is None:
-        return 0.0  # nothing was measured, or nothing is stored
-    return judgement.seconds / judgement.stored_seconds - 1.0
 
 
 def _software_note(then: Mapping[str, str], now: Mapping[str, str]) -> str:

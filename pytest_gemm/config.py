@@ -262,7 +262,9 @@ class GemmConfig:
         if (space := self.options.get("triton-space", "default")) != "default":
             options.append(f"--gemm-triton-space={space}")
         plain = [
-            o for o in OPTIONS if o.name.startswith("cutlass-") or o.name in {"comparator", "blocks", "baselines", "against"}
+            o
+            for o in OPTIONS
+            if o.name.startswith("cutlass-") or o.name in {"comparator", "blocks", "baselines", "against"}
         ]
         given = {option.flag: self.options.get(option.name, option.default) for option in plain}
         options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]

@@ -180,6 +180,7 @@ class Screened:
         raw_moved: cases without a comparator cannot be told from the machine.
         weights: share of the comparator that is taken off, by case.
         priors: of the variance, by weight.
+        of_comparators: of the variance of the comparators' own time.
     """
 
     judgements: Mapping[CaseKey, Judgement]
@@ -190,6 +191,7 @@ class Screened:
     raw_moved: bool = False
     weights: Mapping[CaseKey, float] = dataclasses.field(default_factory=dict)
     priors: Mapping[float, Prior] = dataclasses.field(default_factory=dict)
+    of_comparators: Prior = Prior()
 
     @property
     def wanted(self) -> tuple[CaseKey, ...]:
@@ -225,7 +227,7 @@ class _Location(NamedTuple):
 
 # What the square of 1.4826 MAD of so many normal values is on average (of its logarithm, against that of a chi-square
 # with as many degrees of freedom); 1 - 0.5/n beyond.  Simulated; tests/test_gate.py repeats it.
-_MAD_BIAS: Final = {3: 0.705, 4: 0.697, 5: 0.874, 6: 0.849, 7: 0.928, 8: 0.911}
+_MAD_BIAS: Final = {3: 0.608, 4: 0.706, 5: 0.868, 6: 0.855}
 
 
 def _location(values: Sequence[float], floor: float) -> _Location:
@@ -364,6 +366,7 @@ class _Learnt(NamedTuple):
     comparator: dict[CaseKey, _Location]
     weights: Mapping[CaseKey, float]
     priors: Mapping[float, Prior]
+    of_comparators: Prior
 
 
 def _spreads(some: Sequence[Reading], floor: float) -> dict[float, _Location]:
@@ -371,7 +374,17 @@ def _spreads(some: Sequence[Reading], floor: float) -> dict[float, _Location]:
 
 
 def _common(at: Mapping[CaseKey, Mapping[float, _Location]]) -> dict[float, Prior]:
+    """The prior by weight."""
     return {w: _prior([by[w] for by in at.values() if w in by]) for w in WEIGHTS}
+
+
+def _prior_of_comparators(spreads: Sequence[_Location]) -> Prior:
+    """The prior of the comparators' own time.
+
+    The machine's state is in it, which all cases of a session share: many of them know no more of its spread than one.
+    """
+    prior = _prior(spreads)
+    return Prior(prior.variance, min(prior.df, statistics.median(s.df for s in spreads))) if prior.df else prior
 
 
 def _learn(stored: Mapping[CaseKey, Stored], policy: Policy, known: Screened | None = None) -> _Learnt:
@@ -386,8 +399,9 @@ def _learn(stored: Mapping[CaseKey, Stored], policy: Policy, known: Screened | N
         if _paired(usable):
             comparator[case] = _location(_of_comparator(usable), policy.floor)
     if known:
-        return _Learnt(at, comparator, known.weights, known.priors)
-    return _Learnt(at, comparator, _choose(at), _common(at))
+        return _Learnt(at, comparator, known.weights, known.priors, known.of_comparators)
+    of_comparators = _prior_of_comparators(list(comparator.values()))
+    return _Learnt(at, comparator, _choose(at), _common(at), of_comparators)
 
 
 # -- what is known of a case -------------------------------------------------------------------------------------
@@ -565,7 +579,11 @@ def _gather(stored: Stored, head: Sequence[Reading], learnt: _Learnt, policy: Po
     comparator = None
     if has_comparator:
         comparator = _against_stored(
-            _of_comparator(head), learnt.comparator[case], Prior(), policy, confirming=confirming
+            _of_comparator(head),
+            learnt.comparator[case],
+            learnt.of_comparators,
+            policy,
+            confirming=confirming,
         )
     return _Evidence(
         case=case,
@@ -820,20 +838,21 @@ def _screened(e: _Evidence, policy: Policy, anchor: _Anchor, *, both: bool, unit
         if any(c.p_value < policy.screen_level for c in claims):
             return _judged(e, Verdict.UNDECIDED, to_confirm, by=shown), direction
         if any(c.alone and c.alone[0].p_slower(c.alone[1]) < policy.screen_level for c in claims):
-            return _judged(e, Verdict.UNDECIDED, _moved(e, anchor.move, unit), by=shown), ""
+            return _judged(e, Verdict.UNDECIDED, _moved(e, unit), by=shown), ""
     if e.detectable > policy.too_noisy:
         return _judged(e, Verdict.UNDECIDED, _too_noisy(e, policy, seen), by=shown), ""
     text = f"{seen}; {_percent(e.detectable)} slower would have been seen"
     return _judged(e, Verdict.SAME, Reason("within", text), by=shown), ""
 
 
-def _moved(e: _Evidence, move: float, unit: str) -> Reason:
-    """Why a ratio that moved says nothing: the comparator moved."""
+def _moved(e: _Evidence, unit: str) -> Reason:
+    """Why a ratio that moved says nothing: the time did not move with it, so it was the comparator."""
     ratio = _interval(e.ratio) if e.ratio else ""
+    comparator = _words(e.comparator.estimate) if e.comparator else ""
     return Reason(
         "anchor-shift",
-        f"as a ratio {ratio}, by time alone {_interval(e.raw)} over {_many(e.sessions, unit)}: the comparator became "
-        f"{_words(move)}",
+        f"as a ratio {ratio}, by time alone {_interval(e.raw)} over {_many(e.sessions, unit)}: the comparator is "
+        f"{comparator}",
         "record anew, or run base against head",
     )
 
@@ -880,6 +899,7 @@ def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Rea
         raw_moved=anchor.raw_moved,
         weights=learnt.weights,
         priors=learnt.priors,
+        of_comparators=learnt.of_comparators,
     )
 
 
@@ -935,11 +955,11 @@ def _confirmed(
     """
     moves = [e.comparator.estimate for e in evidence if e.comparator]
     now = statistics.median(moves) if len(moves) >= _FEWEST_CASES else 0.0
-    shifted = max(abs(now), abs(screened.move)) > math.log1p(policy.anchor_shift)
+    # A few pairs of a restless machine look like a shift; only what the confirmation itself sees counts there.
+    earlier = 0.0 if same_machine else screened.move
+    shifted = max(abs(now), abs(earlier)) > math.log1p(policy.anchor_shift)
     both = {e.case: shifted or _explained(e, policy, mirrored=mirrored) for e in evidence}
-    move = min(screened.move, now) if mirrored else max(screened.move, now)
-    if same_machine:
-        move = 0.0
+    move = 0.0 if same_machine else min(earlier, now) if mirrored else max(earlier, now)
     claims = [(e, c) for e in evidence for c in _claims(e, policy, move, both=both[e.case], mirrored=mirrored)]
     fallen: dict[CaseKey, list[_Claim]] = {}
     for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], policy.confirm_level), strict=True):
@@ -965,7 +985,7 @@ def _confirmed(
             text = f"{seen}, beyond the guard of {_percent(policy.guard)} in each, whatever the noise"
             reason = Reason("guard", text)
         elif both[e.case] and e.case in fallen_alone:
-            verdict, reason = Verdict.UNDECIDED, _moved(e, e.comparator.estimate if e.comparator else move, unit)
+            verdict, reason = Verdict.UNDECIDED, _moved(e, unit)
         else:
             verdict, reason = _not_confirmed(e, shown, policy, seen, mirrored=mirrored)
         before = screened.judgements[e.case].sessions
@@ -985,7 +1005,7 @@ def _fallen(
         total = _words(view.estimate + math.log1p(policy.drift) - limit)
         text = f"{total} than in the first epoch, beyond the {_percent(policy.drift)} of drift {often}; {seen}"
         return Verdict.SLOWER, Reason("drift", text)
-    text = f"{seen}, beyond the tolerated {_percent(policy.delta)} {often}"
+    text = f"{seen}, by more than {_percent(policy.delta)} {often}"
     if len(first.needed) > 1:
         text += f"; by time alone {_interval(e.raw)}"
     if mirrored:
@@ -1078,13 +1098,14 @@ def _both_paired(couples: Sequence[tuple[Reading, Reading]]) -> bool:
     return all(_paired(couple) for couple in couples)
 
 
-def _comparator_view(couples: Sequence[tuple[Reading, Reading]], policy: Policy) -> _View | None:
-    """How head's comparator differs from base's; ``None`` without one."""
-    if not _both_paired(couples):
-        return None
+def _comparator_changes(couples: Sequence[tuple[Reading, Reading]]) -> list[float]:
     before, after = zip(*couples, strict=True)
-    changes = [h - b for b, h in zip(_of_comparator(before), _of_comparator(after), strict=True)]
-    return _by_pairs(changes, Prior(), policy)
+    return [h - b for b, h in zip(_of_comparator(before), _of_comparator(after), strict=True)]
+
+
+def _comparator_view(couples: Sequence[tuple[Reading, Reading]], prior: Prior, policy: Policy) -> _View | None:
+    """How head's comparator differs from base's; ``None`` without one."""
+    return _by_pairs(_comparator_changes(couples), prior, policy) if _both_paired(couples) else None
 
 
 def _gather_pairs(
@@ -1094,6 +1115,7 @@ def _gather_pairs(
     priors: Mapping[float, Prior],
     policy: Policy,
     *,
+    comparator: _View | None,
     differs: bool,
 ) -> _Evidence:
     """The evidence on a case that has enough pairs; ``differs``: head's comparator is not base's, so there is none."""
@@ -1113,7 +1135,7 @@ def _gather_pairs(
         main=view(weight),
         raw=view(0.0),
         ratio=view(1.0) if has_comparator else None,
-        comparator=_comparator_view(couples, policy),
+        comparator=comparator,
         since_first={},
         sessions=len(couples),
         seconds=statistics.median(r.subject for r in after),
@@ -1144,9 +1166,11 @@ def screen_pair(
         for c, some in couples.items()
     }
     priors = _common(at)
-    comparators = {c: view for c, some in couples.items() if (view := _comparator_view(some, policy))}
-    whole = _median_case({c: some for c, some in couples.items() if c in comparators}, policy)
-    limit = math.log1p(policy.anchor_shift)
+    compared = {c: some for c, some in couples.items() if _both_paired(some)}
+    spreads = [_location(_comparator_changes(some), policy.floor) for some in compared.values()]
+    of_comparators = _prior_of_comparators(spreads)
+    comparators = {c: _comparator_view(some, of_comparators, policy) for c, some in compared.items()}
+    whole = _median_case(compared, of_comparators, policy)
     reason = None
     if whole and _differs(whole, policy):
         reason = Reason(
@@ -1157,12 +1181,14 @@ def screen_pair(
     judgements: dict[CaseKey, Judgement] = {}
     wanted: dict[str, list[CaseKey]] = {"slower": [], "faster": []}
     still = _Anchor(None, 0.0, raw_moved=False)  # the machine is the same for both
-    both = whole is not None and abs(whole.estimate) > limit
     for case, some in head.items():
         if case in couples:
-            differs = case in comparators and (reason is not None or _differs(comparators[case], policy))
-            evidence = _gather_pairs(case, couples[case], weights[case], priors, policy, differs=differs)
-            judgements[case], direction = _screened(evidence, policy, still, both=both, unit="pair")
+            comparator = comparators.get(case)
+            differs = comparator is not None and (reason is not None or _differs(comparator, policy))
+            evidence = _gather_pairs(
+                case, couples[case], weights[case], priors, policy, comparator=comparator, differs=differs
+            )
+            judgements[case], direction = _screened(evidence, policy, still, both=False, unit="pair")
             if direction:
                 wanted[direction].append(case)
         elif not base.get(case):
@@ -1171,11 +1197,20 @@ def screen_pair(
             judgements[case] = _without(case, _merged(base[case], some), needed, "pair")
     move = whole.estimate if whole else 0.0
     return Screened(
-        judgements, tuple(wanted["slower"]), tuple(wanted["faster"]), reason, move, weights=weights, priors=priors
+        judgements=judgements,
+        slower=tuple(wanted["slower"]),
+        faster=tuple(wanted["faster"]),
+        anchor=reason,
+        move=move,
+        weights=weights,
+        priors=priors,
+        of_comparators=of_comparators,
     )
 
 
-def _median_case(couples: Mapping[CaseKey, Sequence[tuple[Reading, Reading]]], policy: Policy) -> _View | None:
+def _median_case(
+    couples: Mapping[CaseKey, Sequence[tuple[Reading, Reading]]], prior: Prior, policy: Policy
+) -> _View | None:
     """How head's comparators as a whole differ from base's: the median case of each pair; ``None`` without any.
 
     What the machine does within a pair is in all its cases, so the pairs are what varies, not the cases.
@@ -1188,7 +1223,7 @@ def _median_case(couples: Mapping[CaseKey, Sequence[tuple[Reading, Reading]]], p
             by_pair.setdefault(number, []).append(change)
     if len(by_pair) < 2:
         return None
-    return _by_pairs([statistics.median(some) for some in by_pair.values()], Prior(), policy)
+    return _by_pairs([statistics.median(some) for some in by_pair.values()], prior, policy)
 
 
 def _differs(comparator: _View, policy: Policy) -> bool:
@@ -1223,9 +1258,17 @@ def confirm_pair(
         if len(couples) < needed:
             some = _merged(base[case], head[case])
             return _without(case, some, needed, "further pair", shown=screened.judgements[case])
-        comparator = _comparator_view(couples, policy)
+        comparator = _comparator_view(couples, screened.of_comparators, policy)
         differs = comparator is not None and (screened.anchor is not None or _differs(comparator, policy))
-        return _gather_pairs(case, couples, screened.weights[case], screened.priors, policy, differs=differs)
+        return _gather_pairs(
+            case,
+            couples,
+            screened.weights[case],
+            screened.priors,
+            policy,
+            comparator=comparator,
+            differs=differs,
+        )
 
     return _conclude(screened, gather, policy, "pair", same_machine=True)
 

@@ -97,6 +97,12 @@ class _Run:
     results: tuple[torch.Tensor, ...]
     kept: bytes | None
 
+    @classmethod
+    def of(cls, truth: _Truth, results: tuple[torch.Tensor, ...]) -> _Run:
+        """With a copy of the bits of a result that is not too large."""
+        small = sum(r.numel() * r.element_size() for r in results) <= _KEEP_BYTES
+        return cls(truth, results, _bytes(results) if small else None)
+
 
 # Times a case that has passed: gets the case, what was compiled for it and the operands, returns the last result.
 Timing = Callable[[Case, Prepared, operands.Operands], Any]
@@ -365,15 +371,13 @@ class Judge:
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
             if len(self.evidence) < _EVIDENCE:
-                found = Evidence(given, results[place], intervals[place], _source(prepared))
-                self.evidence.append((outcome, found))
+                self.evidence.append((outcome, Evidence(given, results[place], intervals[place], _source(prepared))))
             return outcome
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
         if timed is not None:
             return end(Status.PASSED, **facts)
-        kept = _bytes(results) if sum(r.numel() * r.element_size() for r in results) <= _KEEP_BYTES else None
-        runs.append(_Run(truth, results, kept))
+        runs.append(_Run.of(truth, results))
         self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
 

@@ -256,27 +256,18 @@ def _names(item: pytest.Item) -> list[str]:
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out the placeholders of marked tests that no problem was selected for; in a session, all it is not for."""
-    empty = [
-        item
-        for item in items
-        if isinstance(item, pytest.Function)
-        and hasattr(item, "callspec")
-        and "gemm_case" in item.callspec.params
-        and not isinstance(item.callspec.params["gemm_case"], selection.Pick)
-    ]
-    gone = set(empty)
     if (folder := config.stash[_CONFIG].speed.session) is not None:
         from pytest_gemm.measure import Request
 
-        asked = Request.read(folder).cases
         timed = {pair: item for item in items if (pair := _timed(item)) is not None}
-        kept = [timed[pair] for pair in asked if pair in timed]
-        gone = set(items) - set(kept)
+        kept = [timed[pair] for pair in Request.read(folder).cases if pair in timed]
+    else:
+        kept = [item for item in items if not _is_placeholder(item)]
+    if gone := set(items) - set(kept):
         items[:] = kept
-    elif gone:
-        items[:] = [item for item in items if item not in gone]
-    if gone:
         config.hook.pytest_deselected(items=list(gone))
+    elif folder is not None:
+        items[:] = kept  # in the order of the request
     for item in items:
         if _timed(item) is not None:  # pytest-benchmark reads the clock that plays what was measured elsewhere
             item.add_marker(pytest.mark.benchmark(timer=_REPLAY.clock))
@@ -284,6 +275,13 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
         from pytest_gemm import sessions
 
         sessions.offer(_exchange(config), timed_items)
+
+
+def _is_placeholder(item: pytest.Item) -> bool:
+    """Whether pytest made it up for a marked test that no problem was selected for."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    return "gemm_case" in item.callspec.params and not isinstance(item.callspec.params["gemm_case"], selection.Pick)
 
 
 def _timed(item: pytest.Item) -> tuple[str, str] | None:
@@ -327,11 +325,12 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
         return
     from pytest_gemm import sessions
 
+    whole = not config.stash[_STATE].narrowed
     config.stash[_STATE].narrowed = True  # a few shapes do not show that an entry of the ledger is stale
     given = config.invocation_params
     command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
     display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
-    config.stash[_MEASURED] = sessions.measure(settings, timed, command, display)
+    config.stash[_MEASURED] = sessions.measure(settings, timed, command, display, whole=whole)
 
 
 def _exchange(config: pytest.Config) -> Path:
@@ -510,9 +509,8 @@ def pytest_runtest_makereport(
     made = yield
     judged = item.stash.get(_JUDGED, None)
     if call.when == "call" and judged is not None:
-        made.gemm = {**judged, "process": os.environ.get("PYTEST_XDIST_WORKER", "main")}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
-        if (verdicts := item.stash.get(_VERDICTS, None)) is not None:
-            made.gemm["verdicts"] = verdicts  # type: ignore[attr-defined]  # as above
+        process, verdicts = os.environ.get("PYTEST_XDIST_WORKER", "main"), item.stash.get(_VERDICTS, [])
+        made.gemm = {**judged, "process": process, "verdicts": verdicts}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
         item.user_properties += text.junit_properties(judged["outcomes"])  # read again for the teardown's report
     return made
 
@@ -638,7 +636,7 @@ def _show_speed(config: pytest.Config, reporter: Any) -> None:
         reporter.section(f"GEMM speed on {run.hardware}")
         for line in speed_report.table(run):
             reporter.write_line(line)
-    title = f"pytest {' '.join(config.invocation_params.args)}"
+    title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
     if settings.speed.summary is not None:
         with settings.speed.summary.open("a", encoding="utf-8") as file:
             file.writelines(speed_report.markdown(run, title) + "\n" for run in runs)

@@ -208,7 +208,7 @@ class Measured:
     Attributes:
         device, hardware: where.
         record: the command that records baselines of its cases.
-        mode: ``baseline``, ``against``, ``record`` or ``none`` (no baseline for any case).
+        mode: ``baseline``, ``against`` or ``record``.
         sessions: of the head, those of the confirmation included.
         base: of the other environment.
         failed: cases without a figure: the sample that says why.
@@ -216,7 +216,6 @@ class Measured:
         stored: the baselines that were compared with.
         anchor: the comparators moved as a whole.
         refused: cases that were to be recorded and were not, with the reason.
-        unused: stored cases that the suite no longer has.
         notes: further sentences about the run.
         seconds: by the clock, and by phase.
     """
@@ -224,7 +223,7 @@ class Measured:
     device: str
     hardware: str = ""
     record: str = ""
-    mode: str = "none"
+    mode: str = "baseline"
     sessions: list[Session] = dataclasses.field(default_factory=list)
     base: list[Session] = dataclasses.field(default_factory=list)
     failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
@@ -232,7 +231,6 @@ class Measured:
     stored: dict[CaseKey, baseline.Baseline] = dataclasses.field(default_factory=dict)
     anchor: Reason | None = None
     refused: dict[CaseKey, str] = dataclasses.field(default_factory=dict)
-    unused: list[CaseKey] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -292,9 +290,13 @@ class _Runner:
         for one in open_:
             self._note_failures(one.result().samples)
 
+    def left(self, cases: Iterable[Timed]) -> list[Timed]:
+        """The cases that have not failed."""
+        return [case for case in cases if case not in self.failed]
+
     def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
         """One session over the cases that have not failed."""
-        todo = [case for case in cases if case not in self.failed]
+        todo = self.left(cases)
         # Another order each time, so that no case always comes after the same one.
         random.Random(f"{self._config.seed} {index}").shuffle(todo)
         request = Request(
@@ -485,7 +487,9 @@ def _commit(root: Path) -> str:
 # -- a run ---------------------------------------------------------------------------------------------------
 
 
-def measure(config: GemmConfig, cases: Collection[Timed], command: Command, display: Display) -> list[Measured]:
+def measure(
+    config: GemmConfig, cases: Collection[Timed], command: Command, display: Display, *, whole: bool
+) -> list[Measured]:
     """Time the cases and come to verdicts, device by device.
 
     Args:
@@ -493,10 +497,14 @@ def measure(config: GemmConfig, cases: Collection[Timed], command: Command, disp
         cases: backend and problem line of each.
         command: that started the run.
         display: for the progress.
+        whole: the cases are all of a suite's, so that a baseline of another case is one that the suite no longer has.
 
     Raises:
-        pytest.UsageError: when the other environment or a baseline cannot be used, or no session can measure.
+        pytest.UsageError: when options contradict each other, the other environment or a baseline cannot be used, or
+            no session can measure.
     """
+    if config.speed.prune and not whole:
+        raise pytest.UsageError("--gemm-prune drops what the suite no longer has: leave out what selects a part of it")
     of_device: dict[str, list[Timed]] = {}
     for case in dict.fromkeys(cases):
         of_device.setdefault(config.device_of(config.registry[case[0]]), []).append(case)
@@ -507,7 +515,7 @@ def measure(config: GemmConfig, cases: Collection[Timed], command: Command, disp
         try:
             for device, those in of_device.items():
                 with _alone(device, display):
-                    found.append(_measure(config, those, command, display, device, base, scratch))
+                    found.append(_measure(config, those, command, display, device, base, scratch, whole=whole))
         except (SessionFailed, baseline.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
     return found
@@ -521,6 +529,8 @@ def _measure(
     device: str,
     base: Arm | None,
     scratch: Path,
+    *,
+    whole: bool,
 ) -> Measured:
     policy = gate.Policy.for_device(device)
     runner = _Runner(config, command, display, device, scratch)
@@ -550,6 +560,8 @@ def _measure(
         made.mode = "baseline"
         _gate(config, runner, head, cases, policy, store, made, clock)
     made.failed = runner.failed
+    if whole:
+        _tidy(config, store, cases, made)
     display.line(
         f"speed: {len(made.sessions) + len(made.base)} sessions on {device} in {sum(made.seconds.values()):.0f} s"
     )
@@ -574,6 +586,8 @@ def _sessions(
 ) -> list[Session]:
     fresh = []
     for number in range(1, count + 1):
+        if not runner.left(cases):
+            break
         session = runner.session(arm, cases, len(made.sessions), f"{what}, session {number} of {count}")
         fresh.append(session)
         made.sessions.append(session)
@@ -586,6 +600,8 @@ def _pairs(
     """Sessions of both arms in alternation; who begins changes from pair to pair, so that a drift hits both alike."""
     fresh: dict[str, list[Session]] = {"head": [], "base": []}
     for number in range(1, count + 1):
+        if not runner.left(cases):
+            break
         index = len(made.sessions)
         for arm in (base, head) if index % 2 == 0 else (head, base):
             label = f"{what}, pair {number} of {count}, {arm.label}"
@@ -611,6 +627,8 @@ def _gate(
 ) -> None:
     with clock("screen"):
         first = _sessions(runner, head, cases, config.speed.sessions or policy.screen_sessions, made, "screening")
+    if not first:
+        return
     stored = baseline.stored(made.stored, first[0])
     screened = gate.screen(stored, gate.readings(first), policy)
     judgements = dict(screened.judgements)
@@ -620,11 +638,8 @@ def _gate(
         judgements = gate.confirm(stored, gate.readings(more), screened, policy)
     made.anchor = screened.anchor
     made.judgements = _with_every_case(gate.annotate(judgements, stored, made.sessions), made)
-    timed = {key for session in made.sessions for key in (s.case for s in session.samples)}
-    made.unused = sorted(key for key in made.stored if key not in timed and (key.backend, key.problem) not in cases)
     if not made.stored:
-        made.mode = "none"
-        made.notes.append(str(store.no_baseline()))
+        made.notes.append(str(store.no_baseline(made.record)))
     elif other := baseline.incomparable(made.stored, first[0]):
         made.notes.append(f"{len(other)} baselines were timed in another way and do not compare: record them anew")
 
@@ -669,9 +684,26 @@ def _with_every_case(judgements: Mapping[CaseKey, Judgement], made: Measured) ->
     return found
 
 
+def _tidy(config: GemmConfig, store: baseline.Store, cases: Collection[Timed], made: Measured) -> None:
+    """Say which baselines are of cases that the suite no longer has, or drop them."""
+    gone = [key for key in made.stored if (key.backend, key.problem) not in frozenset(cases)]
+    if not gone:
+        return
+    if config.speed.prune:
+        dropped = store.prune(made.stored.keys() - set(gone), {key.backend for key in gone})
+        made.notes += [f"pruned {key}" for key in dropped]
+    else:
+        names = ", ".join(map(str, gone[:3])) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+        made.notes.append(
+            f"{len(gone)} baselines are of no case of the suite ({names}): --gemm-record --gemm-prune drops them"
+        )
+
+
 def _record(config: GemmConfig, store: baseline.Store, made: Measured, policy: gate.Policy) -> None:
     """Store what was measured; a case that got slower only if it was accepted."""
     speed = config.speed
+    if not made.sessions:
+        return
     objection = baseline.recordable(made.sessions, k=speed.sessions or baseline.SESSIONS, force=speed.force)
     timed = by_case(made.sessions)
     if objection is not None:
@@ -687,11 +719,6 @@ def _record(config: GemmConfig, store: baseline.Store, made: Measured, policy: g
     made.refused = {key: f"not recorded: {key}: {reason}" for key, reason in entries.left_out.items()}
     made.refused |= {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
     made.stored = store.load_all({key.backend for key in timed})
-    if speed.prune:
-        gone = store.prune(timed.keys(), {key.backend for key in timed})
-        made.notes += [f"pruned {key}" for key in gone]
-    else:
-        made.unused = store.unused(timed.keys(), {key.backend for key in timed})
 
 
 def as_run(made: Measured) -> speed_report.Run:

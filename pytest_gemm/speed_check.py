@@ -102,7 +102,7 @@ class SpeedCheck:
 
     def _failure(self, made: Measured, judgement: Judgement) -> str:
         line = made.stored.get(judgement.case)
-        past = line.past() if line is not None else None
+        past = speed_report.Past(*line.history[-1]) if line is not None else None
         case = judgement.case
         outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.choice)
         rerun = self._check.rerun.line(outcome)

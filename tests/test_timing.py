@@ -667,12 +667,17 @@ def test_nvml_tells_the_state_where_its_module_is_installed(
     assert found.disturbed == "throttled: hw power brake in 100% of 2 readings"
 
 
-def test_a_gpu_of_which_nothing_can_be_read_is_timed_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("installed", [False, True])
+def test_where_the_gpu_in_use_is_unknown_no_other_one_is_read(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = state_after_a_case()
-    assert found == Conditions({"graph": 1.0})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-unknown")
+    if installed:
+        script = tmp_path / "nvidia-smi"
+        script.write_text("#!/bin/sh\necho 1755, 3201, 612.50, 71, 0x0000000000000044\n", encoding="utf-8")
+        script.chmod(0o755)
+    assert state_after_a_case() == Conditions({"graph": 1.0})
 
 
 # -- operand sets, and the second instrument ------------------------------------------------------------------------

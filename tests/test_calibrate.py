@@ -1,0 +1,179 @@
+"""The study of the gate on sessions of known noise: the others cry wolf, the gate does not and finds what is there."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_gemm import calibrate
+from pytest_gemm.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
+from pytest_gemm.outcome import Status
+from pytest_gemm.speed import CaseKey, Sample, Session, sample_line, session_line
+
+SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
+
+
+def sessions(count: int = 28, *, seed: int = 0, copies: int = 2) -> list[Session]:
+    """A shared machine: 2% from session to session in both arms, 0.8% in a case, exponential noise in a visit."""
+    rng, found = np.random.default_rng(seed), []
+
+    def heavy(scale: float) -> float:
+        return scale * float(rng.standard_t(4)) / math.sqrt(2)
+
+    for index in range(count):
+        machine, samples = heavy(0.02), []
+        for number, seconds in enumerate(SECONDS * copies):
+            arms = [
+                seconds * math.exp(machine + heavy(noise)) * np.exp(rng.exponential(0.01, 30))
+                for noise in (0.008, 0.003)
+            ]
+            samples.append(
+                Sample(
+                    CaseKey("cpp", f"mm:f32:nn:{number + 1}x64x64"),
+                    "cpu",
+                    Status.PASSED,
+                    subject=tuple(arms[0].tolist()),
+                    comparator=tuple(arms[1].tolist()),
+                    comparator_name="aten",
+                )
+            )
+        found.append(Session("cpu-x", contract="c", index=index, date="2026-01-01", samples=tuple(samples)))
+    return found
+
+
+def write(folder: Path, some: list[Session]) -> Path:
+    for number, session in enumerate(some):
+        lines = [
+            session_line(session),
+            *map(sample_line, session.samples),
+            json.dumps({"end": {"seconds": 1.0}}) + "\n",
+        ]
+        (folder / f"{number:03}.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return calibrate.calibrate(sessions(), runs=16)
+
+
+def power(study: Study, rule: str, change: float) -> float:
+    score = study.scores[rule]
+    return sum(score.found[change, k] for k in CLASSES) / sum(score.planted[change, k] for k in CLASSES)
+
+
+def test_the_gate_is_not_red_and_the_others_are(study: Study) -> None:
+    for rule in (STORED, SUITE, AGAINST):
+        assert study.scores[rule].red == 0
+        assert study.scores[rule].undecided <= 0.05 * study.scores[rule].judged
+    # Readings of one process are not independent: half of the runs, for in the other half the machine was faster.
+    assert study.scores["U test"].red >= 8
+    assert study.scores["mean:5%"].red >= 2
+    assert study.scores[SUITE].judged == 16 * 200
+
+
+@pytest.mark.parametrize("rule", [STORED, AGAINST])
+def test_the_gate_finds_what_is_planted(study: Study, rule: str) -> None:
+    assert power(study, rule, 0.10) > 0.97
+    assert power(study, rule, 0.02) < 0.05  # that much is tolerated
+    shares = [power(study, rule, change) for change in PLANTED]
+    assert shares == sorted(shares)
+
+
+def test_a_rule_that_is_never_red_finds_nothing(study: Study) -> None:
+    assert study.scores["1.20x"].red == 0
+    assert power(study, "1.20x", 0.10) == 0
+    assert power(study, "asv", 0.10) < 0.9 < power(study, "U test", 0.10)
+
+
+def test_the_bound_of_no_red_run_is_the_rule_of_three(study: Study) -> None:
+    # 0 of n: the exact bound is 1 - 0.05^(1/n).
+    assert study.scores[STORED].red_bound == pytest.approx(1 - 0.05 ** (1 / 16))
+    assert dataclasses.replace(study.scores[STORED], runs=300).red_bound < 0.01
+
+
+def test_a_case_is_described(study: Study) -> None:
+    facts = study.cases[CaseKey("cpp", "mm:f32:nn:3x64x64")]
+    assert facts.kind == "0.3 to 3 ms"
+    assert facts.seconds == pytest.approx(1e-3, rel=0.05)
+    assert facts.ratio is not None
+    assert facts.ratio < facts.raw
+    assert [f.kind for f in study.cases.values()] == 2 * [k for k in CLASSES for _ in range(2)]
+    stated = [v for f in study.cases.values() for v in f.stored]
+    assert 0.03 < float(np.median(stated)) < 0.07
+
+
+def test_the_same_seed_draws_the_same_runs() -> None:
+    some = sessions(24, copies=1)
+    one, two, other = (calibrate.calibrate(some, runs=2, seed=seed) for seed in (1, 1, 2))
+    assert one == two
+    assert one.cases != other.cases
+
+
+def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = sessions(24, copies=1)
+    rare = Sample(CaseKey("cpp", "mm:f32:nn:99x64x64"), "cpu", Status.PASSED, subject=(1e-3,))
+    some[0] = dataclasses.replace(some[0], samples=(*some[0].samples, rare))
+    facts = tmp_path / "study.json"
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    assert calibrate.main([str(write(folder, some)), "--runs=2", f"--json={facts}"]) == 0
+    page = capsys.readouterr().out
+    for expected in (
+        "6 cases, 24 sessions of the same code on `cpu-x`; 2 runs",
+        "Left out, for they lack figures: cpp-mm:f32:nn:99x64x64 (1 of 24).",
+        "| gate, stored baseline | 0 | 0.0% (0 of 2) | < 77.6% |",
+        "### < 0.3 ms (2 cases)",
+        "| `cpp-mm:f32:nn:1x64x64` | 0.1 ms |",
+    ):
+        assert expected in page
+    numbers = json.loads(facts.read_text())
+    assert numbers["rules"][STORED]["runs"] == 2
+    assert numbers["rules"][AGAINST]["power"][0] == {
+        "slow_down": 0.02,
+        "class": "0.3 to 3 ms",
+        "found": 0,
+        "planted": 4,
+    }
+    assert numbers["cases"]["cpp-mm:f32:nn:1x64x64"]["class"] == "< 0.3 ms"
+
+
+def test_too_few_pairs_leave_base_against_head_out() -> None:
+    study = calibrate.calibrate(sessions(21, copies=1), runs=1, stored=10)
+    assert AGAINST not in study.scores
+    assert "it takes 11 pairs, and there are 10" in calibrate.page(study)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (lambda some: some.clear(), [], "no complete session"),
+        (lambda some: some.__delitem__(slice(3, None)), [], "3 sessions are too few: a run takes 23 (12 stored"),
+        (
+            lambda some: some.__setitem__(0, dataclasses.replace(some[0], contract="d")),
+            [],
+            "sessions of more than one contract: c, d",
+        ),
+        (lambda _some: None, ["--runs=0"], "--runs=0: it takes at least 1"),
+        (lambda _some: None, ["--stored=2"], "--stored=2: a baseline takes at least 5"),
+    ],
+    ids=["none", "few", "mixed", "runs", "stored"],
+)
+def test_sessions_that_make_no_study_are_refused(
+    change: object, arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = sessions(5, copies=1)
+    change(some)  # type: ignore[operator]
+    with pytest.raises(SystemExit) as ended:
+        calibrate.main([str(write(tmp_path, some)), *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        calibrate.main([str(tmp_path / "nowhere")])
+    assert "nowhere: no such folder" in capsys.readouterr().err

@@ -1,0 +1,588 @@
+"""The gate, as a table: what was stored and what was measured -> verdict and code.
+
+The sessions are drawn: each has a state of the machine that both arms share, and noise with heavy tails of its own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from pytest_gemm import gate
+from pytest_gemm.gate import Policy, Reading, Screened, Stored
+from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict
+
+CASES = tuple(CaseKey("cpp", f"mm:f32:nn:{16 * (i + 1)}x64x64") for i in range(12))
+FIRST = CASES[0]
+Readings = dict[CaseKey, list[Reading]]
+
+
+@dataclasses.dataclass
+class Lab:
+    """A machine to draw sessions from; all noise is the standard deviation of a logarithm.
+
+    Attributes:
+        machine: from session to session, common to both arms of all cases.
+        noise, comparator_noise: of one case in one session.
+        noisy: noise of single cases.
+        raw: cases without a comparator.
+    """
+
+    seed: int = 0
+    machine: float = 0.01
+    noise: float = 0.008
+    comparator_noise: float = 0.003
+    noisy: Mapping[CaseKey, float] = dataclasses.field(default_factory=dict)
+    raw: Sequence[CaseKey] = ()
+    cases: Sequence[CaseKey] = CASES
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+
+    def _draw(self, scale: float) -> float:
+        return scale * float(self._rng.standard_t(4)) / math.sqrt(2)
+
+    def sessions(
+        self,
+        count: int,
+        *,
+        subject: Mapping[CaseKey, float] | float = 1.0,
+        comparator: Mapping[CaseKey, float] | float = 1.0,
+        states: Sequence[float] | None = None,
+    ) -> Readings:
+        """Readings with factors on the arms; ``states``: logarithm of the machine's slowness in each session."""
+        found: Readings = {case: [] for case in self.cases}
+        for number in range(count):
+            state = self._draw(self.machine) + (states[number] if states else 0.0)
+            for index, case in enumerate(self.cases):
+                seconds = 1e-3 * (1 + index)
+
+                def arm(factor: Mapping[CaseKey, float] | float, noise: float, case: CaseKey = case) -> float:
+                    by_case = factor if isinstance(factor, float) else factor.get(case, 1.0)
+                    return by_case * math.exp(state + self._draw(noise))  # noqa: B023  # called in this turn
+
+                beside = None if case in self.raw else 1.3 * seconds * arm(comparator, self.comparator_noise)
+                reading = Reading(seconds * arm(subject, self.noisy.get(case, self.noise)), beside, "", number)
+                found[case].append(reading)
+        return found
+
+
+def store(some: Readings, **facts: object) -> dict[CaseKey, Stored]:
+    return {case: Stored(case, tuple(readings), **facts) for case, readings in some.items()}  # type: ignore[arg-type]
+
+
+Edit = Callable[[Readings], None]
+
+
+def judge(
+    lab: Lab,
+    *,
+    subject: Mapping[CaseKey, float] | float = 1.0,
+    comparator: Mapping[CaseKey, float] | float = 1.0,
+    policy: Policy | None = None,
+    edit: Callable[[Readings, Readings, Readings], None] = lambda _stored, _first, _more: None,
+    first_epoch: float = 0.0,
+) -> tuple[Screened, dict[CaseKey, Judgement]]:
+    """Record twelve sessions, screen, confirm; ``edit`` spoils the readings first.
+
+    ``first_epoch``: how much faster everything was in the first epoch, as a fraction.
+    """
+    policy = policy or Policy.for_device("cpu")
+    then = lab.sessions(12)
+    first = lab.sessions(policy.screen_sessions, subject=subject, comparator=comparator)
+    more = lab.sessions(policy.confirm_sessions, subject=subject, comparator=comparator)
+    edit(then, first, more)
+    stored = store(then)
+    if first_epoch:
+        stored = {
+            case: dataclasses.replace(
+                one,
+                first=Reading(
+                    float(np.median([r.subject for r in then[case]])) / (1 + first_epoch),
+                    float(np.median([r.comparator for r in then[case]])),
+                ),
+            )
+            for case, one in stored.items()
+        }
+    screened = gate.screen(stored, first, policy)
+    head = {case: more[case] for case in screened.wanted}
+    return screened, gate.confirm(stored, head, screened, policy)
+
+
+def judge_pair(
+    lab: Lab,
+    *,
+    subject: Mapping[CaseKey, float] | float = 1.0,
+    comparator: Mapping[CaseKey, float] | float = 1.0,
+    policy: Policy | None = None,
+    edit: Callable[[Readings, Readings, Readings, Readings], None] = lambda _a, _b, _c, _d: None,
+    swing: float = 0.0,
+) -> tuple[Screened, dict[CaseKey, Judgement]]:
+    """Base and head in alternation; ``swing``: how far the machine's state goes from pair to pair."""
+    policy = policy or Policy.for_device("cpu")
+    parts = []
+    for count in (policy.screen_pairs, policy.confirm_pairs):
+        states = [swing * (-1) ** i * i for i in range(count)]
+        parts.append(lab.sessions(count, states=states))
+        parts.append(lab.sessions(count, states=states, subject=subject, comparator=comparator))
+    base, head, more_base, more_head = parts
+    edit(base, head, more_base, more_head)
+    screened = gate.screen_pair(base, head, policy)
+    wanted = screened.wanted
+    return screened, gate.confirm_pair(
+        {c: more_base[c] for c in wanted}, {c: more_head[c] for c in wanted}, screened, policy
+    )
+
+
+def words(judgements: Mapping[CaseKey, Judgement]) -> set[tuple[str, str]]:
+    return {(str(j.verdict), j.reason.code) for j in judgements.values()}
+
+
+def scaled(readings: list[Reading], numbers: Sequence[int], factor: float) -> None:
+    for number in numbers:
+        readings[number] = dataclasses.replace(readings[number], subject=factor * readings[number].subject)
+
+
+def disturb(readings: list[Reading], numbers: Sequence[int]) -> None:
+    for number in numbers:
+        readings[number] = dataclasses.replace(
+            readings[number], subject=3 * readings[number].subject, disturbed="another process took 60% of a core"
+        )
+
+
+WARM_SCREEN = {
+    "fast": lambda _stored, first, _more: scaled(first[FIRST], [1], 0.9),
+    "slow": lambda _stored, first, _more: scaled(first[FIRST], [1], 1.2),
+}
+
+
+# -- against what is stored ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "verdict", "code"),
+    [
+        ("nothing", {}, "same", "within"),
+        ("8% slower", {"subject": {FIRST: 1.08}}, "slower", "slower-confirmed"),
+        ("within the tolerance", {"subject": {FIRST: 1.01}}, "same", "within"),
+        ("10% faster", {"subject": {FIRST: 0.9}}, "faster", "faster-confirmed"),
+        (
+            "slow in the screen alone",
+            {"edit": lambda _stored, first, _more: scaled(first[FIRST], [0, 1, 2], 1.1)},
+            "same",
+            "not-confirmed",
+        ),
+        ("one warm arm, fast", {"edit": WARM_SCREEN["fast"]}, "same", "within"),
+        ("one warm arm, slow", {"edit": WARM_SCREEN["slow"]}, "same", "within"),
+        (
+            "8% slower, but for one warm arm",
+            {"subject": {FIRST: 1.08}, "edit": lambda _stored, _first, more: scaled(more[FIRST], [4], 1 / 1.08)},
+            "slower",
+            "slower-confirmed",
+        ),
+        (
+            "8% slower in half of the sessions",
+            {"subject": {FIRST: 1.08}, "edit": lambda _stored, _first, more: scaled(more[FIRST], range(4), 1 / 1.08)},
+            "undecided",
+            "not-confirmed",
+        ),
+        (
+            "a bad session among the stored",
+            {"edit": lambda stored, _first, _more: scaled(stored[FIRST], [5], 1.5)},
+            "same",
+            "within",
+        ),
+        (
+            "a bad session among the stored hides nothing",
+            {"subject": {FIRST: 1.08}, "edit": lambda stored, _first, _more: scaled(stored[FIRST], [5], 1.5)},
+            "slower",
+            "slower-confirmed",
+        ),
+        (
+            "load while screening",
+            {"edit": lambda _stored, first, _more: disturb(first[FIRST], [0, 2])},
+            "undecided",
+            "disturbed",
+        ),
+        (
+            "load in one session of the screen",
+            {"edit": lambda _stored, first, _more: disturb(first[FIRST], [2])},
+            "same",
+            "within",
+        ),
+        (
+            "load while confirming",
+            {"subject": {FIRST: 1.08}, "edit": lambda _stored, _first, more: disturb(more[FIRST], [0, 1, 5, 6])},
+            "undecided",
+            "disturbed",
+        ),
+        (
+            "load while recording",
+            {"edit": lambda stored, _first, _more: disturb(stored[FIRST], range(8))},
+            "undecided",
+            "thin-baseline",
+        ),
+        (
+            "no figure in most sessions",
+            {"edit": lambda _stored, first, _more: first[FIRST].__delitem__(slice(1, 3))},
+            "undecided",
+            "too-few",
+        ),
+        ("no baseline", {"edit": lambda stored, _first, _more: stored.pop(FIRST)}, "no-baseline", "no-baseline"),
+        ("an empty baseline", {"edit": lambda stored, _first, _more: stored[FIRST].clear()}, *2 * ("no-baseline",)),
+        ("4% slower since the first epoch", {"first_epoch": 0.04}, "same", "within"),
+        ("9% slower since the first epoch", {"first_epoch": 0.09}, "slower", "drift"),
+        # The comparator of this case alone became faster: as a ratio it is slower, by time it is not.
+        ("its comparator 6% faster", {"comparator": {FIRST: 1 / 1.06}}, "undecided", "anchor-shift"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_a_case_is_judged(name: str, options: dict[str, object], verdict: str, code: str) -> None:
+    screened, judgements = judge(Lab(seed=3), **options)  # type: ignore[arg-type]
+    one = judgements[FIRST]
+    assert (str(one.verdict), one.reason.code) == (verdict, code), one.reason
+    assert screened.anchor is None
+    others = {c: j for c, j in judgements.items() if c != FIRST}
+    if not name.endswith("since the first epoch"):
+        assert words(others) == {("same", "within")}
+
+
+def test_a_judgement_says_all_that_it_rests_on() -> None:
+    lab = Lab(seed=3)
+    _, judgements = judge(lab, subject={FIRST: 1.08})
+    one = judgements[FIRST]
+    assert one.change == pytest.approx(0.08, abs=0.015)
+    assert one.low is not None
+    assert one.high is not None
+    assert one.detectable is not None
+    assert one.change is not None
+    assert one.low < one.change < one.high < one.low + 0.05
+    assert 0.02 < one.detectable < 0.08
+    assert one.seconds == pytest.approx(1.08e-3, rel=0.03)
+    assert one.stored_seconds == pytest.approx(1e-3, rel=0.03)
+    assert one.comparator_seconds == pytest.approx(1.3e-3, rel=0.03)
+    assert (one.weight, one.sessions) == (1.0, 3 + 8)
+    assert "slower [+" in one.reason.text
+    assert "8 of 8 sessions" in one.reason.text
+    assert judgements[CASES[1]].sessions == 3
+
+
+def test_the_label_of_the_baseline_ends_every_sentence() -> None:
+    lab, policy = Lab(), Policy()
+    stored = store(lab.sessions(12), note="recorded with torch 2.12")
+    judgements = gate.screen(stored, lab.sessions(3), policy).judgements
+    assert all(j.reason.text.endswith("; recorded with torch 2.12") for j in judgements.values())
+
+
+def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
+    lab, policy = Lab(), Policy()
+    stored = store(lab.sessions(12))
+    screened = gate.screen(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
+    assert (screened.slower, screened.faster) == ((FIRST,), (CASES[1],))
+    assert screened.wanted == (FIRST, CASES[1])
+    for judgements in (screened.judgements, gate.confirm(stored, {}, screened, policy)):
+        assert {judgements[c].reason.code for c in screened.wanted} == {"to-confirm"}
+        assert {judgements[c].verdict for c in screened.wanted} == {Verdict.UNDECIDED}
+
+
+# -- noise ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("noise", "slower", "verdict", "code"),
+    [
+        (0.06, 1.0, "undecided", "too-noisy"),
+        (0.06, 1.5, "slower", "slower-confirmed"),
+        # Stored all over the place, so that no test can fail, and yet each session is beyond 15%.
+        (0.25, 1.0, "undecided", "too-noisy"),
+        (0.25, 3.0, "slower", "guard"),
+    ],
+)
+def test_a_noisy_case_is_undecided_unless_it_is_far_slower(
+    noise: float, slower: float, verdict: str, code: str
+) -> None:
+    lab = Lab(seed=5, noisy={FIRST: noise})
+    policy = Policy(confirm_level=1e-6) if code == "guard" else Policy()
+    _, judgements = judge(lab, subject={FIRST: slower}, policy=policy)
+    assert (str(judgements[FIRST].verdict), judgements[FIRST].reason.code) == (verdict, code), judgements[FIRST].reason
+
+
+@pytest.mark.parametrize(
+    ("noise", "comparator_noise", "machine", "weight"),
+    [(0.005, 0.003, 0.03, 1.0), (0.003, 0.03, 0.003, 0.0), (0.005, 0.005, 0.005, 1.0)],
+    ids=["it cancels the machine", "it is the noisy one", "no matter"],
+)
+def test_the_comparator_is_taken_off_where_it_helps(
+    noise: float, comparator_noise: float, machine: float, weight: float
+) -> None:
+    lab = Lab(noise=noise, comparator_noise=comparator_noise, machine=machine)
+    _, judgements = judge(lab)
+    assert {j.weight for j in judgements.values()} == {weight}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_detectable_is_detected(device: str) -> None:
+    policy, found, planted = Policy.for_device(device), 0, 0
+    small = 1.0 if device == "cpu" else 0.3
+    for seed in range(25):
+        lab = Lab(seed=seed, machine=0.01 * small, noise=0.008 * small, comparator_noise=0.003 * small)
+        then = store(lab.sessions(12))
+        stated = gate.detectable(then, policy)
+        first, more = lab.sessions(policy.screen_sessions), lab.sessions(policy.confirm_sessions)
+        for case, change in stated.items():
+            head = {case: first[case]}
+            scaled(head[case], range(len(head[case])), 1 + change)
+            scaled(more[case], range(len(more[case])), 1 + change)
+        for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
+            screened = gate.screen(then, first, policy)
+            alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
+            judgements = gate.confirm(then, {case: more[case]}, alone, policy)
+            found += judgements[case].verdict is Verdict.SLOWER
+            planted += 1
+    assert 0.90 < found / planted < 0.995, (found, planted)
+
+
+def test_the_median_absolute_deviation_is_worth_what_the_constants_say() -> None:
+    rng = np.random.default_rng(0)
+    for count in (3, 4, 5, 6, 7, 8, 9, 12, 15):
+        drawn = [gate._location(row, 1e-9) for row in rng.standard_normal((6000, count)).tolist()]
+        logs = np.log([one.variance for one in drawn])
+        df = drawn[0].df
+        assert float(special.polygamma(1, df / 2)) == pytest.approx(float(logs.var()), rel=0.15), count
+        centred = float(special.digamma(df / 2)) - math.log(df / 2)
+        assert float(logs.mean()) == pytest.approx(centred, abs=0.06), count
+        heavy = rng.standard_t(4, (6000, count))
+        error = np.median(heavy, axis=1).var() / stats.median_abs_deviation(heavy, axis=None, scale="normal") ** 2
+        assert float(error) == pytest.approx(gate._share(count), rel=0.2), count
+
+
+# -- false alarms --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [judge, judge_pair])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_same_code_is_never_slower(
+    mode: Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], device: str
+) -> None:
+    verdicts: list[Verdict] = []
+    for seed in range(40):
+        lab = Lab(seed=seed, noisy={CASES[2]: 0.03}, raw=CASES[9:])
+        _, judgements = mode(lab, policy=Policy.for_device(device))
+        verdicts += [j.verdict for j in judgements.values()]
+    assert verdicts.count(Verdict.SLOWER) == 0
+    assert verdicts.count(Verdict.FASTER) == 0
+
+
+# -- the anchor ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_faster_comparator_makes_nothing_slower(seed: int, device: str) -> None:
+    lab = Lab(seed=seed, machine=0.004, noise=0.004)
+    screened, judgements = judge(lab, comparator=1 / 1.05, policy=Policy.for_device(device))
+    assert screened.anchor is not None
+    assert screened.anchor.code == "anchor-shift"
+    assert "faster" in screened.anchor.text
+    assert ("undecided", "anchor-shift") in words(judgements)
+    assert not [j for j in judgements.values() if j.verdict in (Verdict.SLOWER, Verdict.FASTER)]
+
+
+@pytest.mark.parametrize("raw", [(), CASES[:3]], ids=["all with a comparator", "three without"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slower_machine_makes_nothing_slower(seed: int, raw: Sequence[CaseKey]) -> None:
+    lab = Lab(seed=seed, machine=0.004, noise=0.004, raw=raw)
+    screened, judgements = judge(lab, subject=1.05, comparator=1.05)
+    assert screened.anchor is not None
+    assert "slower" in screened.anchor.text
+    assert words({c: j for c, j in judgements.items() if c not in raw}) == {("same", "within")}
+    assert words({c: judgements[c] for c in raw}) <= {("undecided", "anchor-shift")}
+
+
+def test_a_slower_machine_hides_no_slower_case() -> None:
+    subject = dict.fromkeys(CASES, 1.05) | {FIRST: 1.05 * 1.08}
+    _, judgements = judge(Lab(machine=0.004), subject=subject, comparator=1.05)
+    assert judgements[FIRST].reason.code == "slower-confirmed"
+    assert judgements[FIRST].change == pytest.approx(0.08, abs=0.02)
+    assert words({c: judgements[c] for c in CASES[1:]}) == {("same", "within")}
+
+
+@pytest.mark.parametrize(
+    ("slower", "word"), [(1.06, ("undecided", "anchor-shift")), (1.5, ("slower", "slower-confirmed"))]
+)
+def test_without_any_comparator_a_move_of_all_cases_is_not_the_code(slower: float, word: tuple[str, str]) -> None:
+    subject = dict.fromkeys(CASES, 1.06) | {FIRST: slower}
+    screened, judgements = judge(Lab(machine=0.004, raw=CASES), subject=subject)
+    assert screened.anchor is not None
+    assert "all cases moved alike" in screened.anchor.text
+    assert words({FIRST: judgements[FIRST]}) == {word}
+    assert words({c: judgements[c] for c in CASES[1:]}) == {("undecided", "anchor-shift")}
+
+
+def test_a_few_raw_cases_alone_are_taken_at_their_word() -> None:
+    lab = Lab(machine=0.002, noise=0.004, raw=CASES, cases=CASES[:3])
+    screened, judgements = judge(lab, subject=1.1)
+    assert screened.anchor is None
+    assert words(judgements) == {("slower", "slower-confirmed")}
+
+
+def test_a_machine_somewhat_slower_is_allowed_for_in_raw_cases() -> None:
+    # 2.5% is no shift (3%), but it is beyond the 2% that a case may be slower by.
+    slower = 0
+    for seed in range(10):
+        lab = Lab(seed=seed, machine=0.0005, noise=0.001, comparator_noise=0.001, raw=CASES[:3])
+        screened, judgements = judge(lab, subject=1.028, comparator=1.028)
+        assert screened.anchor is None
+        slower += sum(j.verdict is Verdict.SLOWER for j in judgements.values())
+    assert slower == 0
+
+
+def test_the_shift_can_be_asked_for_alone() -> None:
+    lab, policy = Lab(), Policy()
+    stored = store(lab.sessions(12))
+    assert gate.anchor_shift(stored, lab.sessions(3), policy) is None
+    reason = gate.anchor_shift(stored, lab.sessions(3, comparator=0.9), policy)
+    assert reason is not None
+    assert "12 of 12" in reason.text
+
+
+# -- base against head -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "code"),
+    [
+        ({}, "same", "within"),
+        ({"subject": {FIRST: 1.1}}, "slower", "slower-confirmed"),
+        ({"subject": {FIRST: 0.9}}, "faster", "faster-confirmed"),
+        ({"swing": 0.2}, "same", "within"),
+        ({"swing": 0.2, "subject": {FIRST: 1.1}}, "slower", "slower-confirmed"),
+        ({"edit": lambda base, _head, _mb, _mh: base.pop(FIRST)}, "no-baseline", "no-baseline"),
+        ({"edit": lambda base, _head, _mb, _mh: disturb(base[FIRST], [0, 2])}, "undecided", "disturbed"),
+        (
+            {"subject": {FIRST: 1.1}, "edit": lambda _b, _h, base, _mh: disturb(base[FIRST], range(4))},
+            "undecided",
+            "disturbed",
+        ),
+        # Half of the confirming sessions lack the case: the others are still paired with their neighbours.
+        (
+            {
+                "swing": 0.2,
+                "subject": {FIRST: 1.1},
+                "edit": lambda _b, _h, _mb, head: head[FIRST].__delitem__(slice(0, 2)),
+            },
+            "slower",
+            "slower-confirmed",
+        ),
+    ],
+    ids=["same", "slower", "faster", "swing", "swing+slower", "not in base", "base disturbed", "disturbed", "gaps"],
+)
+@pytest.mark.parametrize("raw", [(), CASES], ids=["with comparator", "raw"])
+def test_a_pair_is_judged(options: dict[str, object], verdict: str, code: str, raw: Sequence[CaseKey]) -> None:
+    screened, judgements = judge_pair(Lab(seed=1, raw=raw), **options)  # type: ignore[arg-type]
+    assert (str(judgements[FIRST].verdict), judgements[FIRST].reason.code) == (verdict, code), judgements[FIRST].reason
+    assert screened.anchor is None
+    assert words({c: judgements[c] for c in CASES[1:]}) == {("same", "within")}
+
+
+@pytest.mark.parametrize("comparator", [1 / 1.06, {FIRST: 1 / 1.06}], ids=["all", "one"])
+@pytest.mark.parametrize(("slower", "code"), [(1.0, "within"), (1.1, "slower-confirmed")])
+def test_a_comparator_that_differs_between_base_and_head_is_left_out(
+    comparator: Mapping[CaseKey, float] | float, slower: float, code: str
+) -> None:
+    lab = Lab(seed=2, machine=0.004)
+    screened, judgements = judge_pair(lab, subject={FIRST: slower}, comparator=comparator)
+    assert (screened.anchor is not None) == isinstance(comparator, float)
+    assert (judgements[FIRST].weight, judgements[FIRST].reason.code) == (0.0, code), judgements[FIRST].reason
+    assert "comparator differs between base and head" in judgements[FIRST].reason.text
+    assert words({c: judgements[c] for c in CASES[1:]}) == {("same", "within")}
+
+
+def test_on_a_restless_machine_a_faster_comparator_makes_nothing_slower() -> None:
+    verdicts = []
+    for seed in range(15):
+        lab = Lab(seed=seed, machine=0.03, noise=0.004)
+        verdicts += [j.verdict for j in judge_pair(lab, comparator=1 / 1.05)[1].values()]
+    assert verdicts.count(Verdict.SLOWER) == 0
+
+
+# -- notes and figures -----------------------------------------------------------------------------------------------
+
+
+def sample(case: CaseKey = FIRST, **facts: object) -> Sample:
+    return Sample(case, "cpu", Status.PASSED, **{"subject": (1.2e-3, 1.0e-3), **facts})  # type: ignore[arg-type]
+
+
+def test_readings_are_the_best_visits_numbered_by_session() -> None:
+    crashed = Sample(FIRST, "cpu", Status.CRASHED)
+    sessions = [
+        Session("here", samples=(sample(comparator=(3e-3, 2e-3)), sample(CASES[1]))),
+        Session("here", samples=(crashed,)),
+        Session("here", samples=(sample(disturbed="load"),)),
+    ]
+    assert gate.readings(sessions) == {
+        FIRST: [Reading(1e-3, 2e-3, "", 0), Reading(1e-3, None, "load", 2)],
+        CASES[1]: [Reading(1e-3, None, "", 0)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rivals", "expected"),
+    [
+        ({}, None),
+        ({"mine": (0.5, 0.5)}, None),  # the picked one is no rival of itself
+        ({"a": (1.0, 2.0)}, 0.0),
+        ({"a": (0.8, 1.6)}, 0.25),
+        ({"a": (0.8, 1.6), "b": (0.5, 1.0)}, 1.0),
+        ({"slow": (4.0, 8.0)}, 0.0),
+        ({"a": (0.8, 1.6, 0.8)}, None),  # visits that are no blocks
+    ],
+)
+def test_regret_is_paired_by_block(rivals: dict[str, tuple[float, ...]], expected: float | None) -> None:
+    # The machine is half as fast in the second block; that is in subject and rivals alike.
+    one = sample(subject=(1.0, 1.0, 2.0, 2.0), rivals=rivals, picked=("mine",))
+    assert gate.regret(one) == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("picked", "expected"),
+    [
+        ([("old",), ("old",)], ""),
+        ([("new",), ("new",)], "was old, is new"),
+        ([("new",), ("old",)], "was old, is new in 1 of 2 sessions"),
+        ([(), ()], ""),
+    ],
+)
+def test_selection_and_regret_are_notes(picked: list[tuple[str, ...]], expected: str) -> None:
+    stored = {FIRST: Stored(FIRST, (), picked=("old",))}
+    given = {
+        FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", "")),
+        CASES[1]: Judgement(CASES[1], Verdict.NO_BASELINE, Reason("no-baseline", "")),
+    }
+    sessions = [
+        Session("here", samples=(sample(picked=names, subject=(1.1, 1.1), rivals={"a": (1.0,)}),)) for names in picked
+    ]
+    found = gate.annotate(given, stored, sessions)
+    assert found[FIRST].selection == expected
+    assert found[FIRST].regret == pytest.approx(0.1)
+    assert found[FIRST].verdict is Verdict.SAME
+    assert found[CASES[1]] == given[CASES[1]]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"delta": 2.0}, "delta is 2.0; it is a fraction"),
+        ({"confirm_level": 0.0}, "confirm_level is 0.0"),
+        ({"screen_pairs": 1}, "screen_pairs is 1; it takes at least 2"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(facts: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Policy(**facts)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="known are cpu and cuda"):
+        Policy.for_device("tpu")
