@@ -101,21 +101,24 @@ class Meter:
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
         filling = ("rand",) if "rand" in fillings else fillings[:1]
         timed = JudgedCase(case.backend, case.problem, filling, case.seed, case.device, case.choices or "winner")
-        started = time.perf_counter()
+        started, compiled = time.perf_counter(), 0.0
         samples: list[Sample] = []
         last: dict[str, Outcome] = {}
         self._readings.clear()
         for outcome in self._judge.judge(timed, timing=self._time if self.request.timed else None):
+            compiled += outcome.seconds.compile
             if outcome.status is Status.DROPPED and outcome.choice != "" and timed.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
             if self._readings:
-                samples.append(self._sample(case, outcome, *self._readings.pop(), time.perf_counter() - started))
+                spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
+                samples.append(self._sample(case, outcome, *self._readings.pop(), spent))
                 last.pop(outcome.choice, None)
-                started = time.perf_counter()
+                started, compiled = time.perf_counter(), 0.0
             elif outcome.choice not in last or last[outcome.choice].status is Status.PASSED:
                 last[outcome.choice] = outcome
         # What was not timed: a case that failed before, or a session that only judges.
-        samples += [self._untimed(case, outcome, time.perf_counter() - started) for outcome in last.values()]
+        spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
+        samples += [_sample(case, outcome, spent) for outcome in last.values()]
         for sample in samples:
             self._write(sample_line(sample))
         (self.folder / NOW).unlink()
@@ -219,10 +222,16 @@ class Meter:
         return found
 
     def _sample(
-        self, case: Case, outcome: Outcome, readings: timing.Readings, comparator: str, timed: float, total: float
+        self,
+        case: Case,
+        outcome: Outcome,
+        readings: timing.Readings,
+        comparator: str,
+        timed: float,
+        spent: Mapping[str, float],
     ) -> Sample:
         sample = dataclasses.replace(
-            self._untimed(case, outcome, total),
+            _sample(case, outcome, {**spent, "judge": max(0.0, spent["judge"] - timed), "time": timed}),
             subject=readings.subject,
             comparator=readings.comparator,
             comparator_name=comparator,
@@ -232,8 +241,6 @@ class Meter:
             rivals=readings.rivals,
             telemetry=readings.telemetry,
         )
-        judged = max(0.0, sample.phases["judge"] - timed)
-        sample = dataclasses.replace(sample, phases={**sample.phases, "judge": judged, "time": timed})
         excess = self._excess(case, sample) if sample.is_timed else None
         if excess is not None:
             # The result was right, so the fault is the clock's or the ceilings': no figure to keep, and no failure.
@@ -247,17 +254,18 @@ class Meter:
         name = roofline.dtype_name(case.problem)
         return roofline.excess(sample.best, roofline.work(case.problem), name, self._ceilings)
 
-    def _untimed(self, case: Case, outcome: Outcome, total: float) -> Sample:
-        spent = outcome.seconds
-        return Sample(
-            case=CaseKey(outcome.backend, outcome.problem, outcome.choice),
-            device=case.device,
-            status=outcome.status,
-            reason=outcome.reason,
-            picked=outcome.chosen,
-            kernels=outcome.kernels,
-            phases={"prepare": spent.compile, "judge": max(0.0, total - spent.compile)},
-        )
+
+def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
+    """An outcome as a sample without readings."""
+    return Sample(
+        case=CaseKey(outcome.backend, outcome.problem, outcome.choice),
+        device=case.device,
+        status=outcome.status,
+        reason=outcome.reason,
+        picked=outcome.chosen,
+        kernels=outcome.kernels,
+        phases=phases,
+    )
 
 
 @contextlib.contextmanager

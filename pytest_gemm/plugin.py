@@ -619,7 +619,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         _show_speed(config, terminalreporter)
     state = config.stash[_STATE]
     lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
-    lines = (lines if config.stash[_CONFIG].compile_only else []) + state.summary()
+    lines = lines if config.stash[_CONFIG].compile_only else []
+    if not config.stash.get(_MEASURED, None) or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
+        lines += state.summary()
     if lines:
         terminalreporter.section("GEMM backends")
         for line in lines:

@@ -560,6 +560,8 @@ def _measure(
         made.mode = "baseline"
         _gate(config, runner, head, cases, policy, store, made, clock)
     made.failed = runner.failed
+    order = {case: place for place, case in enumerate(cases)}  # each session has another one
+    made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[pair[0].backend, pair[0].problem]))
     if whole:
         _tidy(config, store, cases, made)
     display.line(

@@ -378,8 +378,9 @@ class _Visits:
 
 # -- the CPU ------------------------------------------------------------------------------------------------------
 
-# Cores' worth of other processes' work beyond which a measurement is disturbed.  Measured (docs/timing.md): a quiet
-# machine shows 0.01 to 0.03; from 0.13 on, the ratio of two kernels that differ in their needs was off by 15% and more.
+# Cores' worth of other processes' work beyond which a measurement is disturbed.  A product that is divided among its
+# threads once and for all waits for the slowest of them, and one that shares its core with so much takes a tenth longer:
+# what spoils a block.  docs/timing.md shows what more of it does.
 _LOAD_OF_OTHERS: Final = 0.10
 
 

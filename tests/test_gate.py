@@ -185,8 +185,8 @@ WARM_SCREEN = {
             "slower-confirmed",
         ),
         (
-            "8% slower in half of the sessions",
-            {"subject": {FIRST: 1.08}, "edit": lambda _stored, _first, more: scaled(more[FIRST], range(4), 1 / 1.08)},
+            "8% slower, but for two sessions of eight",
+            {"subject": {FIRST: 1.08}, "edit": lambda _stored, _first, more: scaled(more[FIRST], [1, 6], 1 / 1.08)},
             "undecided",
             "not-confirmed",
         ),

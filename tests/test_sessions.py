@@ -216,8 +216,6 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     result = run(project, "--gemm-backends=honest", sessions=3)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower *", "*rerun: pytest *--gemm-backends=honest*"])
-    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", sessions=3)
-    assert result.ret == 0
     # Recording it is not the way out, unless somebody says why.
     before = file.read_text()
     result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
