@@ -157,6 +157,7 @@ class SpeedConfig:
 
     Attributes:
         root: of the tests; relative paths of shapes begin here.
+        threads: CPU threads of what is timed: as given, or all cores, however many workers share the tests.
         shapes: sets and files to time; empty: the level's.
         comparator: backend that is timed beside each subject, "" for none.
         sessions: processes that time every case; 0: as many as the gate or a recording needs.
@@ -174,6 +175,7 @@ class SpeedConfig:
     """
 
     root: Path = Path()
+    threads: int = 1
     shapes: tuple[str, ...] = ()
     comparator: str = "aten"
     sessions: int = 0
@@ -401,6 +403,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         raise pytest.UsageError(f"--gemm-session={session}: there is no request.json; a run makes it for its sessions")
     return SpeedConfig(
         root=root,
+        threads=_whole("--gemm-threads", values["threads"], 1) if values["threads"] else cores(),
         shapes=_list(values["shapes"]),
         comparator="" if comparator == "none" else comparator,
         sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,

@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 
 from pytest_gemm import machine, roofline, timing
 from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Timeable, Unsupported
@@ -87,6 +90,7 @@ class Meter:
         self._may_run_eager = may_run_eager
         self._timers: dict[str, timing.Timer] = {}
         self._started = time.perf_counter()
+        self._parent = os.getppid()
         self._readings: list[tuple[timing.Readings, str, float]] = []
         self._ceilings = self.request.ceilings
         self._write(session_line(self._head()))
@@ -96,6 +100,8 @@ class Meter:
         from pytest_gemm.judge import Case as JudgedCase
         from pytest_gemm.operands import fillings_for
 
+        if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now
+            pytest.exit("the run that asked for this session is gone", returncode=3)
         (self.folder / NOW).write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
         fillings = fillings_for(case.problem)
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
@@ -252,7 +258,12 @@ class Meter:
         if self._ceilings is None:
             return None
         name = roofline.dtype_name(case.problem)
-        return roofline.excess(sample.best, roofline.work(case.problem), name, self._ceilings)
+        cache = None
+        if case.device == "cuda":
+            import torch
+
+            cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        return roofline.excess(sample.best, roofline.work(case.problem), name, self._ceilings, cache=cache)
 
 
 def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:

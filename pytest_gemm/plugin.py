@@ -20,6 +20,7 @@ from pytest_gemm import ahead, distribution, hookspec, selection, session
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Configurable, Registry, RegistryError
+from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
@@ -325,7 +326,7 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
         return
     from pytest_gemm import sessions
 
-    whole = not config.stash[_STATE].narrowed
+    whole = not config.stash[_STATE].narrowed and settings.level == LEVELS[-1] and not settings.speed.shapes
     config.stash[_STATE].narrowed = True  # a few shapes do not show that an entry of the ledger is stale
     given = config.invocation_params
     command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))

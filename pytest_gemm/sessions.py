@@ -305,7 +305,7 @@ class _Runner:
             arm.name,
             index,
             ceilings=self.ceilings,
-            commit=self.commit,
+            commit=self.commit if arm.name == "head" else "",
             plan={"blocks": self._config.speed.blocks, "seed": index},
         )
         with _Open(self, arm, request) as one:
@@ -333,7 +333,7 @@ class _Runner:
         if arm.first is not None:
             before = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join([str(arm.first), *([before] if before else [])])
-        arguments = self._command.session(folder, self._config.threads)
+        arguments = self._command.session(folder, self._config.speed.threads)
         with (folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
                 [arm.python, "-m", "pytest", *arguments],
@@ -504,7 +504,11 @@ def measure(
             no session can measure.
     """
     if config.speed.prune and not whole:
-        raise pytest.UsageError("--gemm-prune drops what the suite no longer has: leave out what selects a part of it")
+        raise pytest.UsageError(
+            "--gemm-prune drops what the suite no longer has, so it needs the whole suite: give "
+            "--gemm-level=exhaustive and nothing that selects a part of it, or drop single cases with "
+            "python -m pytest_gemm.baseline prune"
+        )
     of_device: dict[str, list[Timed]] = {}
     for case in dict.fromkeys(cases):
         of_device.setdefault(config.device_of(config.registry[case[0]]), []).append(case)
@@ -534,7 +538,7 @@ def _measure(
 ) -> Measured:
     policy = gate.Policy.for_device(device)
     runner = _Runner(config, command, display, device, scratch)
-    hardware = machine.hardware_key("cuda" if device == "cuda" else "cpu", config.threads)
+    hardware = machine.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
     record = " ".join(
         ["pytest", *map(shlex.quote, command.arguments), *([] if config.speed.record else ["--gemm-record"])]
     )

@@ -59,7 +59,7 @@ class Ceilings:
 
     Attributes:
         flops: highest matrix rate by name of the input dtype, in FLOP/s (operations, for integers).
-        bandwidth: copy bandwidth in byte/s, read and written bytes together.
+        bandwidth: of the memory in byte/s, the better of copying (read and written bytes together) and reading.
     """
 
     flops: Mapping[str, float] = dataclasses.field(default_factory=dict)

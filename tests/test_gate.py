@@ -296,6 +296,7 @@ def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
     ("noise", "slower", "verdict", "code"),
     [
         (0.06, 1.0, "undecided", "too-noisy"),
+        (0.06, 1.1, "undecided", "too-noisy"),  # suspected, not confirmed, and nothing less would have been
         (0.06, 1.5, "slower", "slower-confirmed"),
         # Stored all over the place, so that no test can fail, and yet each session is beyond 15%.
         (0.25, 1.0, "undecided", "too-noisy"),

@@ -293,3 +293,19 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
     result = run(project, "--gemm-backends=honest")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "honest.jsonl:1" in result.stderr.str()
+
+
+def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-backends=honest", "--gemm-record", "--gemm-prune")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--gemm-level=exhaustive" in result.stderr.str()
+
+
+def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
+    result = run(project, "--gemm-backends=honest", "--gemm-record")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*not recorded: * others kept 2 cores busy*"])
+    assert not list(project.path.glob("baselines/*/*.jsonl"))
