@@ -214,6 +214,11 @@ class Baseline:
             note=note,
         )
 
+    def without_comparator(self) -> Baseline:
+        """The same as if the subject had been timed alone."""
+        epochs = tuple(dataclasses.replace(epoch, comparator_us=None) for epoch in self.epochs)
+        return dataclasses.replace(self, comparator="", comparator_us=(), epochs=epochs)
+
     def line(self) -> str:
         """The baseline as one line of JSON, without a newline; :meth:`parse` reads it.
 
@@ -888,17 +893,22 @@ def stored(baselines: Mapping[CaseKey, Baseline], now: Session) -> dict[CaseKey,
     """What the gate compares a run with.
 
     A baseline that was timed in another way is left out, see :func:`incomparable`.  One of other software is compared,
-    and its note says so.
+    and its note says so.  Of one that was recorded beside another comparator only the subject's time is left.
 
     Args:
         baselines: of the run's hardware key.
         now: a session of the run.
     """
-    return {
-        case: one.stored(_software_note(one.software, now.software))
-        for case, one in baselines.items()
-        if one.contract == now.contract
-    }
+    comparators = {sample.case: sample.comparator_name for sample in now.samples if sample.is_timed}
+
+    def seen(one: Baseline) -> Stored:
+        note = _software_note(one.software, now.software)
+        if comparators.get(one.case, one.comparator) == one.comparator:
+            return one.stored(note)
+        beside = f"recorded beside {one.comparator or 'no comparator'}"
+        return one.without_comparator().stored("; ".join(filter(None, [note, beside])))
+
+    return {case: seen(one) for case, one in baselines.items() if one.contract == now.contract}
 
 
 def incomparable(baselines: Mapping[CaseKey, Baseline], now: Session) -> list[CaseKey]:

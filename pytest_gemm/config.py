@@ -392,6 +392,8 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
     ):
         if given and not record:
             raise pytest.UsageError(f"--gemm-{flag} says how to record: add --gemm-record")
+    if values["against"] and values["sessions"] == "1":
+        raise pytest.UsageError("--gemm-sessions=1: to tell two environments apart takes 2 sessions of each at least")
     if accept and not values["reason"]:
         raise pytest.UsageError("--gemm-accept needs a --gemm-reason=TEXT, which is kept in the baseline")
     comparator = values["comparator"]

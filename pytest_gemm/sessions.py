@@ -383,6 +383,8 @@ class _Open:
     def done(self) -> int:
         """How many cases have a sample by now."""
         before = sum(len(part.samples) for part in self._parts) + len(self._crashed)
+        if self._process is None:
+            return before
         try:
             return before + (self._folder / SESSION).read_text(encoding="utf-8").count('{"sample"')
         except OSError:
@@ -537,6 +539,9 @@ def _measure(
     whole: bool,
 ) -> Measured:
     policy = gate.Policy.for_device(device)
+    if (count := config.speed.sessions) and not config.speed.record:
+        changed = {"screen_pairs": count} if base is not None else {"screen_sessions": count}
+        policy = dataclasses.replace(policy, **changed)
     runner = _Runner(config, command, display, device, scratch)
     hardware = machine.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
     record = " ".join(
@@ -559,10 +564,10 @@ def _measure(
         made.judgements = _with_every_case({}, made)
     elif base is not None:
         made.mode = "against"
-        _against(config, runner, head, base, cases, policy, made, clock)
+        _against(runner, head, base, cases, policy, made, clock)
     else:
         made.mode = "baseline"
-        _gate(config, runner, head, cases, policy, store, made, clock)
+        _gate(runner, head, cases, policy, store, made, clock)
     made.failed = runner.failed
     order = {case: place for place, case in enumerate(cases)}  # each session has another one
     made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[pair[0].backend, pair[0].problem]))
@@ -622,7 +627,6 @@ def _named(keys: Iterable[CaseKey]) -> list[Timed]:
 
 
 def _gate(
-    config: GemmConfig,
     runner: _Runner,
     head: Arm,
     cases: list[Timed],
@@ -632,7 +636,7 @@ def _gate(
     clock: _Clock,
 ) -> None:
     with clock("screen"):
-        first = _sessions(runner, head, cases, config.speed.sessions or policy.screen_sessions, made, "screening")
+        first = _sessions(runner, head, cases, policy.screen_sessions, made, "screening")
     if not first:
         return
     stored = baseline.stored(made.stored, first[0])
@@ -651,7 +655,6 @@ def _gate(
 
 
 def _against(
-    config: GemmConfig,
     runner: _Runner,
     head: Arm,
     base: Arm,
@@ -661,8 +664,7 @@ def _against(
     clock: _Clock,
 ) -> None:
     with clock("screen"):
-        pairs = config.speed.sessions or policy.screen_pairs
-        first_base, first_head = _pairs(runner, head, base, cases, pairs, made, "screening")
+        first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
     screened = gate.screen_pair(gate.readings(first_base), gate.readings(first_head), policy)
     judgements = dict(screened.judgements)
     if screened.wanted:

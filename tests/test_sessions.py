@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import random
 import signal
 
 from pytest_gemm import roofline, timing
+from pytest_gemm.backend import Availability, Proof, Registry
 from pytest_gemm.speed import Ceilings
 
 
@@ -79,9 +83,34 @@ def dies(a, b):
     return a @ b
 
 
+class Several:
+    name = "several"
+    devices = ("cpu",)
+
+    def availability(self, device):
+        return Availability()
+
+    def supports(self, problem):
+        return None
+
+    def choices(self, problem, operands):
+        return ("big", "medium", "small")
+
+    def prepare(self, problem, operands):
+        return self.prepare_choice(problem, operands, "big")
+
+    def prepare_choice(self, problem, operands, choice):
+        registry = Registry()
+        registry.add_callable(choice, honest)
+        made = registry[choice].prepare(problem, operands)
+        made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
+        return made
+
+
 def pytest_gemm_register_backends(registry):
     for one in (honest, wrong, dies):
         registry.add_callable(one.__name__, one)
+    registry.add(Several())
 """
 
 TEST = """
@@ -96,7 +125,9 @@ LINES = ("mm:f32:nn:32x64x64", "mm:f32:nn:48x64x64", "mm:f32:nn:64x64x64")
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    scratch = pytester.mkdir("tmp")  # the lock of the machine lies there, and these runs time nothing for real
+    monkeypatch.setenv("TMPDIR", str(scratch))
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_perf=TEST.format(problems=", ".join(map(repr, LINES[:1]))))
@@ -215,7 +246,7 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     monkeypatch.setenv("SUBJECT_MS", "1.3")
     result = run(project, "--gemm-backends=honest", sessions=3)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower *", "*rerun: pytest *--gemm-backends=honest*"])
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower, +*", "*rerun: pytest *--gemm-backends=honest*"])
     # Recording it is not the way out, unless somebody says why.
     before = file.read_text()
     result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
@@ -272,6 +303,7 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
         (["--gemm-record", "--gemm-accept=x"], r"--gemm-accept needs a --gemm-reason"),
         (["--gemm-record", "--gemm-against=x"], r"leave one out"),
         (["--gemm-comparator=cublas"], r"--gemm-comparator=cublas: no such backend; known: none, aten"),
+        (["--gemm-against=x", "--gemm-sessions=1"], r"takes 2 sessions of each at least"),
         (["--gemm-blocks=2"], r"--gemm-blocks=2: give a whole number, 5 or more"),
         (["--gemm-session=here"], r"there is no request.json"),
         (["--gemm-gate=maybe"], r"choose one of fail, report"),
@@ -309,3 +341,60 @@ def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*not recorded: * others kept 2 cores busy*"])
     assert not list(project.path.glob("baselines/*/*.jsonl"))
+
+
+def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
+    monkeypatch.setenv("OTHER_MS", "0.93")
+    result = run(project, "--gemm-backends=honest", sessions=3)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*anchor*", "*1 undecided*"])
+
+
+def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_MS", "0.8")
+    record = project.path / "bench.json"
+    result = run(
+        project,
+        "--gemm-backends=several",
+        "--gemm-regret=2",
+        "--gemm-gate=report",
+        f"--benchmark-json={record}",
+    )
+    assert result.ret == 0
+    (bench,) = json.loads(record.read_text())["benchmarks"]
+    assert bench["extra_info"]["choice"] == "big"
+    assert bench["extra_info"]["regret"] == pytest.approx(0.25, abs=0.03)
+
+
+def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
+    lock = project.path / "tmp" / f"pytest-gemm-cpu-{os.getuid()}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = project.popen(
+            [sys.executable, "-m", "pytest", "--gemm-backends=honest", "--gemm-sessions=1", "--gemm-gate=report"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        said = ""
+        while "another run is timing on cpu" not in said:
+            assert waiting.stdout is not None
+            line = waiting.stdout.readline()
+            assert line, said
+            said += line
+        fcntl.flock(file, fcntl.LOCK_UN)
+        rest, _ = waiting.communicate()
+    assert waiting.returncode == 0, rest
+    assert "GEMM speed on" in rest
+
+
+def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
+    project.makepyfile(test_other="def test_other():\n    pass\n")
+    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", "--benchmark-only", sessions=1)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*1 no-baseline*"])

@@ -1,0 +1,102 @@
+"""Plain data of speed: lines of JSON and back, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.replay import Replay
+from pytest_gemm.speed import (
+    CaseKey,
+    Ceilings,
+    Sample,
+    Session,
+    SessionError,
+    by_case,
+    read_session,
+    sample_line,
+    session_line,
+)
+
+SAMPLE = Sample(
+    CaseKey("cpp", "mm:f32:nn:8x8x8", "tile-a"),
+    "cpu",
+    Status.PASSED,
+    subject=(2e-3, 1e-3, 1.5e-3),
+    comparator=(3e-3, 2e-3, 2.5e-3),
+    comparator_name="aten",
+    calls=3,
+    picked=("tile-a",),
+    kernels=("k0",),
+    rivals={"tile-b": (1e-3,)},
+    telemetry={"cpu_mhz_min": 2400.0},
+    phases={"time": 0.2},
+)
+FAILED = Sample(CaseKey("cpp", "mm:f32:nn:4x4x4"), "cpu", Status.CRASHED, Reason("died", "it died", "run it again"))
+SESSION = Session(
+    "amd-epyc-avx2-4c",
+    {"torch": "2.13.0"},
+    "abcd",
+    "base",
+    3,
+    "2026-11-21T14:00:00+0000",
+    "12ab",
+    Ceilings({"f32": 1e12}, 2e10),
+)
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("".join(lines))
+    return path
+
+
+def test_a_session_becomes_lines_and_back(tmp_path: Path) -> None:
+    lines = (session_line(SESSION), sample_line(SAMPLE), sample_line(FAILED), '{"end": {"seconds": 12.5}}\n')
+    read = read_session(written(tmp_path / "s.jsonl", *lines))
+    assert read == dataclasses.replace(SESSION, samples=(SAMPLE, FAILED), seconds=12.5)
+    assert by_case([read]) == {SAMPLE.case: [SAMPLE]}
+
+
+def test_the_figure_is_the_least_reading() -> None:
+    assert (SAMPLE.best, SAMPLE.comparator_best, SAMPLE.median) == (1e-3, 2e-3, 1.5e-3)
+    assert SAMPLE.spread == pytest.approx(1 / 3)
+    assert FAILED.comparator_best is None
+
+
+def test_a_torn_last_line_is_what_a_killed_process_leaves(tmp_path: Path) -> None:
+    torn = sample_line(FAILED)[:30]
+    read = read_session(written(tmp_path / "s.jsonl", session_line(SESSION), sample_line(SAMPLE), torn))
+    assert read.samples == (SAMPLE,)
+    assert not read.complete
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ((session_line(SESSION), "{}\n", sample_line(SAMPLE)), r"s\.jsonl, line 2: no line of a session"),
+        ((session_line(SESSION), sample_line(FAILED)[:30] + "\n"), r"line 2"),
+        ((sample_line(SAMPLE),), r"the line about the session is missing"),
+        (('{"session": {"hardware": "x", "colour": 3, "ceilings": {}}}\n',), r"line 1.*colour"),
+    ],
+)
+def test_any_other_line_that_is_wrong_is_named(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
+    with pytest.raises(SessionError, match=says):
+        read_session(written(tmp_path / "s.jsonl", *lines))
+
+
+def test_no_measurement_is_not_a_number() -> None:
+    with pytest.raises(ValueError, match="nan is no measurement"):
+        sample_line(dataclasses.replace(SAMPLE, subject=(float("nan"),)))
+
+
+def test_recorded_time_passes_reading_by_reading() -> None:
+    replay = Replay()
+    replay.load([0.5, 0.25])
+    times = [replay.clock()]
+    for _ in range(3):
+        replay.step()
+        times.append(replay.clock())
+    assert times == [0.0, 0.5, 0.75, 0.75]
