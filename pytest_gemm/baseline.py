@@ -115,7 +115,7 @@ class Baseline:
 
     Attributes:
         case: which; the backend is the file's name and not repeated in the line.
-        subject_us: the subject's figure of each session (``Sample.best``), in microseconds a call.
+        subject_us: the subject's figure of each session (``Sample.figure``), in microseconds a call.
         comparator: name of the comparator, "" without one.
         comparator_us: its figure of each session, as long as ``subject_us``; empty without one.
         spread: median over the sessions of the relative spread within the process (``Sample.spread``).
@@ -939,7 +939,7 @@ def got_slower(
     judgements = gate.confirm(known, gate.readings(sessions[policy.screen_sessions :]), screened, policy)
 
     def seems_slower(judgement: Judgement) -> bool:
-        figures = [one.best for one in timed.get(judgement.case, ()) if not one.disturbed]
+        figures = [one.figure for one in timed.get(judgement.case, ()) if not one.disturbed]
         limit = baselines[judgement.case].median_us * _MICRO * (1.0 + policy.delta)
         return bool(figures) and statistics.median(figures) > limit
 
@@ -1069,8 +1069,8 @@ def _entry(samples: Sequence[Sample], session: Session) -> Baseline:
     """The baseline of one case."""
     problem = Problem.parse(samples[0].case.problem)
     work = roofline.work(problem)
-    comparators = [sample.comparator_best for sample in samples]
-    subject_us = tuple(sample.best / _MICRO for sample in samples)
+    comparators = [sample.comparator_figure for sample in samples]
+    subject_us = tuple(sample.figure / _MICRO for sample in samples)
     seconds = statistics.median(subject_us) * _MICRO
     return Baseline(
         case=samples[0].case,

@@ -222,7 +222,7 @@ class _Sessions:
         ]
         self.cases = tuple(cases)
         self._readings = [
-            {case: Reading(s.best, s.comparator_best, s.disturbed) for case, s in by.items()} for by in self.samples
+            {case: Reading(s.figure, s.comparator_figure, s.disturbed) for case, s in by.items()} for by in self.samples
         ]
 
     def take(self, numbers: Iterable[int], cases: Iterable[CaseKey] | None = None) -> dict[CaseKey, list[Reading]]:
@@ -387,8 +387,8 @@ def _facts(table: _Sessions, case: CaseKey) -> CaseFacts:
         return float(stats.median_abs_deviation(np.log(values), scale="normal"))
 
     some = [by[case] for by in table.samples if case in by]
-    ratios = [s.best / s.comparator_best for s in some if s.comparator_best is not None]
-    best = [s.best for s in some]
+    ratios = [s.figure / s.comparator_figure for s in some if s.comparator_figure is not None]
+    best = [s.figure for s in some]
     return CaseFacts(statistics.median(best), scale(best), scale(ratios) if len(ratios) == len(some) else None)
 
 

@@ -115,7 +115,7 @@ OPTIONS = (
     Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
     Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
     Option("sessions", "", "N", "fresh processes that time every case; default: the gate's number, 12 to record"),
-    Option("blocks", "15", "N", "blocks of subject and comparator in a session, 5 or more; part of how it is timed"),
+    Option("windows", "8", "N", "on a CPU: spans of a session in which each case is timed, 3 or more"),
     Option("regret", "0", "N", "also time N other candidates of each problem: how much does the pick lose?"),
     Option("gate", "fail", "fail|report", "a slower case fails the run, or is only shown", ("fail", "report")),
     Option(
@@ -161,7 +161,7 @@ class SpeedConfig:
         shapes: sets and files to time; empty: the level's.
         comparator: backend that is timed beside each subject, "" for none.
         sessions: processes that time every case; 0: as many as the gate or a recording needs.
-        blocks: of subject and comparator in a session.
+        windows: spans of a session in which each case is timed, on a CPU.
         regret: other candidates of each problem to time.
         gating: whether a slower case fails the run.
         needs_baseline: whether a case without a baseline does.
@@ -179,7 +179,7 @@ class SpeedConfig:
     shapes: tuple[str, ...] = ()
     comparator: str = "aten"
     sessions: int = 0
-    blocks: int = 15
+    windows: int = 8
     regret: int = 0
     gating: bool = True
     needs_baseline: bool = True
@@ -266,7 +266,7 @@ class GemmConfig:
         plain = [
             o
             for o in OPTIONS
-            if o.name.startswith("cutlass-") or o.name in {"comparator", "blocks", "baselines", "against"}
+            if o.name.startswith("cutlass-") or o.name in {"comparator", "windows", "baselines", "against"}
         ]
         given = {option.flag: self.options.get(option.name, option.default) for option in plain}
         options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
@@ -409,7 +409,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         shapes=_list(values["shapes"]),
         comparator="" if comparator == "none" else comparator,
         sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,
-        blocks=_whole("--gemm-blocks", values["blocks"], 5),
+        windows=_whole("--gemm-windows", values["windows"], 3),
         regret=_whole("--gemm-regret", values["regret"], 0),
         gating=values["gate"] == "fail",
         needs_baseline=values["no-baseline"] == "fail",

@@ -208,7 +208,7 @@ def readings(sessions: Iterable[Session]) -> dict[CaseKey, list[Reading]]:
     for number, session in enumerate(sessions):
         for case, samples in by_case([session]).items():
             for sample in samples:
-                reading = Reading(sample.best, sample.comparator_best, sample.disturbed, number)
+                reading = Reading(sample.figure, sample.comparator_figure, sample.disturbed, number)
                 found.setdefault(case, []).append(reading)
     return found
 

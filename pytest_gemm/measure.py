@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +23,7 @@ import pytest
 from pytest_gemm import machine, roofline, timing
 from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Timeable, Unsupported
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem import Problem
 from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
 
@@ -47,7 +49,6 @@ class Request:
         timed: ``False`` to compile and judge only, which fills the compilers' caches and may be done in parallel.
         ceilings: of the machine; ``None``: measure them.
         commit: of the tree that is measured.
-        plan: fields of :class:`pytest_gemm.timing.Plan` that differ from its defaults.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -57,7 +58,6 @@ class Request:
     timed: bool = True
     ceilings: Ceilings | None = None
     commit: str = ""
-    plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Leave it for the process that is to answer."""
@@ -71,69 +71,125 @@ class Request:
         return cls(**{**data, "cases": tuple(map(tuple, data["cases"])), "ceilings": ceilings})
 
 
+@dataclasses.dataclass
+class _Work:
+    """A case that has passed and is being timed.
+
+    Attributes:
+        case: as it was judged, for its one choice.
+        prepared, given: what is called, on which operands.
+        comparator, rivals: what is timed beside it, by name.
+        first: the result that was judged.
+        last: what the last timed call returned.
+        outcome: of the judgement.
+        windows: what was measured so far.
+        phases: seconds that it took so far.
+    """
+
+    case: Case
+    prepared: Prepared
+    given: Operands
+    comparator: tuple[str, Prepared | None]
+    rivals: Mapping[str, Prepared]
+    first: Any
+    last: Any = None
+    outcome: Outcome | None = None
+    windows: list[timing.Readings] = dataclasses.field(default_factory=list)
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+# On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
+# median over the windows leaves out what a guard would.
+_WINDOW: Final = {"blocks": 3, "warm_seconds": 0.02, "retakes": 0, "guard": 10.0}
+# Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
+_WAITING_BYTES: Final = 2 << 30
+_FEWEST_WINDOWS: Final = 3
+
+
 class Meter:
-    """Answers a request, case by case.
+    """Answers a request.
+
+    On a CPU the cases are judged first, and then timed in turn, over and over: a window of each, then the next window
+    of each, so that a state of the machine that lasts for seconds is not a session's whole truth on a case.  On a GPU,
+    which is quieter and whose memory the operands fill, each case is timed when it has been judged.
 
     Args:
         config: of the run.
         judge: who judges what was timed.
         may_run_eager: whether eager ATen may run a problem on a device, or would kill the process.
+        watch: is told of everything that may not come back, for as long as it lasts.
     """
 
-    def __init__(self, config: GemmConfig, judge: Judge, may_run_eager: Callable[[Problem, str], bool]) -> None:
+    def __init__(
+        self,
+        config: GemmConfig,
+        judge: Judge,
+        may_run_eager: Callable[[Problem, str], bool],
+        watch: Callable[[Activity], AbstractContextManager[None]],
+    ) -> None:
         assert config.speed.session is not None
         self.folder = config.speed.session
         self.request = Request.read(self.folder)
-        self.plan = timing.Plan(**self.request.plan)
+        self.windows = config.speed.windows if self.request.device == "cpu" else 1
+        self.plan = timing.Plan(**(_WINDOW if self.windows > 1 else {}), seed=self.request.index)
         self._config = config
         self._judge = judge
         self._may_run_eager = may_run_eager
-        self._timers: dict[str, timing.Timer] = {}
+        self._watch = watch
+        self._timer: timing.Timer = timing.CudaTimer() if self.request.device == "cuda" else timing.CpuTimer()
         self._started = time.perf_counter()
         self._parent = os.getppid()
         self._is_cross_checked = False
-        self._readings: list[tuple[timing.Readings, str, float]] = []
+        self._fresh: list[_Work] = []
+        self._works: list[_Work] = []
         self._ceilings = self.request.ceilings
         self._write(session_line(self._head()))
 
-    def __call__(self, case: Case) -> list[Sample]:
-        """Compile, judge and time a case: a sample for each choice that the case asks for."""
-        from pytest_gemm.judge import Case as JudgedCase
+    def __call__(self, case: Case) -> None:
+        """Compile and judge a case; if it passes it is timed, now or when the others are as far."""
         from pytest_gemm.operands import fillings_for
 
-        if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now
-            pytest.exit("the run that asked for this session is gone", returncode=3)
-        (self.folder / NOW).write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
+        self._begin(case)
         fillings = fillings_for(case.problem)
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
         filling = ("rand",) if "rand" in fillings else fillings[:1]
-        timed = JudgedCase(case.backend, case.problem, filling, case.seed, case.device, case.choices or "winner")
+        judged = dataclasses.replace(case, fillings=filling, choices=case.choices or "winner")
         started, compiled = time.perf_counter(), 0.0
-        samples: list[Sample] = []
         last: dict[str, Outcome] = {}
-        self._readings.clear()
-        for outcome in self._judge.judge(timed, timing=self._time if self.request.timed else None):
+        for outcome in self._judge.judge(judged, timing=self._take if self.request.timed else None):
             compiled += outcome.seconds.compile
-            if outcome.status is Status.DROPPED and outcome.choice != "" and timed.choices in {"winner", "one"}:
+            if outcome.status is Status.DROPPED and outcome.choice != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
-            if self._readings:
-                spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
-                samples.append(self._sample(case, outcome, *self._readings.pop(), spent))
+            if self._fresh and outcome.status is Status.PASSED:
+                work = self._fresh.pop()
+                work.outcome = outcome
+                work.phases = {"prepare": compiled, "judge": time.perf_counter() - started - compiled, "time": 0.0}
+                self._works.append(work)
                 last.pop(outcome.choice, None)
                 started, compiled = time.perf_counter(), 0.0
             elif outcome.choice not in last or last[outcome.choice].status is Status.PASSED:
                 last[outcome.choice] = outcome
-        # What was not timed: a case that failed before, or a session that only judges.
+        self._fresh.clear()
+        # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
-        samples += [_sample(case, outcome, spent) for outcome in last.values()]
-        for sample in samples:
-            self._write(sample_line(sample))
-        (self.folder / NOW).unlink()
-        return samples
+        for outcome in last.values():
+            self._write(sample_line(_sample(case, outcome, spent)))
+        self._end()
+        if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
+            self._time_all()
 
     def close(self) -> None:
         """All cases have been asked for."""
+        self._time_all()
         self._write(json.dumps({"end": {"seconds": round(time.perf_counter() - self._started, 3)}}) + "\n")
+
+    def _begin(self, case: Case) -> None:
+        if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now
+            pytest.exit("the run that asked for this session is gone", returncode=3)
+        (self.folder / NOW).write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
+
+    def _end(self) -> None:
+        (self.folder / NOW).unlink()
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -146,7 +202,7 @@ class Meter:
         return Session(
             hardware=key,
             software=machine.software("cuda" if device == "cuda" else "cpu"),
-            contract=self.plan.contract(),
+            contract=f"{self.plan.contract()}-{self.windows}",
             arm=request.arm,
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -158,31 +214,79 @@ class Meter:
         with (self.folder / SESSION).open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def _time(self, case: Case, prepared: Prepared, given: Operands) -> object:
-        """Time what has passed; the last result goes back to the judge."""
-        started = time.perf_counter()
-        with contextlib.ExitStack() as stack:
-            name, comparator = self._comparator(case, given)
-            arms = [prepared, *([comparator] if comparator else [])]
-            rivals = self._rivals(case, prepared, given)
-            calls = [self._calls(stack, one, case, given) for one in (*arms, *rivals.values())]
-            subject, others = calls[0], calls[1:]
-            readings = timing.measure(
-                subject,
-                others.pop(0) if comparator else None,
-                dict(zip(rivals, others, strict=True)),
-                timer=self._timer(case.device),
-                plan=self.plan,
-            )
-            if case.device == "cuda":
-                readings = self._cross_checked(readings, subject)
-            result = subject[0]()
-            if case.device == "cuda":
-                import torch
+    def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
+        """Make ready to be timed what has passed; the judge sees what a timed call returns."""
+        comparator, rivals = self._comparator(case, given), self._rivals(case, prepared, given)
+        with _timed(prepared, given) as call:
+            first = call()
+        _wait_for(case.device)
+        self._fresh.append(_Work(case, prepared, given, comparator, rivals, first))
+        return first
 
-                torch.cuda.synchronize()
-        self._readings.append((readings, name, time.perf_counter() - started))
-        return result
+    def _time_all(self) -> None:
+        """Time the cases that wait, window by window, and judge their last results."""
+        order = list(self._works)
+        for window in range(self.windows):
+            random.Random(f"{self.request.index} {window}").shuffle(order)
+            for work in order:
+                if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
+                    self._begin(work.case)
+                    self._window(work)
+                    self._end()
+        for work in self._works:
+            self._begin(work.case)
+            for sample in self._samples(work):
+                self._write(sample_line(sample))
+            self._end()
+        self._works.clear()
+
+    def _window(self, work: _Work) -> None:
+        """Time one case for a while."""
+        if work.outcome is None or work.outcome.status is not Status.PASSED:
+            return
+        case, started = work.case, time.perf_counter()
+        activity = Activity(
+            case.backend.name, case.problem.line, "time", case.fillings[0], case.seed, device=case.device
+        )
+        try:
+            with self._watch(activity), contextlib.ExitStack() as stack:
+                _, comparator = work.comparator
+                subject = self._calls(stack, work.prepared, work)
+                beside = self._calls(stack, comparator, work) if comparator else None
+                rivals = {name: self._calls(stack, one, work) for name, one in work.rivals.items()}
+                readings = timing.measure(subject, beside, rivals, timer=self._timer, plan=self.plan)
+                if case.device == "cuda":
+                    readings = self._cross_checked(readings, subject)
+                work.last = subject[0]()
+                _wait_for(case.device)
+        except Exception as error:  # of the backend: it has passed before, and does no longer
+            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            reason = Reason(f"time-{type(error).__name__}", f"{type(error).__name__} while it was timed: {first}")
+            work.outcome = dataclasses.replace(work.outcome, status=Status.CRASHED, reason=reason)
+            return
+        work.windows.append(readings)
+        work.phases["time"] += time.perf_counter() - started
+
+    def _samples(self, work: _Work) -> list[Sample]:
+        """The case's sample, after its last result has been held against the one that was judged."""
+        assert work.outcome is not None
+        outcome = work.outcome
+        if outcome.status is Status.PASSED and not _same(work.first, work.last):
+            again = dataclasses.replace(work.case, choices=outcome.choice or work.case.choices)
+            outcome = list(self._judge.judge(again, timing=lambda *_: work.last))[-1]
+        if outcome.status is not Status.PASSED or not work.windows:
+            return [_sample(work.case, outcome, work.phases)]
+        readings = timing.merged(work.windows)
+        sample = dataclasses.replace(
+            _sample(work.case, outcome, work.phases),
+            comparator_name=work.comparator[0],
+            **{field.name: getattr(readings, field.name) for field in dataclasses.fields(readings)},
+        )
+        excess = self._excess(work.case, sample)
+        if excess is not None:
+            # The result was right, so the fault is the clock's or the ceilings': no figure to keep, and no failure.
+            sample = dataclasses.replace(sample, disturbed=str(excess))
+        return [sample]
 
     def _cross_checked(self, readings: timing.Readings, calls: list[Callable[[], object]]) -> timing.Readings:
         """The first readings of this process held against the profiler's device time, a second instrument."""
@@ -194,21 +298,15 @@ class Meter:
             return readings
         return dataclasses.replace(readings, telemetry={**readings.telemetry, "timer_over_profiler": ratio})
 
-    def _calls(
-        self, stack: contextlib.ExitStack, prepared: Prepared, case: Case, given: Operands
-    ) -> list[Callable[[], object]]:
+    def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> list[Callable[[], object]]:
         """What to call in turn: on a GPU with as many sets of operands as its cache does not hold."""
         from pytest_gemm import operands
 
+        case, given = work.case, work.given
         count = timing.rotation(int(roofline.work(case.problem).bytes), case.device)
         more = (operands.make(case.problem, given.filling, case.seed + i, case.device) for i in range(1, count))
         sets = [given, *more]
         return [stack.enter_context(_timed(prepared, one)) for one in sets]
-
-    def _timer(self, device: str) -> timing.Timer:
-        if device not in self._timers:
-            self._timers[device] = timing.CudaTimer() if device == "cuda" else timing.CpuTimer()
-        return self._timers[device]
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, Prepared | None]:
         """Who is timed beside the case, if anybody can compute it: nobody beside itself."""
@@ -240,32 +338,6 @@ class Meter:
                 found[name] = backend.prepare_choice(case.problem, given, name)
         return found
 
-    def _sample(
-        self,
-        case: Case,
-        outcome: Outcome,
-        readings: timing.Readings,
-        comparator: str,
-        timed: float,
-        spent: Mapping[str, float],
-    ) -> Sample:
-        sample = dataclasses.replace(
-            _sample(case, outcome, {**spent, "judge": max(0.0, spent["judge"] - timed), "time": timed}),
-            subject=readings.subject,
-            comparator=readings.comparator,
-            comparator_name=comparator,
-            calls=readings.calls,
-            retaken=readings.retaken,
-            disturbed=readings.disturbed,
-            rivals=readings.rivals,
-            telemetry=readings.telemetry,
-        )
-        excess = self._excess(case, sample) if sample.is_timed else None
-        if excess is not None:
-            # The result was right, so the fault is the clock's or the ceilings': no figure to keep, and no failure.
-            sample = dataclasses.replace(sample, disturbed=str(excess))
-        return sample
-
     def _excess(self, case: Case, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
         if self._ceilings is None:
@@ -276,7 +348,7 @@ class Meter:
             import torch
 
             cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        return roofline.excess(sample.best, roofline.work(case.problem), name, self._ceilings, cache=cache)
+        return roofline.excess(min(sample.subject), roofline.work(case.problem), name, self._ceilings, cache=cache)
 
 
 def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
@@ -300,3 +372,18 @@ def _timed(prepared: Prepared, given: Operands) -> Iterator[Callable[[], object]
             yield call
     else:
         yield lambda: prepared.run(given)
+
+
+def _wait_for(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _same(first: Any, last: Any) -> bool:
+    """Whether two results, tensors or tuples of them, are the same bit for bit."""
+    import torch
+
+    pairs = zip(*(one if isinstance(one, tuple) else (one,) for one in (first, last)), strict=True)
+    return all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in pairs)

@@ -448,7 +448,7 @@ def gemm_check(request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_ju
 
 
 @pytest.fixture(scope="session")
-def _gemm_meter(gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[Meter | None]:
+def _gemm_meter(pytestconfig: pytest.Config, gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[Meter | None]:
     """In a session: what times its cases; ``None`` in the run itself."""
     if gemm_config.speed.session is None:
         yield None
@@ -456,7 +456,8 @@ def _gemm_meter(gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[Meter |
     from pytest_gemm.measure import Meter
     from pytest_gemm.session import eager_is_safe
 
-    meter = Meter(gemm_config, _gemm_judge, eager_is_safe(gemm_config.ledger))
+    watch = pytestconfig.stash[_WATCH]
+    meter = Meter(gemm_config, _gemm_judge, eager_is_safe(gemm_config.ledger), watch)
     yield meter
     meter.close()
 

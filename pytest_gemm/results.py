@@ -26,15 +26,7 @@ from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_re
 __all__ = ["Record", "load", "main", "page", "provenance"]
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.
-_DISTRIBUTIONS = (
-    "torch",
-    "triton",
-    "nvidia-cutlass",
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-operators",
-    "pytest",
-    "pytest-xdist",
-)
+_DISTRIBUTIONS = (*machine.DISTRIBUTIONS, "pytest", "pytest-xdist")
 
 
 def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:

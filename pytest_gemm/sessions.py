@@ -306,11 +306,10 @@ class _Runner:
             index,
             ceilings=self.ceilings,
             commit=self.commit if arm.name == "head" else "",
-            plan={"blocks": self._config.speed.blocks, "seed": index},
         )
         with _Open(self, arm, request) as one:
             while not one.poll():
-                self._display.progress(f"speed: {label}, case {one.done} of {len(todo)}")
+                self._display.progress(f"speed: {label}, {one.now or 'starting'}")
                 time.sleep(0.2)
         session = one.result()
         self.ceilings = session.ceilings
@@ -389,6 +388,14 @@ class _Open:
             return before + (self._folder / SESSION).read_text(encoding="utf-8").count('{"sample"')
         except OSError:
             return before
+
+    @property
+    def now(self) -> str:
+        """The case at work; "" between two cases."""
+        try:
+            return (self._folder / NOW).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def poll(self) -> bool:
         """Whether it has ended; a process that died in a case is replaced by one for the cases behind it."""
@@ -685,8 +692,8 @@ def _with_every_case(judgements: Mapping[CaseKey, Judgement], made: Measured) ->
             key,
             Verdict.NO_BASELINE,
             Reason("no-baseline", "nothing is stored for it on this hardware"),
-            seconds=samples[0].best,
-            comparator_seconds=samples[0].comparator_best,
+            seconds=samples[0].figure,
+            comparator_seconds=samples[0].comparator_figure,
             sessions=len(samples),
         )
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 import math
 import statistics
@@ -79,6 +80,7 @@ class Sample:
             the subject's).
         comparator: the same of the comparator, as long as ``subject``; empty without one.
         comparator_name: who that was, "" for nobody.
+        windows: how many of the readings each span of the session holds, in order; empty: all are of one span.
         calls: calls in one visit.
         retaken: blocks that the guard threw away and measured again.
         disturbed: why the figure is not to be trusted although it was retaken; "" when it is.
@@ -96,6 +98,7 @@ class Sample:
     subject: tuple[float, ...] = ()
     comparator: tuple[float, ...] = ()
     comparator_name: str = ""
+    windows: tuple[int, ...] = ()
     calls: int = 0
     retaken: int = 0
     disturbed: str = ""
@@ -111,22 +114,33 @@ class Sample:
         return self.status is Status.PASSED and bool(self.subject)
 
     @property
-    def best(self) -> float:
-        """The figure of the subject: least seconds a call.
+    def figure(self) -> float:
+        """What the session says of the subject, in seconds a call: the median over its windows of their medians.
 
-        Disturbances only ever add time; on a shared machine the least of some 30 visits varies a third as much from
-        process to process as their median (docs/gate.md has the measurement).
+        A window lasts for a fraction of a second, in which a shared machine is in one state; a session visits a case
+        in several windows that lie far apart, and the median over these is what repeats in the next process
+        (docs/gate.md has the measurement).
         """
-        return min(self.subject)
+        return statistics.median(statistics.median(some) for some in self._windows(self.subject))
 
     @property
-    def comparator_best(self) -> float | None:
-        """The same of the comparator; ``None`` without one."""
-        return min(self.comparator) if self.comparator else None
+    def comparator_figure(self) -> float | None:
+        """The same of the comparator, so that the quotient of both is the median over the windows of *their* quotients.
+
+        In a window both saw the same state of the machine, which the quotient cancels.  ``None`` without a comparator.
+        """
+        if not self.comparator:
+            return None
+        pairs = zip(self._windows(self.comparator), self._windows(self.subject), strict=True)
+        return self.figure * statistics.median(statistics.median(c) / statistics.median(s) for c, s in pairs)
+
+    def _windows(self, readings: Sequence[float]) -> list[Sequence[float]]:
+        ends = list(itertools.accumulate(self.windows or (len(readings),)))
+        return [readings[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     @property
     def median(self) -> float:
-        """Median of the subject's readings, for tables: what a typical call took."""
+        """Median of all of the subject's readings."""
         return statistics.median(self.subject)
 
     @property
@@ -257,7 +271,7 @@ def _sample(data: Mapping[str, Any]) -> Sample:
             "case": CaseKey(**data["case"]),
             "status": Status(data["status"]),
             "reason": Reason(**data["reason"]) if data["reason"] else None,
-            **{name: tuple(data[name]) for name in ("subject", "comparator", "picked", "kernels")},
+            **{name: tuple(data[name]) for name in ("subject", "comparator", "picked", "kernels", "windows")},
             "rivals": {name: tuple(seconds) for name, seconds in data["rivals"].items()},
         }
     )

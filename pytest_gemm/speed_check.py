@@ -76,7 +76,7 @@ class SpeedCheck:
 
     def _show(self, case: Case, made: Measured, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
         """Hand the readings of the case, of its fastest choice, to pytest-benchmark."""
-        first = min(samples, key=lambda s: s.best).case
+        first = min(samples, key=lambda s: s.figure).case
         of_it = [s for s in samples if s.case == first]
         readings = [seconds for sample in of_it for seconds in sample.subject]
         judgement = next((j for j in judged if j.case == first), None)
@@ -120,8 +120,8 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
 def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
     """What stands beside the rounds in pytest-benchmark's JSON."""
     work = roofline.work(problem)
-    best = statistics.median(s.best for s in samples)
-    ratios = [s.comparator_best / s.best for s in samples if s.comparator_best is not None]
+    best = statistics.median(s.figure for s in samples)
+    ratios = [s.comparator_figure / s.figure for s in samples if s.comparator_figure is not None]
     ceilings = made.sessions[0].ceilings
     facts: dict[str, Any] = {
         "backend": samples[0].case.backend,

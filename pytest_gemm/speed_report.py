@@ -269,7 +269,7 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], ceilings: Ceilings
     least = roofline.attainable_seconds(work, dtype, ceilings)
     limit = roofline.bound(work, dtype, ceilings)
     seconds = judgement.seconds
-    paired = [(s.comparator_best, s.best) for s in samples.values()]
+    paired = [(s.comparator_figure, s.figure) for s in samples.values()]
     ratios = [theirs / ours for theirs, ours in paired if theirs is not None]
     return Row(
         judgement=judgement,
@@ -308,10 +308,10 @@ def _figures(sessions: Iterable[Session]) -> dict[str, dict[str, dict[int, float
     for case, samples in _trusted(sessions).items():
         own = found.setdefault(case.problem, {}).setdefault(entrant(case), {})
         for session, sample in samples.items():
-            own[session] = sample.best
-            if sample.comparator_best is not None:
+            own[session] = sample.figure
+            if sample.comparator_figure is not None:
                 named = beside.setdefault(case.problem, {}).setdefault(sample.comparator_name, {})
-                named.setdefault(session, []).append(sample.comparator_best)
+                named.setdefault(session, []).append(sample.comparator_figure)
     for problem, comparators in beside.items():
         for name, readings in comparators.items():
             figures = {session: statistics.median(seconds) for session, seconds in readings.items()}

@@ -124,6 +124,7 @@ class Readings:
         subject: seconds a call, one for each visit in order of time.
         comparator: the same, as long; empty without one.
         rivals: the same of other candidates, half as long: one visit in each block.
+        windows: how many of the subject's readings each window holds, for readings that were merged.
         calls: of the subject in one visit.
         retaken: blocks that were thrown away and measured again.
         disturbed: why the figures are not to be trusted, as a sentence; "" when they are.
@@ -133,6 +134,7 @@ class Readings:
     subject: tuple[float, ...]
     comparator: tuple[float, ...] = ()
     rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    windows: tuple[int, ...] = ()
     calls: int = 0
     retaken: int = 0
     disturbed: str = ""
@@ -162,6 +164,38 @@ class Readings:
             phases=phases or {},
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
         )
+
+
+def merged(windows: Sequence[Readings]) -> Readings:
+    """Readings that were taken in several windows of a session as those of one case.
+
+    A window in which the machine was disturbed is left out; of fewer than half of them nothing is made, and the
+    result says what disturbed them.
+    """
+    good = [one for one in windows if not one.disturbed]
+    if 2 * len(good) < len(windows):
+        causes = dict.fromkeys(one.disturbed for one in windows if one.disturbed)
+        return dataclasses.replace(
+            merged([dataclasses.replace(one, disturbed="") for one in windows]),
+            disturbed=f"{len(windows) - len(good)} of {len(windows)} windows were disturbed: {next(iter(causes))}",
+        )
+
+    def joined(pick: Callable[[Readings], Sequence[float]]) -> tuple[float, ...]:
+        return tuple(itertools.chain.from_iterable(map(pick, good)))
+
+    names = [name for one in good for name in one.telemetry]
+    return Readings(
+        subject=joined(lambda one: one.subject),
+        comparator=joined(lambda one: one.comparator),
+        rivals={name: joined(lambda one, name=name: one.rivals[name]) for name in good[0].rivals},  # type: ignore[misc]  # mypy does not see the default
+        windows=tuple(len(one.subject) for one in good),
+        calls=good[0].calls,
+        retaken=sum(one.retaken for one in windows),
+        telemetry={
+            **{name: max(one.telemetry.get(name, -math.inf) for one in good) for name in dict.fromkeys(names)},
+            "windows_left_out": float(len(windows) - len(good)),
+        },
+    )
 
 
 # -- what a timer is ----------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def with_problems(project: pytest.Pytester, *lines: str) -> None:
 
 
 def run(project: pytest.Pytester, *args: str, sessions: int = 2) -> pytest.RunResult:
-    common = ("--gemm-blocks=5", f"--gemm-sessions={sessions}", "--gemm-threads=1", "-p", "no:cacheprovider")
+    common = ("--gemm-windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1", "-p", "no:cacheprovider")
     return project.runpytest_subprocess(*common, *args, timeout=300)
 
 
@@ -304,7 +304,7 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
         (["--gemm-record", "--gemm-against=x"], r"leave one out"),
         (["--gemm-comparator=cublas"], r"--gemm-comparator=cublas: no such backend; known: none, aten"),
         (["--gemm-against=x", "--gemm-sessions=1"], r"takes 2 sessions of each at least"),
-        (["--gemm-blocks=2"], r"--gemm-blocks=2: give a whole number, 5 or more"),
+        (["--gemm-windows=2"], r"--gemm-windows=2: give a whole number, 3 or more"),
         (["--gemm-session=here"], r"there is no request.json"),
         (["--gemm-gate=maybe"], r"choose one of fail, report"),
     ],

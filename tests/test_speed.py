@@ -61,9 +61,9 @@ def test_a_session_becomes_lines_and_back(tmp_path: Path) -> None:
 
 
 def test_the_figure_is_the_least_reading() -> None:
-    assert (SAMPLE.best, SAMPLE.comparator_best, SAMPLE.median) == (1e-3, 2e-3, 1.5e-3)
+    assert (SAMPLE.figure, SAMPLE.comparator_figure, SAMPLE.median) == (1e-3, 2e-3, 1.5e-3)
     assert SAMPLE.spread == pytest.approx(1 / 3)
-    assert FAILED.comparator_best is None
+    assert FAILED.comparator_figure is None
 
 
 def test_a_torn_last_line_is_what_a_killed_process_leaves(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def run_of(*cases: Sequence[Sample], verdict: Verdict = Verdict.SAME, **changes:
             samples[0].case,
             verdict,
             REASONS[verdict],
-            seconds=statistics.median(s.best for s in samples if s.is_timed) if samples[0].is_timed else None,
+            seconds=statistics.median(s.figure for s in samples if s.is_timed) if samples[0].is_timed else None,
             sessions=len(samples),
         )
         for samples in cases

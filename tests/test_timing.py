@@ -284,8 +284,8 @@ def test_readings_become_a_sample() -> None:
         key, "cpu", Status.PASSED, reason=Reason("x", "y"), comparator_name="aten", picked=["p"], kernels=["k"]
     )
     assert sample.is_timed
-    assert sample.best == pytest.approx(1e-3)
-    assert sample.comparator_best == pytest.approx(2e-3)
+    assert sample.figure == pytest.approx(1e-3)
+    assert sample.comparator_figure == pytest.approx(2e-3)
     assert (sample.comparator_name, sample.picked, sample.kernels) == ("aten", ("p",), ("k",))
     assert sample.rivals == readings.rivals
     assert sample_line(sample).endswith("\n")
