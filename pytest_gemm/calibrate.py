@@ -91,7 +91,7 @@ class CaseFacts:
     """What the sessions say of one case.
 
     Attributes:
-        seconds: median over the sessions of the best visit.
+        seconds: median over the sessions of their figures.
         raw, ratio: session-to-session scale of the logarithm of the time and of the ratio (1.4826 MAD).
         weights: how often each share of the comparator was chosen.
         stored, against: smallest detectable slow-downs that the gate stated, one a run.
@@ -388,8 +388,8 @@ def _facts(table: _Sessions, case: CaseKey) -> CaseFacts:
 
     some = [by[case] for by in table.samples if case in by]
     ratios = [s.figure / s.comparator_figure for s in some if s.comparator_figure is not None]
-    best = [s.figure for s in some]
-    return CaseFacts(statistics.median(best), scale(best), scale(ratios) if len(ratios) == len(some) else None)
+    figures = [s.figure for s in some]
+    return CaseFacts(statistics.median(figures), scale(figures), scale(ratios) if len(ratios) == len(some) else None)
 
 
 def _gate_run(study: Study, name: str, draw: _Draw, *, plant: bool) -> Screened:
@@ -505,7 +505,7 @@ def page(study: Study) -> str:
                 ),
             )
     columns = (
-        "Spread: session-to-session scale (1.4826 MAD) of the best visit. Weight: the share of the comparator that was "
+        "Spread: session-to-session scale (1.4826 MAD) of the figure. Weight: the share of the comparator that was "
         "taken off most often. Detectable: the slow-down that is found with a power of 95%, median over the runs."
     )
     lines += ["## Cases", "", columns, ""]

@@ -121,7 +121,7 @@ class Reading:
     """What one session says of one case.
 
     Attributes:
-        subject: seconds a call, best of the session's visits.
+        subject: seconds a call, the session's figure.
         comparator: the same of the comparator, ``None`` without one.
         disturbed: why it does not count; "" when it does.
         session: number of the session within its arm, by which base and head are paired; ``None``: by position.

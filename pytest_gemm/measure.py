@@ -235,8 +235,7 @@ class Meter:
                     self._end()
         for work in self._works:
             self._begin(work.case)
-            for sample in self._samples(work):
-                self._write(sample_line(sample))
+            self._write(sample_line(self._sample(work)))
             self._end()
         self._works.clear()
 
@@ -267,7 +266,7 @@ class Meter:
         work.windows.append(readings)
         work.phases["time"] += time.perf_counter() - started
 
-    def _samples(self, work: _Work) -> list[Sample]:
+    def _sample(self, work: _Work) -> Sample:
         """The case's sample, after its last result has been held against the one that was judged."""
         assert work.outcome is not None
         outcome = work.outcome
@@ -275,7 +274,7 @@ class Meter:
             again = dataclasses.replace(work.case, choices=outcome.choice or work.case.choices)
             outcome = list(self._judge.judge(again, timing=lambda *_: work.last))[-1]
         if outcome.status is not Status.PASSED or not work.windows:
-            return [_sample(work.case, outcome, work.phases)]
+            return _sample(work.case, outcome, work.phases)
         readings = timing.merged(work.windows)
         sample = dataclasses.replace(
             _sample(work.case, outcome, work.phases),
@@ -286,7 +285,7 @@ class Meter:
         if excess is not None:
             # The result was right, so the fault is the clock's or the ceilings': no figure to keep, and no failure.
             sample = dataclasses.replace(sample, disturbed=str(excess))
-        return [sample]
+        return sample
 
     def _cross_checked(self, readings: timing.Readings, calls: list[Callable[[], object]]) -> timing.Readings:
         """The first readings of this process held against the profiler's device time, a second instrument."""
@@ -319,9 +318,13 @@ class Meter:
         if name == "aten" and not self._may_run_eager(case.problem, case.device):
             return "", None
         try:
-            return name, backend.prepare(case.problem, given)
-        except (Unsupported, Dropped):
+            comparator = backend.prepare(case.problem, given)
+            comparator.run(given)
+        except (
+            Exception
+        ):  # whatever it is, it is none of the subject's faults; the sample says that nobody stood beside
             return "", None
+        return name, comparator
 
     def _rivals(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""

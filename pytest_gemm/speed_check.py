@@ -120,7 +120,7 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
 def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
     """What stands beside the rounds in pytest-benchmark's JSON."""
     work = roofline.work(problem)
-    best = statistics.median(s.figure for s in samples)
+    figure = statistics.median(s.figure for s in samples)
     ratios = [s.comparator_figure / s.figure for s in samples if s.comparator_figure is not None]
     ceilings = made.sessions[0].ceilings
     facts: dict[str, Any] = {
@@ -129,10 +129,10 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
         "choice": ", ".join(samples[0].picked) or samples[0].case.choice,
         "hardware": made.hardware,
         "sessions": len(samples),
-        "best_us": best * 1e6,
-        "tflops": work.flops / best / 1e12,
-        "gbs": work.bytes / best / 1e9,
-        "roofline_share": roofline.share(best, work, roofline.dtype_name(problem), ceilings),
+        "figure_us": figure * 1e6,
+        "tflops": work.flops / figure / 1e12,
+        "gbs": work.bytes / figure / 1e9,
+        "roofline_share": roofline.share(figure, work, roofline.dtype_name(problem), ceilings),
         "comparator": samples[0].comparator_name,
         "speed_up": statistics.median(ratios) if ratios else None,
     }

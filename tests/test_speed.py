@@ -60,10 +60,27 @@ def test_a_session_becomes_lines_and_back(tmp_path: Path) -> None:
     assert by_case([read]) == {SAMPLE.case: [SAMPLE]}
 
 
-def test_the_figure_is_the_least_reading() -> None:
-    assert (SAMPLE.figure, SAMPLE.comparator_figure, SAMPLE.median) == (1e-3, 2e-3, 1.5e-3)
+def test_the_figure_is_the_median_over_the_windows() -> None:
+    assert (SAMPLE.figure, SAMPLE.median) == (1.5e-3, 1.5e-3)
+    assert SAMPLE.comparator_figure == pytest.approx(2.5e-3)
     assert SAMPLE.spread == pytest.approx(1 / 3)
     assert FAILED.comparator_figure is None
+    # Two calm windows and a slow one, in which the comparator was slow too.
+    windows = dataclasses.replace(
+        SAMPLE,
+        subject=(1.0, 1.1, 0.9, 5.0, 5.0, 1.2, 1.2),
+        comparator=(2.0, 2.0, 2.0, 9.9, 10.1, 2.4, 2.4),
+        windows=(3, 2, 2),
+    )
+    assert windows.figure == pytest.approx(1.2)
+    assert windows.comparator_figure == pytest.approx(2.4)
+
+
+def test_one_window_out_of_step_does_not_move_the_ratio() -> None:
+    readings = {"subject": (1.0,) * 4 + (3.0,) * 4 + (1.0,) * 4, "comparator": (2.0,) * 12, "windows": (4, 4, 4)}
+    sample = dataclasses.replace(SAMPLE, **readings)  # type: ignore[arg-type]  # of several types
+    assert sample.comparator_figure is not None
+    assert sample.comparator_figure / sample.figure == pytest.approx(2.0)
 
 
 def test_a_torn_last_line_is_what_a_killed_process_leaves(tmp_path: Path) -> None:

@@ -726,3 +726,33 @@ def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest
     ratio = timing.cross_check([lambda: calls.append("a"), lambda: calls.append("b")], 110e-6)
     assert ratio == pytest.approx(1.1)
     assert calls == ["a", "b"] * 5
+
+
+# -- windows -------------------------------------------------------------------------------------------------
+
+
+def window(seconds: float, disturbed: str = "") -> timing.Readings:
+    return timing.Readings(
+        (seconds,) * 2,
+        (2 * seconds,) * 2,
+        {"r": (seconds,)},
+        calls=3,
+        retaken=1,
+        disturbed=disturbed,
+        telemetry={"load": seconds},
+    )
+
+
+def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
+    made = timing.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
+    assert made.subject == (1.0, 1.0, 2.0, 2.0)
+    assert made.comparator == (2.0, 2.0, 4.0, 4.0)
+    assert made.rivals == {"r": (1.0, 2.0)}
+    assert (made.windows, made.calls, made.retaken, made.disturbed) == ((2, 2), 3, 3, "")
+    assert made.telemetry == {"load": 2.0, "windows_left_out": 1.0}
+
+
+def test_too_many_disturbed_windows_disturb_the_case() -> None:
+    made = timing.merged([window(1.0), window(9.0, "a neighbour"), window(8.0, "another")])
+    assert made.disturbed == "2 of 3 windows were disturbed: a neighbour"
+    assert made.windows == (2, 2, 2)
