@@ -127,7 +127,7 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
         "Left out, for they lack figures: cpp-mm:f32:nn:99x64x64 (1 of 24).",
         "| gate, stored baseline | 0 | 0.0% (0 of 2) | < 77.6% |",
         "### < 0.3 ms (2 cases)",
-        "| `cpp-mm:f32:nn:1x64x64` | 0.1 ms |",
+        "| `cpp-mm:f32:nn:1x64x64` | 0.1",
     ):
         assert expected in page
     numbers = json.loads(facts.read_text())

@@ -515,13 +515,13 @@ def test_on_a_restless_machine_a_faster_comparator_makes_nothing_slower() -> Non
 
 
 def sample(case: CaseKey = FIRST, **facts: object) -> Sample:
-    return Sample(case, "cpu", Status.PASSED, **{"subject": (1.2e-3, 1.0e-3), **facts})  # type: ignore[arg-type]
+    return Sample(case, "cpu", Status.PASSED, **{"subject": (1.2e-3, 1.0e-3, 0.9e-3), **facts})  # type: ignore[arg-type]
 
 
-def test_readings_are_the_best_visits_numbered_by_session() -> None:
+def test_readings_are_the_figures_numbered_by_session() -> None:
     crashed = Sample(FIRST, "cpu", Status.CRASHED)
     sessions = [
-        Session("here", samples=(sample(comparator=(3e-3, 2e-3)), sample(CASES[1]))),
+        Session("here", samples=(sample(comparator=(3e-3, 2e-3, 2e-3)), sample(CASES[1]))),
         Session("here", samples=(crashed,)),
         Session("here", samples=(sample(disturbed="load"),)),
     ]
