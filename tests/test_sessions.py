@@ -139,7 +139,8 @@ def with_problems(project: pytest.Pytester, *lines: str) -> None:
 
 
 def run(project: pytest.Pytester, *args: str, sessions: int = 2) -> pytest.RunResult:
-    common = ("--gemm-windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1", "-p", "no:cacheprovider")
+    # A session's start is what these tests wait for, and a third of that is a plugin that they do not need.
+    common = ("--gemm-windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1", "-p", "no:hypothesispytest")
     return project.runpytest_subprocess(*common, *args, timeout=300)
 
 
