@@ -100,7 +100,7 @@ class _Work:
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
 # median over the windows leaves out what a guard would.
-_WINDOW: Final = {"blocks": 3, "warm_seconds": 0.02, "retakes": 0, "guard": 10.0}
+_WINDOW: Final = timing.Plan(blocks=3, warm_seconds=0.02, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
@@ -131,7 +131,7 @@ class Meter:
         self.folder = config.speed.session
         self.request = Request.read(self.folder)
         self.windows = config.speed.windows if self.request.device == "cpu" else 1
-        self.plan = timing.Plan(**(_WINDOW if self.windows > 1 else {}), seed=self.request.index)
+        self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else timing.Plan(), seed=self.request.index)
         self._config = config
         self._judge = judge
         self._may_run_eager = may_run_eager
