@@ -31,6 +31,7 @@ import pytest
 
 from pytest_gemm import __version__, baseline, gate, machine, speed_report
 from pytest_gemm.ahead import Display
+from pytest_gemm.config import cores
 from pytest_gemm.measure import NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.speed import (
@@ -98,6 +99,20 @@ class Command:
             f"--gemm-threads={threads}",
             f"--gemm-session={folder}",
         ]
+
+    def recording(self, threads: int) -> str:
+        """The command that records baselines of the same cases."""
+        plain = _without(_without_the_run_s_own(self.arguments), "--gemm-sessions", "--gemm-gate", "--gemm-no-baseline")
+        own = [] if threads == cores() else [f"--gemm-threads={threads}"]
+        return shlex.join(["pytest", *plain, *own, "--gemm-record"])
+
+
+def _without(arguments: Sequence[str], *options: str) -> list[str]:
+    """The arguments without these options and their values."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options:
+        own.add_argument(option)
+    return own.parse_known_args(list(arguments))[1]
 
 
 def _without_the_run_s_own(arguments: Sequence[str]) -> list[str]:
@@ -551,10 +566,7 @@ def _measure(
         policy = dataclasses.replace(policy, **changed)
     runner = _Runner(config, command, display, device, scratch)
     hardware = machine.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
-    record = " ".join(
-        ["pytest", *map(shlex.quote, command.arguments), *([] if config.speed.record else ["--gemm-record"])]
-    )
-    made = Measured(device, hardware, record=record)
+    made = Measured(device, hardware, record=command.recording(config.speed.threads))
     clock = _Clock(made.seconds)
     store = baseline.Store(config.speed.baselines, hardware)
     if base is None:  # a store that cannot be read is said before anything is measured
