@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from pytest_gemm import roofline
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, did_you_mean
 from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case
 
@@ -70,19 +70,8 @@ _DIGITS: Final = 5  # of a time: its last digit is a tenth of what the quietest 
 _MICRO: Final = 1e-6
 
 
-class BaselineError(ValueError):
-    """A store that cannot be read or written; the message names file and line, and says what to do.
-
-    Attributes:
-        path: the file as it was named.
-        line: 1-based line number, 0 where the file as a whole is meant.
-    """
-
-    def __init__(self, path: Path | str, line: int, problem: str, remedy: str) -> None:
-        self.path = path
-        self.line = line
-        where = f"{path}:{line}" if line else str(path)
-        super().__init__(f"{where}: {problem}; {remedy}")
+class BaselineError(FileError):
+    """A store that cannot be read or written."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import FileError, Outcome, Status
 from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError, did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -31,19 +31,8 @@ else:
 __all__ = ["Comparison", "Entry", "Environment", "Globs", "Ledger", "LedgerError", "LedgerUse"]
 
 
-class LedgerError(ValueError):
-    """A ledger that cannot be read; the message names file and line, and says what would be right.
-
-    Attributes:
-        path: the file as it was named.
-        line: 1-based line number, 0 where the file as a whole is meant.
-    """
-
-    def __init__(self, path: Path | str, line: int, problem: str, remedy: str) -> None:
-        self.path = path
-        self.line = line
-        where = f"{path}:{line}" if line else str(path)
-        super().__init__(f"{where}: {problem}; {remedy}")
+class LedgerError(FileError):
+    """A ledger that cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -276,10 +276,14 @@ class Meter:
         if outcome.status is not Status.PASSED or not work.windows:
             return _sample(work.case, outcome, work.phases)
         readings = timing.merged(work.windows)
-        sample = dataclasses.replace(
-            _sample(work.case, outcome, work.phases),
+        sample = readings.sample(
+            CaseKey(outcome.backend, outcome.problem, outcome.choice),
+            work.case.device,
+            outcome.status,
             comparator_name=work.comparator[0],
-            **{field.name: getattr(readings, field.name) for field in dataclasses.fields(readings)},
+            picked=outcome.chosen,
+            kernels=outcome.kernels,
+            phases=work.phases,
         )
         excess = self._excess(work.case, sample)
         if excess is not None:

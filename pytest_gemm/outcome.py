@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from pathlib import Path
 
-__all__ = ["Activity", "Outcome", "Reason", "Seconds", "Status"]
+__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status"]
+
+
+class FileError(ValueError):
+    """A file of the user's that cannot be used; the message names file and line, and says what to do.
+
+    Attributes:
+        path: the file as it was named.
+        line: 1-based line number, 0 where the file as a whole is meant.
+    """
+
+    def __init__(self, path: Path | str, line: int, problem: str, remedy: str) -> None:
+        self.path = path
+        self.line = line
+        where = f"{path}:{line}" if line else str(path)
+        super().__init__(f"{where}: {problem}; {remedy}")
 
 
 class Status(enum.Enum):
