@@ -115,7 +115,7 @@ OPTIONS = (
     Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
     Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
     Option("sessions", "", "N", "fresh processes that time every case; default: the gate's number, 12 to record"),
-    Option("windows", "8", "N", "on a CPU: spans of a session in which each case is timed, 3 or more"),
+    Option("windows", "32", "N", "on a CPU: spans of a session in which each case is timed, 3 or more"),
     Option("regret", "0", "N", "also time N other candidates of each problem: how much does the pick lose?"),
     Option("gate", "fail", "fail|report", "a slower case fails the run, or is only shown", ("fail", "report")),
     Option(
@@ -179,7 +179,7 @@ class SpeedConfig:
     shapes: tuple[str, ...] = ()
     comparator: str = "aten"
     sessions: int = 0
-    windows: int = 8
+    windows: int = 32
     regret: int = 0
     gating: bool = True
     needs_baseline: bool = True

@@ -83,6 +83,7 @@ class _Work:
         last: what the last timed call returned.
         outcome: of the judgement.
         windows: what was measured so far.
+        filling: how many calls fill a visit, known from the first window on.
         phases: seconds that it took so far.
     """
 
@@ -95,15 +96,17 @@ class _Work:
     last: Any = None
     outcome: Outcome | None = None
     windows: list[timing.Readings] = dataclasses.field(default_factory=list)
+    filling: dict[str, int] = dataclasses.field(default_factory=dict)
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
 # median over the windows leaves out what a guard would.
-_WINDOW: Final = timing.Plan(blocks=3, warm_seconds=0.02, retakes=0, guard=10.0)
+_WINDOW: Final = timing.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
+_MOST_WINDOWS: Final = 1000
 
 
 class Meter:
@@ -253,7 +256,9 @@ class Meter:
                 subject = self._calls(stack, work.prepared, work)
                 beside = self._calls(stack, comparator, work) if comparator else None
                 rivals = {name: self._calls(stack, one, work) for name, one in work.rivals.items()}
-                readings = timing.measure(subject, beside, rivals, timer=self._timer, plan=self.plan)
+                # The order of visits is drawn anew in each window.
+                plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
+                readings = timing.measure(subject, beside, rivals, timer=self._timer, plan=plan, filling=work.filling)
                 if case.device == "cuda":
                     readings = self._cross_checked(readings, subject)
                 work.last = subject[0]()

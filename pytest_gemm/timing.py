@@ -273,6 +273,7 @@ def measure(
     *,
     timer: Timer,
     plan: Plan | None = None,
+    filling: dict[str, int] | None = None,
 ) -> Readings:
     """Time a call beside another one.
 
@@ -282,6 +283,8 @@ def measure(
         rivals: further candidates by name, visited once in the middle of each block.
         timer: for where the calls compute.
         plan: ``None`` for the defaults.
+        filling: how many calls fill a visit, by name.  What it lacks is measured and entered, so that a case that is
+            timed in several windows is calibrated in the first one.
 
     Returns:
         The readings of all blocks that were not retaken.
@@ -301,7 +304,11 @@ def measure(
             arm.seconds(arm.turn)
         if timer.clock() - started >= plan.warm_seconds:
             break
-    visits = _Visits({name: (arm, _calibrated(name, arm, plan)) for name, arm in arms.items()}, timer, plan)
+    filling = {} if filling is None else filling
+    for name, arm in arms.items():
+        if name not in filling:
+            filling[name] = _calibrated(name, arm, plan)
+    visits = _Visits({name: (arm, filling[name]) for name, arm in arms.items()}, timer, plan)
     timer.begin()
     try:
         blocks, retaken, spoilt = visits.take(started)
