@@ -697,6 +697,12 @@ class Artifact:
         return dict(self._compiled.session.dropped)
 
     @property
+    def ranking(self) -> tuple[str, ...]:
+        """The candidates that the selection timed, the fastest first; empty where it timed none."""
+        timings = self._compiled.session.timings
+        return tuple(sorted(timings, key=timings.__getitem__))
+
+    @property
     def source(self) -> str:
         """Text of the generated program."""
         return self._compiled.source
@@ -759,6 +765,11 @@ class InductorPrepared:
     def dropped(self) -> dict[str, Reason]:
         """See :attr:`Artifact.dropped`."""
         return self.artifact.dropped
+
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """See :attr:`Artifact.ranking`."""
+        return self.artifact.ranking
 
     @property
     def source(self) -> str:

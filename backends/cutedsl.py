@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import statistics
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Proof, Unsupported
+from pytest_gemm.backend import Availability, Dropped, Proof, Unsupported
 from pytest_gemm.backends import naming, tensor_core
 from pytest_gemm.backends.inductor import installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason
@@ -28,6 +29,10 @@ __all__ = ["DEVICE_KERNEL", "CuteDslBackend", "CuteDslPrepared"]
 # How the CuTe DSL names what it compiles, on the device.
 DEVICE_KERNEL = r"^kernel_cutlass_"
 
+_TRIALS = 9
+# Clock cycles, half a millisecond: longer than Python takes to launch a call.
+_HEAD_START = 1_000_000
+
 _REMEDY = "pip install 'nvidia-cutlass-dsl[cu13]==4.6.3' nvidia-cutlass-operators==0.1.0"
 
 
@@ -35,17 +40,23 @@ class CuteDslBackend:
     """The operators of ``cutlass.operators``, which are its candidates, by their names in alphabetical order.
 
     Which of them runs a product follows from the problem's line and from nothing else: a rerun meets the same one, and
-    a matrix of problems meets many.  The library has no autotuning, so there is no winner among them.
+    a matrix of problems meets many.  The library has no autotuning; the twin that picks the winner times all of them.
 
     Args:
         operator: run the operator of this name for every problem instead.
+        candidates: ``one``: by the problem's line; ``all``: the fastest, as measured when it is prepared.
     """
 
     name: str = "cutedsl"
     devices: tuple[str, ...] = ("cuda",)
 
-    def __init__(self, operator: str = "") -> None:
+    def __init__(self, operator: str = "", *, candidates: Literal["one", "all"] = "one") -> None:
         self.operator = operator
+        self.candidates = candidates
+
+    def picking(self, how: Literal["one", "winner"]) -> CuteDslBackend:
+        """A twin that picks its operator in this way; see ``Tuning`` in ``backend.py``."""
+        return CuteDslBackend(self.operator, candidates="one" if how == "one" else "all")
 
     def availability(self, device: str) -> Availability:
         """A CUDA device of compute capability 8.0 or more, and the two packages."""
@@ -93,8 +104,33 @@ class CuteDslBackend:
 
         Raises:
             Unsupported: when the library has no operator for the operands.
+            Dropped: when all of them fail.
         """
-        return self.prepare_choice(problem, operands, self.operator)
+        if self.operator or self.candidates == "one":
+            return self.prepare_choice(problem, operands, self.operator)
+        return self._fastest(problem, operands)
+
+    def _fastest(self, problem: Problem, operands: Operands) -> CuteDslPrepared:
+        """Compile and time every operator; what fails is left out, as autotuning does, and named."""
+        timings: dict[str, float] = {}
+        dropped: dict[str, Reason] = {}
+        fastest: CuteDslPrepared | None = None
+        for name in self.choices(problem, operands):
+            try:
+                prepared = self.prepare_choice(problem, operands, name)
+                with prepared.timed(operands) as call:
+                    timings[name] = _device_seconds(call)
+            except Exception as error:  # of the library or the compiler behind it
+                first = next((line for line in str(error).splitlines() if line.strip()), "")
+                dropped[name] = Reason("compile-error", f"{type(error).__name__}: {first}"[:200])
+                continue
+            if timings[name] == min(timings.values()):
+                fastest = prepared
+        if fastest is None:
+            name, reason = next(iter(dropped.items()))
+            raise Dropped("all-dropped", f"all {len(dropped)} operators failed, {name} because {reason.text}")
+        fastest.ranking, fastest.dropped = tuple(sorted(timings, key=timings.__getitem__)), dropped
+        return fastest
 
     def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
         """Names of the operators that the library has for the program's product; none is compiled.
@@ -120,7 +156,12 @@ class _Listed(Exception):
 
 
 class CuteDslPrepared:
-    """A problem with its operator, compiled once for each geometry of a product."""
+    """A problem with its operator, compiled once for each geometry of a product.
+
+    Attributes:
+        ranking: the operators that were timed to pick this one, the fastest first.
+        dropped: those that failed on the way, with the reason.
+    """
 
     def __init__(self, problem: Problem, operator: str = "") -> None:
         from pytest_gemm import program
@@ -135,6 +176,8 @@ class CuteDslPrepared:
         self._chosen: list[str] = []
         self._foreign: tuple[str, ...] = ()
         self._is_timed = False
+        self.ranking: tuple[str, ...] = ()
+        self.dropped: dict[str, Reason] = {}
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Compute the program with the operator in place of PyTorch's product."""
@@ -237,6 +280,23 @@ class CuteDslPrepared:
             raise Unsupported("no-operator", f"cutlass.operators {what} for {self._problem}")
         name = names[zlib.crc32(self._problem.line.encode()) % len(names)]
         return name, found[name]
+
+
+def _device_seconds(call: Callable[[], object]) -> float:
+    """Seconds of a call between two events, the median of some; good to pick by, not to quote."""
+    import torch
+
+    found = []
+    call()
+    for _ in range(_TRIALS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]  # so that the launch is not in the figure
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        found.append(float(begin.elapsed_time(end)) * 1e-3)
+    return statistics.median(found)
 
 
 def _scaled(problem: Problem) -> Unsupported | None:

@@ -116,6 +116,7 @@ class Session:
         failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
             Inductor keeps it to itself, the reason.  Inductor leaves them out without a word.
         dropped: candidates that were left out, with the reason; for the artifact.
+        timings: seconds that the selection measured, by candidate; empty where nothing was benchmarked.
         chosen: names of those that became a node of the program.
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
@@ -128,6 +129,7 @@ class Session:
     tried: str = ""
     failed: dict[str, Exception | Reason] = dataclasses.field(default_factory=dict)
     dropped: dict[str, Reason] = dataclasses.field(default_factory=dict)
+    timings: dict[str, float] = dataclasses.field(default_factory=dict)
     chosen: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
     subgraphs: list[str] = dataclasses.field(default_factory=list)
@@ -347,8 +349,10 @@ def _watch_selection(seen: Session, candidate: int | str | None = None, listing:
             raise
 
     def timed(timings: Any, text: str) -> Any:
-        for choice, time in (timings or {}).items():
-            if not math.isfinite(time):
+        for choice, milliseconds in (timings or {}).items():
+            if math.isfinite(milliseconds):
+                seen.timings[watch.name(choice)] = milliseconds * 1e-3
+            else:
                 watch.fail(choice, Reason("benchmark-failed", text))
         return timings
 

@@ -262,10 +262,19 @@ class _Draw:
         return gate.screen(self.stored, head, self.policy)
 
     def confirm(self, head: Mapping[CaseKey, Sequence[Reading]], screened: Screened) -> dict[CaseKey, Judgement]:
-        """The gate's confirmation by these readings of the head."""
-        if self.stored is None:
-            return gate.confirm_pair(self.base_more, head, screened, self.policy)
-        return gate.confirm(self.stored, head, screened, self.policy)
+        """The gate's confirmation by these readings of the head, look by look."""
+
+        def look(cases: tuple[CaseKey, ...], count: int, known: Screened, last: bool) -> dict[CaseKey, Judgement]:
+            mine = {case: head[case][:count] for case in cases}
+            if self.stored is None:
+                base = {case: self.base_more[case][:count] for case in cases}
+                return gate.confirm_pair(base, mine, known, self.policy, last=last)
+            return gate.confirm(self.stored, mine, known, self.policy, last=last)
+
+        policy = self.policy
+        return gate.by_looks(
+            screened, policy, policy.confirm_pairs if self.stored is None else policy.confirm_sessions, look
+        )
 
     def idle(self) -> tuple[Screened, dict[CaseKey, Judgement]]:
         """The A/A run."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -30,6 +31,7 @@ __all__ = [
     "Stored",
     "anchor_shift",
     "annotate",
+    "by_looks",
     "confirm",
     "confirm_pair",
     "detectable",
@@ -56,10 +58,11 @@ class Policy:
     Attributes:
         delta: slow-down that is tolerated; the null hypothesis is "at most this".
         screen_sessions: processes that look at every case.
-        confirm_sessions: further processes that look at the cases that the screen picked out.
+        confirm_sessions: further processes that look at the cases that the screen picked out, in all.
+        first_look: after so many of these, or pairs, what is clear already is settled and only the rest goes on.
         screen_pairs, confirm_pairs: the same for base against head; a pair is one process of each.
         screen_level: level of the screen's test, a case.
-        confirm_level: level of the confirmation, over all cases that are confirmed (Holm).
+        confirm_level: level of the confirmation, over all cases that are confirmed (Holm), shared by its two looks.
         floor: least session-to-session standard deviation of the log figure that is believed.
         too_noisy: a case whose smallest detectable slow-down is above this stays undecided.
         anchor_shift: move of the comparators' median case from which on they are no anchor any more.
@@ -72,11 +75,12 @@ class Policy:
     """
 
     delta: float = 0.02
-    screen_sessions: int = 3
-    confirm_sessions: int = 8
-    screen_pairs: int = 3
-    confirm_pairs: int = 8
-    screen_level: float = 0.10
+    screen_sessions: int = 4
+    confirm_sessions: int = 16
+    first_look: int = 6
+    screen_pairs: int = 6
+    confirm_pairs: int = 18
+    screen_level: float = 0.30
     confirm_level: float = 0.01
     floor: float = 0.003
     too_noisy: float = 0.10
@@ -97,10 +101,18 @@ class Policy:
             ("confirm_sessions", 3),
             ("screen_pairs", 2),  # pairs are the only source of the spread
             ("confirm_pairs", 3),
+            ("first_look", 3),
             ("fewest_stored", 4),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes at least {least}")
+
+    def looks(self, sessions: int) -> tuple[int, ...]:
+        """After how many sessions, or pairs, of a confirmation of ``sessions`` it is judged.
+
+        Twice, unless the second look would see hardly more than the first.
+        """
+        return (self.first_look, sessions) if sessions >= 1.5 * self.first_look else (sessions,)
 
     @classmethod
     def for_device(cls, device: str) -> Policy:
@@ -112,7 +124,15 @@ class Policy:
         if device == "cpu":
             return cls()
         if device == "cuda":
-            return cls(delta=0.01, screen_sessions=1, confirm_sessions=5, anchor_shift=0.01)
+            return cls(
+                delta=0.01,
+                screen_sessions=1,
+                confirm_sessions=5,
+                screen_pairs=3,
+                confirm_pairs=8,
+                screen_level=0.10,
+                anchor_shift=0.01,
+            )
         raise ValueError(f"there is no speed policy for device {device!r}; known are cpu and cuda")
 
 
@@ -231,7 +251,10 @@ _MAD_BIAS: Final = {3: 0.608, 4: 0.706, 5: 0.868, 6: 0.855}
 
 
 def _location(values: Sequence[float], floor: float) -> _Location:
-    """Median; squared scale from the median absolute deviation.
+    """Centre; squared scale from the median absolute deviation.
+
+    The centre is the median, and from five values on the median of all means of two (J. L. Hodges and E. L. Lehmann,
+    1963, doi:10.1214/aoms/1177704172), of which one bad session in five moves it little and which varies less.
 
     From three values on that is 1.4826 MAD, mended for its bias in small samples, and worth 0.75 floor(n/2) + 0.275
     degrees of freedom: its logarithm varies as much as that of a chi-square with so many, for normal and for t(4)
@@ -239,9 +262,10 @@ def _location(values: Sequence[float], floor: float) -> _Location:
     does not matter.
     """
     count = len(values)
-    centre = statistics.median(values)
+    middle = statistics.median(values)
+    centre = middle if count < _FEW else _hodges_lehmann(values)
     if count >= 3:
-        mad = _MAD * statistics.median(abs(v - centre) for v in values)
+        mad = _MAD * statistics.median(abs(v - middle) for v in values)
         variance = mad * mad / _MAD_BIAS.get(count, 1 - 0.5 / count)
         df = 0.75 * (count // 2) + 0.275
     elif count == 2:
@@ -251,6 +275,15 @@ def _location(values: Sequence[float], floor: float) -> _Location:
     return _Location(centre, max(variance, floor * floor), df, count)
 
 
+# From so many values on the centre is Hodges and Lehmann's.
+_FEW: Final = 5
+
+
+def _hodges_lehmann(values: Sequence[float]) -> float:
+    """The median of the means of all pairs of values, each value with itself too."""
+    return statistics.median((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+
+
 def _variance(values: Collection[float]) -> float:
     """Sample variance, in floating point: the exact one of ``statistics`` takes thirty times as long."""
     mean = statistics.fmean(values)
@@ -258,8 +291,11 @@ def _variance(values: Collection[float]) -> float:
 
 
 def _share(count: int) -> float:
-    """Variance of a median of ``count`` sessions in units of the squared scale: 1.35 to 1.56 over the count."""
-    return 1.0 if count == 1 else 1.5 / count
+    """Variance of the centre of ``count`` sessions in units of the squared scale; simulated in docs/gate.md.
+
+    A median's is 1.2 to 1.6 over the count for normal and for t(4) sessions, the other centre's 1.05 to 1.37.
+    """
+    return 1.0 if count == 1 else (1.5 if count < _FEW else 1.25) / count
 
 
 def _prior(spreads: Sequence[_Location]) -> Prior:
@@ -408,8 +444,8 @@ def _learn(stored: Mapping[CaseKey, Stored], policy: Policy, known: Screened | N
 
 
 def _misses(sessions: int) -> int:
-    """How many sessions need not repeat a slow-down: one in eight, for one bad session must not hide it."""
-    return sessions // 8
+    """How many sessions need not repeat a slow-down: of those beyond four one in four, for some may be bad."""
+    return max(0, sessions - 4) // 4
 
 
 class _View(NamedTuple):
@@ -433,7 +469,7 @@ class _View(NamedTuple):
         return _View(-self.estimate, self.error, self.df, tuple(-c for c in self.changes))
 
     def recurs(self, limit: float) -> bool:
-        """Whether every session is beyond the limit, but for one in eight."""
+        """Whether the sessions are beyond the limit, but for a few; see :func:`_misses`."""
         return sum(c <= limit for c in self.changes) <= _misses(len(self.changes))
 
     def interval(self) -> tuple[float, float]:
@@ -507,12 +543,13 @@ def _smallest(
         df: degrees of freedom of the scale.
         stored: sessions of the baseline, 0 for pairs.
         screen_sessions: of the screen.
-        confirm_sessions: of the confirmation.
+        confirm_sessions: of the confirmation, at its last look.
         policy: levels and limit; one case is taken to be confirmed.
     """
     if not math.isfinite(scale):
         return math.inf
-    beyond = _needed(df, stored, screen_sessions, confirm_sessions, policy.screen_level, policy.confirm_level)
+    level = policy.confirm_level / len(policy.looks(confirm_sessions))
+    beyond = _needed(df, stored, screen_sessions, confirm_sessions, policy.screen_level, level)
     return math.expm1(min(math.log1p(policy.delta) + beyond * scale, 5.0))
 
 
@@ -941,7 +978,15 @@ def _explained(e: _Evidence, policy: Policy, *, mirrored: bool) -> bool:
 
 
 def _confirmed(
-    evidence: Sequence[_Evidence], screened: Screened, policy: Policy, unit: str, *, mirrored: bool, same_machine: bool
+    evidence: Sequence[_Evidence],
+    screened: Screened,
+    policy: Policy,
+    unit: str,
+    *,
+    mirrored: bool,
+    same_machine: bool,
+    level: float,
+    last: bool,
 ) -> dict[CaseKey, Judgement]:
     """The judgements on one direction's cases, by the confirmation alone.
 
@@ -952,6 +997,8 @@ def _confirmed(
         unit: ``session`` or ``pair``.
         mirrored: look for faster.
         same_machine: base and head alternate on it, so that no case is as slow as the machine became.
+        level: of this look.
+        last: no further sessions follow; otherwise a case that is not clear yet keeps the screen's judgement.
     """
     moves = [e.comparator.estimate for e in evidence if e.comparator]
     now = statistics.median(moves) if len(moves) >= _FEWEST_CASES else 0.0
@@ -962,16 +1009,14 @@ def _confirmed(
     move = 0.0 if same_machine else min(earlier, now) if mirrored else max(earlier, now)
     claims = [(e, c) for e in evidence for c in _claims(e, policy, move, both=both[e.case], mirrored=mirrored)]
     fallen: dict[CaseKey, list[_Claim]] = {}
-    for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], policy.confirm_level), strict=True):
+    for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], level), strict=True):
         if falls and c.recurs:
             fallen.setdefault(e.case, []).append(c)
     # What would have fallen if the anchor had stayed: the same procedure on the figure alone.
     alone = [(e, *(c.alone or c.needed[0])) for e, c in claims]
     fallen_alone = {
         e.case
-        for (e, view, limit), falls in zip(
-            alone, _holm([v.p_slower(x) for _, v, x in alone], policy.confirm_level), strict=True
-        )
+        for (e, view, limit), falls in zip(alone, _holm([v.p_slower(x) for _, v, x in alone], level), strict=True)
         if falls and view.recurs(limit)
     }
     found: dict[CaseKey, Judgement] = {}
@@ -984,6 +1029,8 @@ def _confirmed(
             verdict = Verdict.SLOWER
             text = f"{seen}, beyond the guard of {_percent(policy.guard)} in each, whatever the noise"
             reason = Reason("guard", text)
+        elif not last and _is_open(shown.mirrored() if mirrored else shown):
+            continue
         elif both[e.case] and e.case in fallen_alone:
             verdict, reason = Verdict.UNDECIDED, _moved(e, unit)
         else:
@@ -991,6 +1038,15 @@ def _confirmed(
         before = screened.judgements[e.case].sessions
         found[e.case] = _judged(e, verdict, reason, by=shown, before=before)
     return found
+
+
+# A change that is not above zero at this level will not be found beyond the limit by the last look either.
+_HOPELESS: Final = 0.25
+
+
+def _is_open(view: _View) -> bool:
+    """Whether further sessions may still show the change."""
+    return view.p_slower(0.0) < _HOPELESS
 
 
 def _fallen(
@@ -1032,6 +1088,8 @@ def _conclude(
     unit: str,
     *,
     same_machine: bool,
+    level: float,
+    last: bool,
 ) -> dict[CaseKey, Judgement]:
     """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` knows."""
     judgements = dict(screened.judgements)
@@ -1043,7 +1101,50 @@ def _conclude(
                 judgements[case] = one
             else:
                 known.append(one)
-        judgements.update(_confirmed(known, screened, policy, unit, mirrored=mirrored, same_machine=same_machine))
+        judgements.update(
+            _confirmed(
+                known,
+                screened,
+                policy,
+                unit,
+                mirrored=mirrored,
+                same_machine=same_machine,
+                level=level,
+                last=last,
+            )
+        )
+    return judgements
+
+
+def by_looks(
+    screened: Screened,
+    policy: Policy,
+    sessions: int,
+    look: Callable[[tuple[CaseKey, ...], int, Screened, bool], dict[CaseKey, Judgement]],
+) -> dict[CaseKey, Judgement]:
+    """The judgements of a confirmation that is looked at as often as :meth:`Policy.looks` says.
+
+    Args:
+        screened: what the screen said.
+        policy: of the gate.
+        sessions: of the whole confirmation, or pairs.
+        look: takes the cases that are open, after how many sessions, the screen's word on these cases, and whether it
+            is the last look; measures what is missing and returns what :func:`confirm` or :func:`confirm_pair` says.
+    """
+    judgements = dict(screened.judgements)
+    counts = policy.looks(sessions)
+    for count in counts:
+        if not screened.wanted:
+            break
+        last = count == counts[-1]
+        found = look(screened.wanted, count, screened, last)
+        judgements.update((case, found[case]) for case in screened.wanted)
+        still = {case for case in screened.wanted if found[case] == screened.judgements[case]}
+        screened = dataclasses.replace(
+            screened,
+            slower=tuple(case for case in screened.slower if case in still),
+            faster=tuple(case for case in screened.faster if case in still),
+        )
     return judgements
 
 
@@ -1052,23 +1153,28 @@ def confirm(
     head: Mapping[CaseKey, Sequence[Reading]],
     screened: Screened,
     policy: Policy,
+    *,
+    last: bool = True,
 ) -> dict[CaseKey, Judgement]:
     """Judge all cases: the wanted ones by ``head``, the sessions of the confirmation alone, the others as screened.
 
-    Slower is what the t-test says over all confirmed cases (Holm, ``policy.confirm_level``) *and* every session but
-    one in eight repeats.  Faster by the mirrored rule.  A wanted case that ``head`` lacks stays to be confirmed.
+    Slower is what the t-test says over all confirmed cases (Holm, ``policy.confirm_level`` divided by the looks) *and*
+    the sessions repeat, but for a few.  Faster by the mirrored rule.  A wanted case that ``head`` lacks stays to be
+    confirmed, and unless this is the last look so does one that further sessions may decide.
     """
     learnt = _learn(stored, policy, screened)
+    looks = policy.looks(policy.confirm_sessions)
 
     def gather(case: CaseKey) -> _Evidence | Judgement:
         if case not in head:
             return screened.judgements[case]
-        usable, needed = _usable(head[case]), _fewest(policy.confirm_sessions)
+        usable, needed = _usable(head[case]), _fewest(looks[-1] if last else looks[0])
         if len(usable) < needed:
             return _without(case, head[case], needed, "further session", shown=screened.judgements[case])
         return _gather(stored[case], usable, learnt, policy, confirming=True)
 
-    return _conclude(screened, gather, policy, "session", same_machine=False)
+    level = policy.confirm_level / len(looks)
+    return _conclude(screened, gather, policy, "session", same_machine=False, level=level, last=last)
 
 
 # -- base against head -------------------------------------------------------------------------------------------
@@ -1245,16 +1351,19 @@ def confirm_pair(
     head: Mapping[CaseKey, Sequence[Reading]],
     screened: Screened,
     policy: Policy,
+    *,
+    last: bool = True,
 ) -> dict[CaseKey, Judgement]:
     """Judge all cases: the wanted ones by the pairs of the confirmation alone, the others as screened.
 
     The rule is that of :func:`confirm`, on the differences within pairs.  Weight and common variance are the screen's.
     """
+    looks = policy.looks(policy.confirm_pairs)
 
     def gather(case: CaseKey) -> _Evidence | Judgement:
         if case not in head or case not in base:
             return screened.judgements[case]
-        couples, needed = _whole(_couples(base[case], head[case])), _fewest(policy.confirm_pairs)
+        couples, needed = _whole(_couples(base[case], head[case])), _fewest(looks[-1] if last else looks[0])
         if len(couples) < needed:
             some = _merged(base[case], head[case])
             return _without(case, some, needed, "further pair", shown=screened.judgements[case])
@@ -1270,7 +1379,8 @@ def confirm_pair(
             differs=differs,
         )
 
-    return _conclude(screened, gather, policy, "pair", same_machine=True)
+    level = policy.confirm_level / len(looks)
+    return _conclude(screened, gather, policy, "pair", same_machine=True, level=level, last=last)
 
 
 # -- notes beside the verdict ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +48,8 @@ class Request:
         arm, index: see :class:`pytest_gemm.speed.Session`.
         timed: ``False`` to compile and judge only, which fills the compilers' caches and may be done in parallel.
         ceilings: of the machine; ``None``: measure them.
+        pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
+            "backend problem"; an earlier process of the run has picked.
         commit: of the tree that is measured.
     """
 
@@ -57,7 +59,12 @@ class Request:
     index: int = 0
     timed: bool = True
     ceilings: Ceilings | None = None
+    pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     commit: str = ""
+
+    def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
+        """The candidates of a case, the one to time first; empty where the backend goes its own way."""
+        return tuple(self.pinned.get(f"{backend} {problem}", ()))
 
     def write(self, folder: Path) -> None:
         """Leave it for the process that is to answer."""
@@ -143,6 +150,7 @@ class Meter:
         self._started = time.perf_counter()
         self._parent = os.getppid()
         self._is_cross_checked = False
+        self._ranking: tuple[str, ...] = ()
         self._fresh: list[_Work] = []
         self._works: list[_Work] = []
         self._ceilings = self.request.ceilings
@@ -156,13 +164,19 @@ class Meter:
         fillings = fillings_for(case.problem)
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
         filling = ("rand",) if "rand" in fillings else fillings[:1]
-        judged = dataclasses.replace(case, fillings=filling, choices=case.choices or "winner")
+        pinned = self.request.pinned_of(case.backend.name, case.problem.line)
+        judged = dataclasses.replace(case, fillings=filling, choices=pinned[0] if pinned else case.choices or "winner")
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
-        for outcome in self._judge.judge(judged, timing=self._take if self.request.timed else None):
+        for outcome in self._judge.judge(judged, timing=self._take if self.request.timed else self._note_ranking):
             compiled += outcome.seconds.compile
             if outcome.status is Status.DROPPED and outcome.choice != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
+            if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has picked it here
+                lost = outcome.status is Status.DROPPED
+                outcome = dataclasses.replace(  # noqa: PLW2901  # the same outcome under the case's own name
+                    outcome, choice="", status=Status.CRASHED if lost else outcome.status
+                )
             if self._fresh and outcome.status is Status.PASSED:
                 work = self._fresh.pop()
                 work.outcome = outcome
@@ -176,7 +190,8 @@ class Meter:
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
         for outcome in last.values():
-            self._write(sample_line(_sample(case, outcome, spent)))
+            self._write(sample_line(dataclasses.replace(_sample(case, outcome, spent), ranking=self._ranking)))
+        self._ranking = ()
         self._end()
         if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
             self._time_all()
@@ -216,6 +231,11 @@ class Meter:
     def _write(self, line: str) -> None:
         with (self.folder / SESSION).open("a", encoding="utf-8") as file:
             file.write(line)
+
+    def _note_ranking(self, _: Case, prepared: Prepared, given: Operands) -> object:
+        """Remember how the backend's own timing ranked its candidates."""
+        self._ranking = tuple(getattr(prepared, "ranking", ()))
+        return prepared.run(given)
 
     def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
@@ -260,7 +280,7 @@ class Meter:
                 plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
                 readings = timing.measure(subject, beside, rivals, timer=self._timer, plan=plan, filling=work.filling)
                 if case.device == "cuda":
-                    readings = self._cross_checked(readings, subject)
+                    readings = self._cross_checked(_with_latency(readings, subject, beside), subject)
                 work.last = subject[0]()
                 _wait_for(case.device)
         except Exception as error:  # of the backend: it has passed before, and does no longer
@@ -343,9 +363,11 @@ class Meter:
         if not count or not isinstance(backend, Choosing):
             return {}
         mine = frozenset(prepared.proof().chosen)
-        names = [name for name in backend.choices(case.problem, given) if name not in mine]
+        ranked = [name for name in self.request.pinned_of(backend.name, case.problem.line) if name not in mine]
+        names = [name for name in backend.choices(case.problem, given) if name not in mine] if not ranked else []
         found = {}
-        for name in picked(names, str(count)):
+        # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
+        for name in ranked[:count] or picked(names, str(count)):
             with contextlib.suppress(Dropped, Unsupported):
                 found[name] = backend.prepare_choice(case.problem, given, name)
         return found
@@ -384,6 +406,17 @@ def _timed(prepared: Prepared, given: Operands) -> Iterator[Callable[[], object]
             yield call
     else:
         yield lambda: prepared.run(given)
+
+
+def _with_latency(
+    readings: timing.Readings,
+    subject: list[Callable[[], object]],
+    comparator: list[Callable[[], object]] | None,
+) -> timing.Readings:
+    """With what a call costs from Python; on a CPU that is what is timed anyway."""
+    calls = {"end_to_end_us": subject, "comparator_end_to_end_us": comparator}
+    found = {name: 1e6 * timing.latency(some) for name, some in calls.items() if some}
+    return dataclasses.replace(readings, telemetry={**readings.telemetry, **found})
 
 
 def _wait_for(device: str) -> None:

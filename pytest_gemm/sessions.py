@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import pickle
@@ -31,6 +32,7 @@ import pytest
 
 from pytest_gemm import __version__, baseline, gate, machine, speed_report
 from pytest_gemm.ahead import Display
+from pytest_gemm.backend import Tuning
 from pytest_gemm.config import cores
 from pytest_gemm.measure import NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
@@ -286,24 +288,41 @@ class _Runner:
         self._count = 0
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
+        self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
         self.ceilings: Ceilings | None = None
         self.notes: list[str] = []
 
     def compile(self, arm: Arm, cases: Sequence[Timed]) -> None:
-        """Have several processes compile and judge the cases at once; what fails needs no timing."""
+        """Have several processes compile and judge the cases at once; what fails needs no timing.
+
+        Backends that pick a candidate by timing do it here, in one process and alone on the device, and all sessions
+        time that candidate: what a session says is then of a kernel, and what was picked is said once.
+        """
         jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
-        if jobs < 2:
-            return
+        # On a CPU Inductor's own rule picks; whether anything was timed shows once it is compiled.
+        tuned = {case for case in cases if self._device != "cpu" and isinstance(self._config.registry[case[0]], Tuning)}
+        if jobs > 1:
+            samples = self._compile(arm, cases, jobs, "compiling and judging")
+            tuned = {(s.case.backend, s.case.problem) for s in samples if s.ranking}
+        if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
+            for sample in self._compile(arm, todo, 1, "picking candidates for"):
+                if sample.ranking and sample.picked:
+                    others = (name for name in sample.ranking if name not in sample.picked)
+                    key = f"{sample.case.backend} {sample.case.problem}"
+                    self._pinned[arm.name][key] = (sample.picked[0], *others)
+
+    def _compile(self, arm: Arm, cases: Sequence[Timed], jobs: int, what: str) -> list[Sample]:
         open_ = [_Open(self, arm, Request(tuple(cases[i::jobs]), self._device, timed=False)) for i in range(jobs)]
         with contextlib.ExitStack() as stack:
             for one in open_:
                 stack.enter_context(one)
             while sum(not one.poll() for one in open_):  # all of them are asked each time
                 done = sum(one.done for one in open_)
-                self._display.progress(f"speed: compiling and judging {done} of {len(cases)} cases on {arm.label}")
+                self._display.progress(f"speed: {what} {done} of {len(cases)} cases on {arm.label}")
                 time.sleep(0.2)
-        for one in open_:
-            self._note_failures(one.result().samples)
+        samples = [sample for one in open_ for sample in one.result().samples]
+        self._note_failures(samples)
+        return samples
 
     def left(self, cases: Iterable[Timed]) -> list[Timed]:
         """The cases that have not failed."""
@@ -311,15 +330,14 @@ class _Runner:
 
     def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
         """One session over the cases that have not failed."""
-        todo = self.left(cases)
-        # Another order each time, so that no case always comes after the same one.
-        random.Random(f"{self._config.seed} {index}").shuffle(todo)
+        todo = self._shuffled(self.left(cases), index)
         request = Request(
             tuple(todo),
             self._device,
             arm.name,
             index,
             ceilings=self.ceilings,
+            pinned=self._pinned[arm.name],
             commit=self.commit if arm.name == "head" else "",
         )
         with _Open(self, arm, request) as one:
@@ -332,6 +350,20 @@ class _Runner:
         if self._config.speed.samples is not None:
             one.keep(self._config.speed.samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
         return session
+
+    def _shuffled(self, cases: Sequence[Timed], index: int) -> list[Timed]:
+        """Another order each time, so that no case always comes after the same one.
+
+        The backends of a problem stay together: they share its operands and its reference.
+        """
+        problems: dict[str, list[Timed]] = {}
+        for case in cases:
+            problems.setdefault(case[1], []).append(case)
+        chance = random.Random(f"{self._config.seed} {index}")
+        groups = list(problems.values())
+        for group in (groups, *groups):
+            chance.shuffle(group)
+        return list(itertools.chain.from_iterable(groups))
 
     def _note_failures(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
@@ -660,11 +692,14 @@ def _gate(
         return
     stored = baseline.stored(made.stored, first[0])
     screened = gate.screen(stored, gate.readings(first), policy)
-    judgements = dict(screened.judgements)
-    if screened.wanted:
+    more: list[Session] = []
+
+    def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
-            more = _sessions(runner, head, _named(screened.wanted), policy.confirm_sessions, made, "confirming")
-        judgements = gate.confirm(stored, gate.readings(more), screened, policy)
+            more.extend(_sessions(runner, head, _named(cases), count - len(more), made, "confirming"))
+        return gate.confirm(stored, _only(gate.readings(more), cases), known, policy, last=last)
+
+    judgements = gate.by_looks(screened, policy, policy.confirm_sessions, look)
     made.anchor = screened.anchor
     made.judgements = _with_every_case(gate.annotate(judgements, stored, made.sessions), made)
     if not made.stored:
@@ -685,15 +720,23 @@ def _against(
     with clock("screen"):
         first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
     screened = gate.screen_pair(gate.readings(first_base), gate.readings(first_head), policy)
-    judgements = dict(screened.judgements)
-    if screened.wanted:
+    more: tuple[list[Session], list[Session]] = ([], [])
+
+    def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
-            more_base, more_head = _pairs(
-                runner, head, base, _named(screened.wanted), policy.confirm_pairs, made, "confirming"
-            )
-        judgements = gate.confirm_pair(gate.readings(more_base), gate.readings(more_head), screened, policy)
+            fresh = _pairs(runner, head, base, _named(cases), count - len(more[0]), made, "confirming")
+        for arm, some in zip(more, fresh, strict=True):
+            arm.extend(some)
+        of_base, of_head = (_only(gate.readings(some), cases) for some in more)
+        return gate.confirm_pair(of_base, of_head, known, policy, last=last)
+
+    judgements = gate.by_looks(screened, policy, policy.confirm_pairs, look)
     made.anchor = screened.anchor
     made.judgements = _with_every_case(gate.annotate(judgements, {}, made.sessions), made)
+
+
+def _only(found: Mapping[CaseKey, list[gate.Reading]], cases: Collection[CaseKey]) -> dict[CaseKey, list[gate.Reading]]:
+    return {case: found[case] for case in cases if case in found}
 
 
 def _with_every_case(judgements: Mapping[CaseKey, Judgement], made: Measured) -> dict[CaseKey, Judgement]:

@@ -17,7 +17,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pytest_gemm.outcome import Reason, Status
 
@@ -85,6 +85,7 @@ class Sample:
         retaken: blocks that the guard threw away and measured again.
         disturbed: why the figure is not to be trusted although it was retaken; "" when it is.
         picked: choices that the backend chose, as its proof says.
+        ranking: candidates that the backend timed in order to choose, the fastest first.
         kernels: names of the kernels that ran.
         rivals: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
@@ -103,6 +104,7 @@ class Sample:
     retaken: int = 0
     disturbed: str = ""
     picked: tuple[str, ...] = ()
+    ranking: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     telemetry: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -264,6 +266,9 @@ def session_line(session: Session) -> str:
     return json.dumps({"session": facts}) + "\n"
 
 
+_TUPLES: Final = ("subject", "comparator", "picked", "ranking", "kernels", "windows")
+
+
 def _sample(data: Mapping[str, Any]) -> Sample:
     return Sample(
         **{
@@ -271,7 +276,7 @@ def _sample(data: Mapping[str, Any]) -> Sample:
             "case": CaseKey(**data["case"]),
             "status": Status(data["status"]),
             "reason": Reason(**data["reason"]) if data["reason"] else None,
-            **{name: tuple(data[name]) for name in ("subject", "comparator", "picked", "kernels", "windows")},
+            **{name: tuple(data[name]) for name in _TUPLES if name in data},
             "rivals": {name: tuple(seconds) for name, seconds in data["rivals"].items()},
         }
     )

@@ -48,6 +48,7 @@ __all__ = [
     "Timer",
     "TimingError",
     "cross_check",
+    "latency",
     "measure",
     "rotation",
 ]
@@ -61,6 +62,9 @@ _VERSION: Final = 1
 
 # A median of fewer blocks says nothing of their spread.
 _LEAST_BLOCKS: Final = 5
+
+# In units of the least warm-up.
+_LONGEST_WARM: Final = 10
 
 # More calls than this in an arm mean that no time passes.
 _MOST_CALLS: Final = 1_000_000
@@ -77,7 +81,8 @@ class Plan:
     Attributes:
         blocks: of two visits of the subject and two of the comparator.
         arm_seconds: least time that the calls of one visit take together.
-        warm_seconds: how long everything that is timed runs before anything counts.
+        warm_seconds: how long everything that is timed runs before anything counts, or up to ten times as long
+            until the clock is steady.
         max_seconds: budget of a case.  A slow kernel gets fewer blocks, but never fewer than 5 (or than ``blocks``),
             and retaking ends at twice the budget.
         guard: a block is spoilt when its comparator took this much longer than the median, as a fraction.
@@ -239,6 +244,10 @@ class Timer(Protocol):
         """Seconds of the wall clock, from any origin."""
         ...
 
+    def steady(self) -> bool:
+        """Whether the clock of what computes has settled, as far as can be told."""
+        ...
+
     def begin(self) -> None:
         """From here on the visits count."""
         ...
@@ -299,15 +308,18 @@ def measure(
     works |= {_RIVAL + name: calls for name, calls in (rivals or {}).items()}
     arms = timer.arms({name: _sequence(calls) for name, calls in works.items()})
     started = timer.clock()
-    while True:
-        for arm in arms.values():
-            arm.seconds(arm.turn)
-        if timer.clock() - started >= plan.warm_seconds:
-            break
+    for arm in arms.values():
+        arm.seconds(arm.turn)
     filling = {} if filling is None else filling
     for name, arm in arms.items():
         if name not in filling:
             filling[name] = _calibrated(name, arm, plan)
+    # As full as the visits, so that the clock under them has settled.
+    while (spent := timer.clock() - started) < plan.warm_seconds or (
+        spent < _LONGEST_WARM * plan.warm_seconds and not timer.steady()
+    ):
+        for name, arm in arms.items():
+            arm.seconds(filling[name])
     visits = _Visits({name: (arm, filling[name]) for name, arm in arms.items()}, timer, plan)
     timer.begin()
     try:
@@ -484,6 +496,10 @@ class CpuTimer:
     def clock(self) -> float:
         """``time.perf_counter``."""
         return time.perf_counter()
+
+    def steady(self) -> bool:
+        """Nobody can tell: a virtual machine's clock is not the host's."""
+        return True
 
     def begin(self) -> None:
         """Read the counters."""
@@ -735,6 +751,7 @@ _THROTTLES: Final = (0x08, 0x20, 0x40, 0x80)
 
 # SM clocks come in steps of 15 MHz, about 1%: a difference of two steps is one.
 _CLOCKS_DIFFER: Final = 0.02
+_SETTLED_SECONDS: Final = 0.15
 
 
 class CudaTimer:
@@ -758,10 +775,12 @@ class CudaTimer:
         self.expected_nodes: dict[str, int | None] = {}
         self._probe = probe
         self._states: list[tuple[str, GpuState]] = []
+        self._clocks: list[tuple[float, float]] = []
 
     def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
         """Warm everything up, and capture every call once."""
         self.graphs = True
+        self._clocks.clear()
         arms = {name: _CudaArm(name, calls, self) for name, calls in works.items()}
         for calls in works.values():
             self.runtime.warm(calls)
@@ -782,6 +801,23 @@ class CudaTimer:
     def clock(self) -> float:
         """``time.perf_counter``; every visit ends with a wait for the device."""
         return time.perf_counter()
+
+    def steady(self) -> bool:
+        """Whether the SM clock has kept within 2% for as long as it takes the power limit to act.
+
+        A GPU that is given a full load begins at its highest clock, and comes down when it has drawn too much for a
+        while: from 1980 to 1500 MHz within 0.3 s on an H200.
+        """
+        if self._probe is None:
+            self._probe = _probe()
+        if not self._probe.quick:
+            return True
+        state, now = self._probe.read(), self.clock()
+        if state is None or state.sm_mhz is None:
+            return True
+        self._clocks.append((now, state.sm_mhz))
+        recent = [mhz for when, mhz in self._clocks if when >= now - _SETTLED_SECONDS]
+        return now - self._clocks[0][0] >= _SETTLED_SECONDS and max(recent) <= (1.0 + _CLOCKS_DIFFER) * min(recent)
 
     def begin(self) -> None:
         """Read the state of the GPU."""
@@ -943,6 +979,27 @@ def rotation(bytes_of_operands: int, device: str) -> int:
 
     cache = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     return min(_MOST_SETS, max(1, math.ceil(2 * cache / max(1, bytes_of_operands))))
+
+
+# Trials of a call from Python, an odd number.
+_LATENCIES: Final = 21
+
+
+def latency(calls: Calls) -> float:
+    """Seconds from a call in Python until the device has finished it, the median of some: what a user waits for.
+
+    It holds what a graph leaves out: PyTorch's guards, the launches, the wait.  An advisory figure, taken unpaired.
+    """
+    import torch
+
+    found = []
+    for call in itertools.islice(itertools.cycle(_sequence(calls)), _LATENCIES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
 
 
 def cross_check(calls: Calls, seconds: float) -> float | None:

@@ -55,6 +55,9 @@ class Timer:
     def clock(self):
         return self.now
 
+    def steady(self):
+        return True
+
     def begin(self):
         pass
 

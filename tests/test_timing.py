@@ -50,6 +50,9 @@ class VirtualTimer:
     def clock(self) -> float:
         return self.now
 
+    def steady(self) -> bool:
+        return True
+
     def begin(self) -> None:
         self.visits.clear()
         self.log.append("begin")
