@@ -361,7 +361,8 @@ class _Runner:
             problems.setdefault(case[1], []).append(case)
         chance = random.Random(f"{self._config.seed} {index}")
         groups = list(problems.values())
-        for group in (groups, *groups):
+        chance.shuffle(groups)
+        for group in groups:
             chance.shuffle(group)
         return list(itertools.chain.from_iterable(groups))
 
