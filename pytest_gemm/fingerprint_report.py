@@ -178,7 +178,8 @@ def table(prints: Sequence[Print], width: int = _WIDTH) -> list[str]:
     label = max(map(len, PROBES)) + 2
     lines: list[str] = []
     while shown:
-        taken, used = [], label
+        taken: list[tuple[Print, int]] = []
+        used = label
         while shown:
             cells = [shown[0].column, *shown[0].traits.values()]
             size = max(map(len, cells)) + 2
