@@ -517,8 +517,8 @@ def _order(bench: Bench, scale: _Scale, inner: Width) -> Order | None:
         first = min(seen.values())
         # Neighbours in what would be one chunk, from a term that is not its first.
         start = bench.k // 2 // max(first, 1) * max(first, 1)
-        near = [j for j in range(start, min(start + first, bench.k)) if j != start + 1]
-        inside = tuple(sizes.of(start + 1, near).values()) if first > 2 and len(near) > 1 else (0, 1)
+        others = [j for j in range(start, min(start + first, bench.k)) if j != start + 1]
+        inside = tuple(sizes.of(start + 1, others).values()) if first > 2 and len(others) > 1 else (0, 1)
         return infer_order(seen, inside, bench.k)
     sizes = _Sizes(bench, scale, bench.k // min(128, most))
     if not sizes.readable():
@@ -543,9 +543,9 @@ def coarse_order(seen: Mapping[int, int], grain: int) -> Order:
     if sizes != sorted(sizes) or len(set(sizes)) == 1:
         return Order("other")
     steps = np.diff(sizes)
-    if not np.any(steps > grain):
-        return Order("in order")
-    return Order("in order", block=sizes[int(np.argmax(steps > grain))])
+    block = sizes[int(np.argmax(steps > grain))] if np.any(steps > grain) else 0
+    # Far enough apart to be in different chunks of a tensor core.
+    return Order("in order", 1, block, (0, grain, 2 * grain) if not 0 < block < 3 * grain else (0, 1, 2))
 
 
 # -- what a column is asked --------------------------------------------------------------------------------

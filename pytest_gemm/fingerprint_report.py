@@ -73,8 +73,6 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
         (``--gemm-missing=skip`` forgives that).
     """
     healthy = True
-    for line in doctor.machine():
-        write(line)
     for backend in config.backends:
         started = time.perf_counter()
         found = _ask(config, backend)

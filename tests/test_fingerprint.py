@@ -18,8 +18,9 @@ from pytest_gemm import fingerprint, fingerprint_report
 from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fingerprint import Column, Print
+from pytest_gemm.machine import hardware_key
 from pytest_gemm.operands import Operands
-from pytest_gemm.problem import DTYPES, DType, Problem
+from pytest_gemm.problem import DTYPES, TF32, DType, Problem
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to
 
@@ -30,7 +31,7 @@ Store = Callable[[Array, DType], Array]
 # Small: a model of an arithmetic is slow, and the sums on a diagonal are all that counts.
 F32, F16, BF16 = (f"mm:{name}:nt:16x16x256" for name in ("f32", "f16", "bf16"))
 F8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x256:tensorwise"
-LONG = "mm:f16:nt:16x16x2560"
+LONG, SPLIT = "mm:bf16:nt:16x16x512", "mm:f16:nt:16x16x2304"
 I8, I8_LONG = "int_mm:i8-i8-i32:nt:32x16x2048", "int_mm:i8-i8-i32:nt:32x16x131088"
 
 
@@ -142,7 +143,7 @@ def with_inputs(change: Callable[[Array], Array], product: Product) -> Product:
 
 
 def tf32(x: Array) -> Array:
-    return nearest(x, fingerprint.TF32)
+    return nearest(x, TF32)
 
 
 def bf16x3(a: Array, b: Array) -> Array:
@@ -324,7 +325,7 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
         (F16, in_order, Contract("f32"), truncated, "to f16, is RZ"),
         (F16, in_order, Contract("f32"), via("bf16"), "to f16, is via bf16"),
         (BF16, in_order, Contract("f32"), via("f16"), "to bf16, is via f16"),
-        (LONG, split(4, "f16"), Contract("f32", slices=4), nearest, "partial sums of 640 products are stored in f16"),
+        (SPLIT, split(4, "f16"), Contract("f32", slices=4), nearest, "partial sums of 576 products are stored in f16"),
         (F32, strassen, Contract("f32"), nearest, "as in Strassen's algorithm"),
         (F32, fixed_point, Contract("f32"), nearest, "operands are split in fixed point"),
         (F32, restless(), Contract("f32"), nearest, "the same product again has other bits"),
@@ -336,7 +337,7 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
 def test_a_broken_contract_is_a_finding_with_its_cause(
     line: str, product: Product, contract: Contract, store: Store, words: str
 ) -> None:
-    found = printed(line, product, contract, store, long=line == LONG)
+    found = printed(line, product, contract, store, long=line == SPLIT)
     assert found.findings, found
     assert words in text(found)
 
@@ -344,8 +345,8 @@ def test_a_broken_contract_is_a_finding_with_its_cause(
 @pytest.mark.parametrize(
     ("line", "product", "contract", "store", "trait", "words"),
     [
-        (LONG, split(4, "f32"), Contract("f32"), nearest, ("blocks", "640"), "each 640 products"),
-        (LONG, split(4, "f16"), Contract("f32", slices=4, partials="out"), nearest, ("partials", "11 RN"), "in f16"),
+        (LONG, split(4, "f32"), Contract("f32"), nearest, ("blocks", "128"), "each 128 products"),
+        (LONG, split(4, "bf16"), Contract("f32", slices=4, partials="out"), nearest, ("partials", "8 RN"), "in bf16"),
         (
             F32,
             with_inputs(tf32, in_order),
@@ -530,13 +531,24 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
             registry.add_callable("good", lambda a, b: a @ b, dtypes=("bf16",))
         """
     )
+    stored = fingerprint_report.Fingerprint(
+        "good",
+        "cpu",
+        hardware_key("cpu", 1),
+        [Print("bf16", "mm:bf16:nt:64x64x256", traits={"inputs": "9"})],
+        date="2026-01-02",
+    )
+    path = fingerprint_report.path_of(pytester.path / "stored", stored.key, "good")
+    fingerprint_report.save(path, stored)
     options = ("--gemm-fingerprint=stored", "--gemm-backends=dies,good", "--gemm-threads=1")
     result = pytester.runpytest_subprocess(*options)
     shown = result.stdout.str()
     assert result.ret == 1, shown
     assert "BROKEN after 0 columns: its process was killed by SIGABRT" in shown
     assert "f64: refused: good was registered without f64" in shown
-    assert [path.name for path in (pytester.path / "stored").glob("*/*")] == ["good.fingerprint.json"], shown
-    again = pytester.runpytest_subprocess(*options[:1], "--gemm-backends=good", "--gemm-threads=1")
-    assert again.ret == 0, again.stdout.str()
-    assert "the arithmetic has not changed since" in again.stdout.str()
+    assert "the arithmetic has changed since 2026-01-02" in shown
+    assert "bf16: inputs was 9 and is 8" in shown
+    assert [one.name for one in path.parent.iterdir()] == ["good.fingerprint.json"], shown
+    found = fingerprint_report.load(path)
+    assert found is not None
+    assert next(one for one in found.prints if one.traits).traits["inputs"] == "8"
