@@ -108,6 +108,14 @@ OPTIONS = (
         ("yes", "no"),
         switch=True,
     ),
+    Option(
+        "fingerprint",
+        "no",
+        "FOLDER|yes|no",
+        "ask every backend small products that tell its arithmetic, and hold that to what it declares; then exit.  "
+        "With a folder the answers are stored there, by hardware",
+        switch=True,
+    ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
     Option("artifacts", "", "DIR", "keep for each failure its report, generated code and tensors"),
@@ -220,6 +228,7 @@ class GemmConfig:
         arch: architecture to compile CUDA kernels for, "" for the device's.
         compile_only: compile what the selected cases need and run nothing.
         doctor: say what can run here, and exit.
+        fingerprint: say how each backend computes, and exit; ``fingerprints``: where to store it; ``None``: nowhere.
         options: every option's value as text, by its name, for backends that have options of their own.
         speed: what concerns timing and its gate.
     """
@@ -245,8 +254,15 @@ class GemmConfig:
     arch: str = ""
     compile_only: bool = False
     doctor: bool = False
+    fingerprint: bool = False
+    fingerprints: Path | None = None
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
+
+    @property
+    def screen(self) -> bool:
+        """Whether a screen takes the place of the tests."""
+        return self.doctor or self.fingerprint
 
     def rerun_options(self) -> tuple[str, ...]:
         """Options of a rerun: what this run was given and what another one would otherwise choose differently."""
@@ -343,6 +359,11 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
     values = {option.name: _value(config, option) for option in OPTIONS}
     if values["doctor"] == "yes" and workers > 1:
         raise pytest.UsageError("--gemm-doctor asks one backend after the other: leave out -n")
+    if values["fingerprint"] != "no":
+        if workers > 1:
+            raise pytest.UsageError("--gemm-fingerprint asks one backend after the other: leave out -n")
+        if values["doctor"] == "yes":
+            raise pytest.UsageError("--gemm-fingerprint and --gemm-doctor are a screen each: ask for one of them")
     if values["compile-only"] == "yes":
         if workers > 1:
             raise pytest.UsageError("--gemm-compile-only takes all cores by itself: leave out -n, and see --gemm-jobs")
@@ -376,6 +397,10 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         arch=_arch(values["arch"]),
         compile_only=values["compile-only"] == "yes",
         doctor=values["doctor"] == "yes",
+        fingerprint=values["fingerprint"] != "no",
+        fingerprints=_writable_folder("--gemm-fingerprint", values["fingerprint"])
+        if values["fingerprint"] not in {"no", "yes"}
+        else None,
         options=values,
         speed=_speed(values, config.rootpath, registry),
     )

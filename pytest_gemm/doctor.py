@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_gemm.backend import Backend
     from pytest_gemm.config import GemmConfig
 
-__all__ = ["Examination", "examine", "machine", "report"]
+__all__ = ["Examination", "examine", "in_child", "machine", "report"]
 
 # The smoke product is the first that the backend claims: TMA can load its operands, no dimension is special.
 _SMOKE: Final = ("mm:f16:nt:128x96x64", "mm:f32:nn:128x96x64", "mm:f64:nn:128x96x64", "int_mm:i8-i8-i32:nt:128x96x64")
@@ -52,7 +52,7 @@ class Examination:
 
 def machine() -> list[str]:
     """The lines about the machine and the software, above the backends."""
-    facts = _in_child(_facts, 120.0)
+    facts = in_child(_facts, 120.0)
     lines = [f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}"]
     if "error" in facts:
         return [*lines, f"torch: {facts['error']}"]
@@ -69,7 +69,7 @@ def examine(config: GemmConfig) -> Iterator[Examination]:
             return _ask(backend, device, config.threads)
 
         started = time.perf_counter()
-        found = _in_child(ask, limit)
+        found = in_child(ask, limit)
         yield _examination(backend.name, device, found, time.perf_counter() - started)
 
 
@@ -194,7 +194,7 @@ def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:
     return found
 
 
-def _in_child(ask: Callable[[], dict[str, Any]], limit: float | None) -> dict[str, Any]:
+def in_child(ask: Callable[[], dict[str, Any]], limit: float | None) -> dict[str, Any]:
     """What ``ask`` answers in a forked process; ``{"error": ...}`` when that dies, raises or takes too long.
 
     A fork and not a new interpreter: a backend that a conftest registered need not be picklable.

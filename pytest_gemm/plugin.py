@@ -222,15 +222,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> object | None:
-    """With ``--gemm-doctor`` a screen instead of tests."""
+    """With ``--gemm-doctor`` or ``--gemm-fingerprint`` a screen instead of tests."""
     settings = session.config.stash[_CONFIG]
-    if not settings.doctor:
+    if not settings.screen:
         return None
-    from pytest_gemm import doctor
+    from pytest_gemm import doctor, fingerprint_report
 
     terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     terminal.ensure_newline()
-    session.config.stash[_HEALTHY] = doctor.report(settings, terminal.write_line)
+    screen = doctor.report if settings.doctor else fingerprint_report.report
+    session.config.stash[_HEALTHY] = screen(settings, terminal.write_line)
     session.items = []
     return True
 
@@ -301,7 +302,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Without xdist: compile ahead what the collected tests need, and time.  With it the controller does, see below."""
     config = session.config
     settings = config.stash[_CONFIG]
-    if _is_worker(config) or config.option.collectonly or settings.doctor or settings.speed.session is not None:
+    if _is_worker(config) or config.option.collectonly or settings.screen or settings.speed.session is not None:
         return
     _compile_ahead(config, [item.nodeid for item in session.items])
     _measure(config, [pair for pair in map(_timed, session.items) if pair is not None])
@@ -577,7 +578,7 @@ class _Collector:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start gathering.  Who is missing is asked here: with xdist this process collects nothing."""
-    if not _is_worker(session.config) and not session.config.stash[_CONFIG].doctor:
+    if not _is_worker(session.config) and not session.config.stash[_CONFIG].screen:
         session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
         session.config.pluginmanager.register(_Collector(session.config.stash[_STATE]), "gemm-collector")
 
@@ -603,7 +604,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.config.stash[_CONFIG].compile_only and exitstatus == pytest.ExitCode.OK:
         complete = all(one.complete for one in harvest)
         session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
-    if session.config.stash[_CONFIG].doctor:
+    if session.config.stash[_CONFIG].screen:
         healthy = session.config.stash.get(_HEALTHY, False)
         session.exitstatus = pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED
         return

@@ -1,0 +1,1256 @@
+"""The numerical fingerprint of a backend: small products whose answers name the arithmetic that computed them.
+
+Each probe plants values in the operands of one compiled problem so that the result, read bit by bit, can only have come
+about in one way: ``1 + 2^-24 - 1`` is 0 in float32, ``1 + 1.5 * 2^-24 - 1`` is 2^-23 where sums round to nearest and 0
+where they are cut.  A :class:`Column` is a problem; all of its probes share its artifact, for a compile may take a
+minute and a product takes microseconds.  ``docs/fingerprint.md`` has every probe with its formula and its source.
+
+What a backend declares (:class:`pytest_gemm.backend.Contract`) is held against what was seen: a bound that follows from
+the seen arithmetic and is larger than the declared one is a *finding*.  What is merely worth knowing is a *remark*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_gemm.backend import Backend, Choosing, Contract, Dropped, Prepared, Unsupported
+from pytest_gemm.problem import TF32, DType, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_gemm.operands import Operands
+
+__all__ = [
+    "COLUMNS",
+    "PROBES",
+    "Bench",
+    "Column",
+    "Order",
+    "Print",
+    "changes",
+    "coarse_order",
+    "columns_for",
+    "infer_order",
+    "take",
+]
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One problem that is asked everything, and a column of the table.
+
+    Attributes:
+        name: heads the column.
+        line: the problem; a compile.
+        long: only what takes many products: where K is cut, how partial sums are stored, how the error grows.
+        rare: on backends that compile, only from ``--gemm-level=full`` on.
+        aux: two further problems answer for one row and for an epilogue; compiles, too.
+    """
+
+    name: str
+    line: str
+    long: bool = False
+    rare: bool = False
+    aux: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of :attr:`line`."""
+        return Problem.parse(self.line)
+
+    @property
+    def one_row(self) -> Problem:
+        """The same product for a single row of A."""
+        return self.problem.with_m(1)
+
+    @property
+    def clamped(self) -> Problem:
+        """The same product through two activations that tell who of them swallowed a NaN."""
+        return Problem.parse(f"{self.line}:clamp-1_6+relu")
+
+
+_SCALED: Final = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:tensorwise"
+
+COLUMNS: Final = (
+    Column("f64", "mm:f64:nt:64x64x256"),
+    Column("f32", "mm:f32:nt:64x64x256", aux=True),
+    Column("f32 long", "mm:f32:nt:64x64x8192", long=True, rare=True),
+    Column("tf32", "mm:f32:nt:64x64x256::tf32"),
+    Column("f16", "mm:f16:nt:64x64x256", aux=True),
+    Column("f16 long", "mm:f16:nt:64x64x8192", long=True),
+    Column("f16 red.", "mm:f16:nt:64x64x8192::reduced", long=True, rare=True),
+    Column("bf16", "mm:bf16:nt:64x64x256", aux=True),
+    Column("f8", _SCALED),
+    Column("f8 fast", f"{_SCALED}:fast-acc"),
+    Column("i8", "int_mm:i8-i8-i32:nt:64x64x2048"),
+    Column("i8 long", "int_mm:i8-i8-i32:nt:64x64x131088", long=True, rare=True),
+)
+
+# The rows of the table, in order.
+PROBES: Final = (
+    "inputs",
+    "products",
+    "order",
+    "chunk L",
+    "alignment f",
+    "accumulator",
+    "blocks",
+    "partials",
+    "block sum",
+    "store",
+    "drift",
+    "error slope",
+    "subnormals",
+    "specials",
+    "NaN in epilogue",
+    "sum of -0",
+    "overflow",
+    "isolation",
+    "fixed point",
+    "deterministic",
+    "any row alike",
+    "batch invariant",
+)
+
+
+@dataclasses.dataclass
+class Print:
+    """What was found of one column.
+
+    Attributes:
+        column, problem: which.
+        refusal: why the backend does not compute it; "" when it does.
+        kernels: who computed it.
+        traits: probe -> value, in the order of :data:`PROBES`; a probe that does not apply is left out.
+        remarks: sentences about what is surprising and allowed.
+        findings: sentences about what the backend's contract does not allow.
+        products: how many products were computed; ``seconds``: the time with all compiles.
+    """
+
+    column: str
+    problem: str
+    refusal: str = ""
+    kernels: tuple[str, ...] = ()
+    traits: dict[str, str] = dataclasses.field(default_factory=dict)
+    remarks: list[str] = dataclasses.field(default_factory=list)
+    findings: list[str] = dataclasses.field(default_factory=list)
+    products: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Print:
+        """What :meth:`to_dict` gave, also after a round through JSON."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in found.items() if name in known}
+        return cls(**{**values, "kernels": tuple(values.get("kernels", ()))})
+
+
+def columns_for(backend: Backend, level: str) -> tuple[Column, ...]:
+    """What a backend is asked at a level: at ``quick`` one that compiles is spared the rare columns."""
+    sparing = level == "quick" and isinstance(backend, Choosing)
+    return tuple(
+        dataclasses.replace(column, aux=column.aux and (not sparing or column.name == "f16"))
+        for column in COLUMNS
+        if not (sparing and column.rare)
+    )
+
+
+# -- a problem that is asked many sums ---------------------------------------------------------------------
+
+
+class Bench:
+    """A prepared problem, and operands of its geometry to plant values in.
+
+    Attributes:
+        problem: what is computed; ``m``, ``n``, ``k``: its shape.
+        products: how many were computed.
+        uneven: some sum had other bits at another place of the result.
+    """
+
+    def __init__(self, prepared: Prepared, template: Operands) -> None:
+        self.prepared = prepared
+        self.problem = template.problem
+        shape = self.problem.shape
+        self.m, self.n, self.k = shape.m, shape.n, shape.k
+        self.products = 0
+        self.uneven = False
+        self._template = template
+
+    def product(self, a: Array, b: Array) -> Array:
+        """A (M, K) times B (K, N) as the backend computes it, in float64; scales are 1.
+
+        Values must be representable in the operands' dtypes.  Every call gets operands in new memory: an artifact may
+        hold on to a constant that it knows by its address.
+        """
+        import torch
+
+        given = self._template
+        changes: dict[str, Any] = {
+            "a": _planted(given.a, a),
+            "b": _planted(given.b, b),
+            "buffers": (),
+        }
+        for name in ("scale_a", "scale_b"):
+            if (scale := getattr(given, name)) is not None:
+                changes[name] = torch.ones_like(scale)
+        self.products += 1
+        found = self.prepared.run(dataclasses.replace(given, **changes))
+        assert isinstance(found, torch.Tensor)
+        result: Array = found.detach().cpu().to(torch.float64).numpy()
+        return result
+
+    def dots(self, a: Array, b: Array) -> Array:
+        """The sums of a[r] * b[r] over K, for rows r of two (R, K) arrays; each stands on the result's diagonal.
+
+        The rows are repeated until the matrices are full, so that one sum is seen at several places.
+        """
+        side = max(1, min(self.m, self.n) // 2)  # the others may lie in the tail of a tile, with another order
+        found = []
+        for first in range(0, len(a), side):
+            left, right = a[first : first + side], b[first : first + side]
+            rows = len(left)
+            diagonal = self.product(_full(left, self.m), _full(right, self.n).T).diagonal()
+            again = np.resize(diagonal[:rows], len(diagonal))
+            self.uneven |= not np.array_equal(diagonal.view(np.int64), again.view(np.int64)) and not _alike(
+                diagonal, again
+            )
+            found.append(diagonal[:rows])
+        return np.concatenate(found)
+
+
+def _full(rows: Array, count: int) -> Array:
+    """The rows over and over, ``count`` of them."""
+    found: Array = np.resize(rows, (count, rows.shape[1]))
+    return found
+
+
+def _alike(x: Array, y: Array) -> bool:
+    """Equal bits, where any NaN is any other."""
+    return bool(np.all((x == y) & (np.signbit(x) == np.signbit(y)) | np.isnan(x) & np.isnan(y)))
+
+
+def _planted(like: torch.Tensor, values: Array) -> torch.Tensor:
+    """A tensor of the geometry of ``like`` in new memory, poison around it, with these values."""
+    import torch
+
+    storage = like.untyped_storage().clone()
+    found = torch.empty(0, dtype=like.dtype, device=like.device)
+    found.set_(storage, like.storage_offset(), like.size(), like.stride())
+    source = torch.from_numpy(np.ascontiguousarray(values))
+    # The values are exact in every type on the way; fp8 knows the one from f32 only.
+    if like.element_size() == 1:
+        source = source.to(torch.float32)
+    found.copy_(source.to(like.dtype))
+    return found
+
+
+# -- numbers that the operands can hold --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale:
+    """Exponents of the products of a probe.
+
+    Attributes:
+        top: of the big ones.
+        low: of the smallest that may matter; the result's dtype holds 2^low as a normal number.
+    """
+
+    top: int
+    low: int
+
+    @property
+    def span(self) -> int:
+        """log2 of the big over the small."""
+        return self.top - self.low
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """The element types of a problem, as probes need them.
+
+    Attributes:
+        given: the dtype that A and B are stored in; ``read``: the one that is multiplied at the least.
+        out: of the result.
+        wide: exponents that leave room for everything; ``narrow``: for sums that are held in float16.
+    """
+
+    given: DType
+    read: DType
+    out: DType
+    wide: _Scale
+    narrow: _Scale
+
+
+def _kind(problem: Problem) -> _Kind:
+    given, out = problem.dtypes.a, problem.dtypes.out
+    read = TF32 if problem.has("tf32") else given
+    if given.bits == 8:  # subnormals, or the span of exponents does not reach
+        return _Kind(given, read, out, _Scale(16, -18), _Scale(15, -18))
+    if given.name == "f16":
+        return _Kind(given, read, out, _Scale(30, -14), _Scale(15, -14))
+    return _Kind(given, read, out, _Scale(40, -40), _Scale(15, -40))
+
+
+def _halves(exponent: int) -> tuple[float, float]:
+    """Two powers of two whose product is 2^exponent, as alike as can be."""
+    return 2.0 ** (exponent - exponent // 2), 2.0 ** (exponent // 2)
+
+
+class _Rows:
+    """Rows of A and of B, whose sums of products are wanted."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._a: list[Array] = []
+        self._b: list[Array] = []
+
+    def add(self, *terms: tuple[int, float, int], units: Sequence[int] = (), unit: int = 0) -> None:
+        """One sum.
+
+        Args:
+            terms: index, factor and exponent of a product: ``factor * 2^exponent``; the factor is A's.
+            units: indices where the product is 2^unit.
+            unit: that exponent.
+        """
+        a, b = np.zeros(self._k), np.zeros(self._k)
+        if len(units):
+            a[list(units)], b[list(units)] = _halves(unit)
+        for index, factor, exponent in terms:
+            left, right = _halves(exponent)
+            a[index], b[index] = factor * left, right
+        self.put(a, b)
+
+    def put(self, a: Array, b: Array) -> None:
+        """One sum by its values."""
+        self._a.append(a)
+        self._b.append(b)
+
+    def sums(self, bench: Bench) -> Array:
+        """All sums as the backend computes them."""
+        return bench.dots(np.array(self._a), np.array(self._b))
+
+
+# -- widths and roundings ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Width:
+    """How many bits below its leading one a sum keeps, and what becomes of the rest.
+
+    Attributes:
+        bits: fractional bits; -1 where nothing was kept, so the probe was not understood.
+        mode: ``RN`` to nearest, ``RZ`` cut, ``RA`` ties away from zero, ``RU``, ``RD``; "" unknown.
+        capped: the probe could not see more bits than these.
+    """
+
+    bits: int
+    mode: str
+    capped: bool = False
+
+    def error(self) -> float:
+        """Relative error of one sum at most: half a last bit where it rounds to nearest, a whole one elsewhere."""
+        return 2.0 ** -(self.bits + (self.mode in {"RN", "RA"}))
+
+    def __str__(self) -> str:
+        """Significand bits, the hidden one included, and the rounding: ``24 RN``."""
+        if self.bits < 0:
+            return "?"
+        return f">={self.bits + 1}" if self.capped else f"{self.bits + 1} {self.mode}".strip()
+
+
+def _width(bench: Bench, places: tuple[int, int, int], scale: _Scale) -> Width:
+    """The width of the sum that meets a big product, a small one and the big one's negative.
+
+    Fasi et al. (2021): ``1 + 2^-t - 1`` is 2^-t as long as t bits are kept.  Then ``1 + 1.5 * 2^-(w+1) - 1`` is 2^-w to
+    nearest and 0 cut; the negative of it tells the directed roundings, and the tie ``2^-(w+1)`` where ties go.
+    """
+    big, small, other = places
+
+    def sums(cases: Iterable[tuple[float, float, int]]) -> Array:
+        rows = _Rows(bench.k)
+        for sign, factor, t in cases:
+            rows.add((big, sign, scale.top), (small, sign * factor, scale.top - t), (other, -sign, scale.top))
+        return rows.sums(bench) / 2.0**scale.top
+
+    most = min(scale.span, 62)
+    # The result must hold what is left.
+    asked = range(max(1, scale.top - bench.problem.dtypes.out.emax), most + 1)
+    found = sums((1.0, 1.0, t) for t in asked)
+    bits = max(
+        (t for t, _ in itertools.takewhile(lambda pair: pair[1] == 2.0 ** -pair[0], zip(asked, found, strict=True))),
+        default=-1,
+    )
+    if bits < 1 or bits + 2 > most:
+        return Width(bits, "", capped=bits > 0)
+    up, down, tie = sums([(1.0, 1.5, bits + 1), (-1.0, 1.5, bits + 1), (1.0, 1.0, bits + 1)]) * 2.0**bits
+    mode = {(1.0, -1.0): "RN", (0.0, 0.0): "RZ", (1.0, 0.0): "RU", (0.0, -1.0): "RD"}.get((up, down), "")
+    return Width(bits, "RA" if mode == "RN" and tie == 1.0 else mode)
+
+
+# -- order of the sum --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """How the products of a sum are grouped, as far as it shows.
+
+    Attributes:
+        name: ``in order``, ``reversed``, ``chunks``, ``pairwise``, ``N lanes``, ``exact`` (nothing is lost), ``other``.
+        chunk: products that one addition takes together; 1 for ordinary additions.
+        block: products that are summed by themselves before their sum is added to the others'; 0: there are no blocks.
+        places: three indices whose products meet first, for the width inside.
+    """
+
+    name: str
+    chunk: int = 1
+    block: int = 0
+    places: tuple[int, int, int] = (0, 1, 2)
+
+
+def infer_order(from_first: Mapping[int, int], inside: Sequence[int], total: int) -> Order:
+    """The order of a sum of ``total`` terms from the sizes of subtrees.
+
+    Args:
+        from_first: for a term j, how many terms are summed by the time that term 0 and term j have met.
+        inside: the same sizes for a term in the middle and its neighbours; all alike in one addition of many terms.
+        total: number of terms.
+    """
+    sizes = sorted(set(from_first.values()))
+    groups = [sorted(j for j, size in from_first.items() if size == s) for s in sizes]
+    members = [j for group in groups for j in group]
+    places = (0, members[0], members[1])
+    if sizes[-1] <= 2:
+        return Order("exact", places=places)
+    if len(sizes) == 1:
+        if len(set(inside)) == 1:
+            return Order("chunks", total, places=places)
+        return Order("reversed" if sizes[0] == total else "other", places=places)
+    if members != sorted(members):
+        lane = members[0]
+        if lane > 1 and all(j % lane == 0 for j in members[: (total - 1) // lane]):
+            return Order(f"{lane} lanes", places=places)
+        return Order("other", places=places)
+    steps = np.diff(sizes)
+    if len(sizes) > 3 and all(b == 2 * a for a, b in itertools.pairwise(sizes[:-1])):
+        return Order("pairwise", places=places)
+    grain = int(steps[0])
+    larger = next((m for m, step in enumerate(steps) if step > grain), None)
+    if any(step != grain for step in steps[: -1 if larger is None else larger]):
+        return Order("other", places=places)
+    if sizes[0] not in {grain, grain + 1}:  # two single terms, or a first chunk like the others
+        return Order("other", places=places)
+    block = 0
+    if larger is not None:
+        block = sizes[larger]
+        rest = [int(step) for step in steps[larger:]]
+        if any(step != block for step in rest[:-1]) or rest[-1] > block:
+            return Order("other", places=places)
+    if grain == 1:
+        return Order("in order", 1, block, places)
+    return Order("chunks" if len(set(inside)) == 1 else "other", grain, block, places)
+
+
+class _Sizes:
+    """Sizes of subtrees by planting two big products of opposite sign (Xie et al., FPRev, 2024).
+
+    While the big product of one of them is in the sum, units that are added are lost; those that come after the two
+    have met count.
+    """
+
+    def __init__(self, bench: Bench, scale: _Scale, grain: int) -> None:
+        self._bench, self._scale = bench, scale
+        # Units that stand for ``grain`` terms each; none where a big product may stand.
+        self.grain = grain
+        self.units = list(range(bench.k)) if grain == 1 else list(range(grain // 2, bench.k, grain))
+
+    def of(self, i: int, others: Sequence[int]) -> dict[int, int]:
+        """For each j of ``others``: how many terms are summed when i and j have met, in steps of the grain."""
+        rows = _Rows(self._bench.k)
+        for j in others:
+            units = [u for u in self.units if u not in (i, j)]
+            rows.add((i, 1.0, self._scale.top), (j, -1.0, self._scale.top), units=units, unit=self._scale.low)
+        survivors = rows.sums(self._bench) / 2.0**self._scale.low
+        if not np.all(np.isfinite(survivors)):
+            return {}
+        count = len(self.units)
+        if self.grain == 1:
+            return {j: count - round(float(s)) for j, s in zip(others, survivors, strict=True)}
+        return {j: (count - round(float(s))) * self.grain for j, s in zip(others, survivors, strict=True)}
+
+    def readable(self) -> bool:
+        """Whether the units arrive at all where there is no big product."""
+        rows = _Rows(self._bench.k)
+        rows.add(units=self.units[2:], unit=self._scale.low)
+        return bool(rows.sums(self._bench)[0] == (len(self.units) - 2) * 2.0**self._scale.low)
+
+
+def _order(bench: Bench, scale: _Scale, inner: Width) -> Order | None:
+    """The order of the sum; ``None`` where no unit can be read."""
+    # Sums of units must be lost beside a big product as a whole, and the result must count them.
+    counted = 2 ** min(bench.problem.dtypes.out.precision, 11)
+    room = scale.span - (inner.bits + 2 if inner.bits > 0 and not inner.capped else 24)
+    most = min(counted, 2 ** max(room, 4))
+    if bench.k <= most:
+        sizes = _Sizes(bench, scale, 1)
+        if not sizes.readable():
+            return None
+        seen = sizes.of(0, range(1, bench.k))
+        if not seen:
+            return None
+        first = min(seen.values())
+        # Neighbours in what would be one chunk, from a term that is not its first.
+        start = bench.k // 2 // max(first, 1) * max(first, 1)
+        others = [j for j in range(start, min(start + first, bench.k)) if j != start + 1]
+        inside = tuple(sizes.of(start + 1, others).values()) if first > 2 and len(others) > 1 else (0, 1)
+        return infer_order(seen, inside, bench.k)
+    sizes = _Sizes(bench, scale, bench.k // min(128, most))
+    if not sizes.readable():
+        return None
+    seen = sizes.of(0, range(sizes.grain - 1, bench.k, sizes.grain))
+    if not seen:
+        return None
+    order = coarse_order(seen, sizes.grain)
+    if order.name != "other":
+        return order
+    # Lanes are powers of two apart: whoever of these meets term 0 first tells the width of a sum.
+    near = sizes.of(0, [2**t for t in range(bench.k.bit_length() - 1)])
+    first, second = sorted(near, key=lambda j: (near[j], j))[:2]
+    return dataclasses.replace(order, places=(0, first, second))
+
+
+def coarse_order(seen: Mapping[int, int], grain: int) -> Order:
+    """The blocks of a long sum, to within ``grain`` terms; what happens inside them does not show."""
+    sizes = [seen[j] for j in sorted(seen)]
+    if max(sizes) == 0:
+        return Order("exact")
+    if sizes != sorted(sizes) or len(set(sizes)) == 1:
+        return Order("other")
+    steps = np.diff(sizes)
+    block = sizes[int(np.argmax(steps > grain))] if np.any(steps > grain) else 0
+    # Far enough apart to be in different chunks of a tensor core.
+    return Order("in order", 1, block, (0, grain, 2 * grain) if not 0 < block < 3 * grain else (0, 1, 2))
+
+
+# -- what a column is asked --------------------------------------------------------------------------------
+
+
+class _Examination:
+    """All probes of one column; fills a :class:`Print`."""
+
+    def __init__(self, bench: Bench, found: Print, is_long: bool) -> None:
+        self.bench = bench
+        self.found = found
+        self.kind = _kind(bench.problem)
+        self.is_long = is_long
+        self.contract: Contract = bench.prepared.contract
+        self.scale = self.kind.wide
+        self.input_error = 0.0
+        self.order: Order | None = None
+        self.inside = self.between = Width(-1, "")
+        self.partials: Width | None = None
+        self.block_sum: Width | None = None
+        self.repeatable = True
+
+    # -- small helpers ---------------------------------------------------------------------------------
+
+    def note(self, probe: str, value: str) -> None:
+        self.found.traits[probe] = value
+
+    def remark(self, text: str) -> None:
+        self.found.remarks.append(text)
+
+    def finding(self, text: str) -> None:
+        self.found.findings.append(text)
+
+    def rows(self) -> _Rows:
+        return _Rows(self.bench.k)
+
+    # -- the order in which everything is asked --------------------------------------------------------------
+
+    def floats(self) -> None:
+        """A column of floating-point products."""
+        if not self.is_long:
+            self.inputs()
+            self.products()
+        self.sums()
+        self.growth()
+        self.repeats()
+        if not self.is_long:
+            self.store()
+            self.subnormals()
+            self.specials()
+            self.overflow()
+            self.isolation()
+            self.fixed_point()
+        self.hold_to_contract()
+
+    def integers(self) -> None:
+        """A column of int8 products."""
+        if self.is_long:
+            self.integer_overflow()
+        else:
+            self.integer_sums()
+            self.repeats()
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def inputs(self) -> None:
+        """One product x * 1 with x = 1 + 2^-t: how many bits of x arrive, from A and from B, and how it is rounded."""
+        precision = self.kind.given.precision
+        kept, modes = [], []
+        for swap in (False, True):
+            found = self._one_hot([1.0 + 2.0**-t for t in range(1, precision)], swap)
+            whole = [found[t - 1] == 1.0 + 2.0**-t for t in range(1, precision)]
+            bits = 1 + len(list(itertools.takewhile(bool, whole)))
+            kept.append(bits)
+            if bits < precision:
+                last = 2.0 ** -(bits - 1)
+                up, down = self._one_hot([1.0 + 0.75 * last, -1.0 - 0.75 * last], swap)
+                modes.append({(1.0 + last, -1.0 - last): "RN", (1.0, -1.0): "RZ"}.get((float(up), float(down)), "?"))
+        bits = min(kept)
+        mode = next(iter(modes), "")
+        self.note("inputs", f"{bits} {mode}".strip())
+        if bits < precision:
+            # A product of two inputs that keep b bits: 2 * 2^-b to nearest, 2 * 2^-(b-1) cut.
+            self.input_error = 2.0 ** (1 - bits) if mode == "RN" else 2.0 ** (2 - bits)
+            name = {11: "TF32 (11 bits)", 8: "bf16 (8 bits)"}.get(bits, f"{bits} bits")
+            how = {"RN": "rounded to nearest", "RZ": "cut"}.get(mode, "changed")
+            self.remark(f"{self.kind.given.name} inputs are {how} to {name}")
+            if kept[0] != kept[1]:
+                self.remark(f"{kept[0]} bits of A arrive, and {kept[1]} of B")
+
+    def _one_hot(self, values: Sequence[float], swap: bool) -> Array:
+        rows = self.rows()
+        for value in values:
+            a, b = np.zeros(self.bench.k), np.zeros(self.bench.k)
+            a[0], b[0] = (1.0, value) if swap else (value, 1.0)
+            rows.put(a, b)
+        return rows.sums(self.bench)
+
+    def products(self) -> None:
+        """(1 + 2^-i)^2 - (1 + 2^(1-i)) is 2^-2i: the product of the low parts, which emulations leave out."""
+        read = self.kind.read.precision
+        i = min(read - 1, 11)
+        if self.input_error > 2.0 ** (1 - i):
+            return  # the low part did not arrive
+        # Both low parts are among the bits that arrive, and their product among those of the sum.
+        lift = 2.0**6 if self.kind.given.name == "f16" else 1.0
+        a, b = np.zeros(self.bench.k), np.zeros(self.bench.k)
+        x = 1.0 + 2.0**-i
+        a[0] = b[0] = x * lift
+        a[1], b[1] = -(1.0 + 2.0 ** (1 - i)) * lift, lift
+        rows = self.rows()
+        rows.put(a, b)
+        left = float(rows.sums(self.bench)[0]) / lift**2
+        if left == 2.0 ** (-2 * i):
+            self.note("products", "exact")
+        elif left == 0.0 and self.kind.given.name in {"f32", "f64"}:
+            self.note("products", "low lost")
+            self.input_error = max(self.input_error, 2.0 ** (-2 * i))
+            self.remark(
+                f"the product of the low halves of two {self.kind.given.name} is left out: products are put together "
+                "from those of a narrower type"
+            )
+        else:
+            self.note("products", "rounded")
+            self.remark("products are rounded before they are added")
+
+    # -- sums --------------------------------------------------------------------------------------------------
+
+    def sums(self) -> None:
+        """Widths, roundings and the order of the sum."""
+        bench = self.bench
+        rows = self.rows()
+        rows.add((0, 1.0, self.scale.top), (2, -1.0, self.scale.top))
+        if not np.all(np.isfinite(rows.sums(bench))):
+            self.scale = self.kind.narrow
+            self.remark("sums beyond 65504 overflow: they are held in float16")
+        first = _width(bench, (0, 1, 2), self.scale)
+        if first.bits < 0 and self.scale is not self.kind.narrow:
+            # So few bits that what they keep of a big sum is more than the result can hold.
+            narrow = _width(bench, (0, 1, 2), self.kind.narrow)
+            if narrow.bits > 0:
+                self.scale, first = self.kind.narrow, narrow
+        order = _order(bench, self.scale, first)
+        if order is None and self.scale is self.kind.wide:
+            # A partial sum that is stored in float16 on the way.
+            order = _order(bench, self.kind.narrow, first)
+            if order is not None:
+                self.scale = self.kind.narrow
+                self.remark("partial sums beyond 65504 overflow: they are stored in float16 on the way")
+        self.order = order
+        self.note("order", order.name if order is not None else "unread")
+        self.inside = self.between = first
+        if order is None:
+            self.note("accumulator", str(first))
+            return
+        self.inside = first if order.places == (0, 1, 2) else _width(bench, order.places, self.scale)
+        self.between = self.inside
+        if order.chunk > 2:
+            self.note("chunk L", str(order.chunk))
+            self.note("alignment f", f"{self.inside.bits} {self.inside.mode}".strip())
+            if 2 * order.chunk < min(order.block or bench.k, bench.k):
+                self.between = _width(bench, (0, order.chunk, 2 * order.chunk), self.scale)
+        self.note("accumulator", str(self.between))
+        if order.block:
+            self.blocks(order.block)
+        self.say_of_sums(order)
+
+    def blocks(self, block: int) -> None:
+        """How the sum of a block is stored, and how it is added to the others."""
+        k = self.bench.k
+        self.note("blocks", str(block))
+        half = block // 2
+        if block + half < k:
+            self.partials = _width(self.bench, (0, 1, block + half), self.scale)
+            self.note("partials", str(self.partials))
+        if 2 * block + half < k:
+            self.block_sum = _width(self.bench, (0, block + half, 2 * block + half), self.scale)
+            self.note("block sum", str(self.block_sum))
+
+    def say_of_sums(self, order: Order) -> None:
+        """The sentences about it."""
+        if order.chunk > 2:
+            self.remark(
+                f"{order.chunk} products at a time are aligned to {self.inside.bits} fractional bits"
+                f"{' and cut' if self.inside.mode == 'RZ' else ''}; the sum keeps {self.between}"
+            )
+        elif self.between.mode == "RZ":
+            self.remark("sums are cut (RZ), not rounded to nearest")
+        if 0 < self.between.bits < 20 and order.chunk <= 2:
+            name = {10: "float16", 7: "bfloat16"}.get(self.between.bits, f"{self.between.bits + 1} bits")
+            self.remark(f"products are added up in {name}")
+        if order.block:
+            self.remark(f"each {order.block} products are summed by themselves before their sum is added to the rest")
+        stored = self.partials
+        if stored is not None and 0 < stored.bits < min(self.inside.bits, 20):
+            name = {10: "f16", 7: "bf16"}.get(stored.bits, f"{stored.bits + 1} bits")
+            self.remark(f"partial sums of {order.block} products are stored in {name}")
+
+    # -- the store ---------------------------------------------------------------------------------------------
+
+    def store(self) -> None:
+        """Sums that the accumulator holds exactly, and the result's dtype does not: ties, and just beside them."""
+        p = self.kind.out.precision
+        if self.between.bits < p + 4 or self.kind.out.name in {"f32", "f64"}:
+            return  # the sum has no more bits than the result
+        cases = [(p,), (p - 1, p), (p, p + 4), (p + 1,), (p - 2,), (9,)]
+        values, rows = [], self.rows()
+        for bits, sign in itertools.product(cases, (1.0, -1.0)):
+            rows.add((0, sign, 0), *((n, sign, -t) for n, t in enumerate(bits, 1)))
+            values.append(sign * (1.0 + sum(2.0**-t for t in bits)))
+        found = rows.sums(self.bench)
+        name = next((name for name, store in _stores(p).items() if all(map(_same, map(store, values), found))), "?")
+        self.note("store", name)
+        if name == "RNE":
+            return
+        out = self.kind.out.name
+        if name.startswith("via "):
+            self.remark(f"the result passes through {name[4:]} before it is stored in {out}")
+        else:
+            self.remark(f"the result is not rounded to nearest even when it is stored in {out}, but {name}")
+        self.finding(f"the last rounding, to {out}, is {name}; every contract has it to nearest even, and once")
+
+    # -- growth of the error -------------------------------------------------------------------------------------
+
+    def growth(self) -> None:
+        """Positive data minus their exact sum: what is left is the error itself, with all of its bits.
+
+        Relative to u * sum |a b| with u = 2^-24 (2^-53 for f64).  Demmel et al. grade by the slope over K: 1 at most.
+        """
+        k = self.bench.k
+        lengths = [n for n in (32, 128, 512, 2048) if n < k - 16] + [k - 16]
+        errors = [self._errors(n) for n in lengths]
+        if not all(np.all(np.isfinite(e)) for e in errors):
+            return
+        drift = float(np.mean(errors[-1]))
+        self.note("drift", f"{drift:+.2g}" if drift else "0")
+        largest = [float(np.max(np.abs(e))) for e in errors]
+        seen = [(math.log(n), math.log(e)) for n, e in zip(lengths, largest, strict=True) if e > 0]
+        if len(seen) >= 2:
+            slope = float(np.polyfit([x for x, _ in seen], [y for _, y in seen], 1)[0])
+            self.note("error slope", f"{slope:.2f}")
+            if slope > 1.25:
+                self.remark(
+                    f"the error grows with K to the power of {slope:.2f}: faster than any sum of products should"
+                )
+        spread = float(np.std(errors[-1])) / math.sqrt(len(errors[-1]))
+        if abs(drift) > 6.0 * spread and abs(drift) > 2.0:
+            way = "short" if drift < 0 else "beyond"
+            self.remark(f"sums of {lengths[-1]} positive products fall {way} by {abs(drift):.3g} units on average")
+
+    def _errors(self, length: int) -> Array:
+        """The errors of as many sums as the result's diagonal holds, in units of u * sum |a b|."""
+        count, p = min(self.bench.m, self.bench.n), min(self.kind.read.precision, 24)
+        random = np.random.Generator(np.random.Philox(key=length))
+        low, high = 2 ** (p - 1), 2**p
+        x, y = (random.integers(low, high, size=(count, length)) for _ in range(2))
+        totals = (x * y).sum(axis=1)  # below 2^63, as K is below 2^15
+        # Such that the sum is about 2^13: no half type overflows, and the error stays above its subnormals.
+        shift = 13 - math.ceil(math.log2(length)) - 2 * p
+        a, b = np.zeros((count, self.bench.k)), np.zeros((count, self.bench.k))
+        up = shift - shift // 2
+        a[:, :length] = x.astype(np.float64) * 2.0**up
+        b[:, :length] = y.astype(np.float64) * 2.0 ** (shift // 2)
+        left = []
+        for row, total in enumerate(map(int, totals)):
+            rest = total
+            for n in range(min(16, -(-44 // p))):
+                if rest == 0:
+                    break
+                cut = max(abs(rest).bit_length() - p, 0)
+                piece = rest >> cut << cut
+                if rest.bit_length() + shift < 2 * self.kind.given.emin:
+                    break
+                digits, exponent = piece >> cut, cut + shift
+                # digits * 2^exponent as a product of two numbers in range
+                width = p - 1
+                one, other = _halves(exponent + width)
+                a[row, length + n], b[row, length + n] = -digits * 2.0**-width * one, other
+                rest -= piece
+            left.append(rest * 2.0**shift)
+        unit = 2.0 ** -(53 if self.kind.given.name == "f64" else 24)
+        gauge = totals.astype(np.float64) * 2.0**shift
+        found: Array = (self.bench.dots(a, b) - np.array(left)) / (unit * gauge)
+        return found
+
+    # -- the ends of the range -----------------------------------------------------------------------------------
+
+    def subnormals(self) -> None:
+        """In: a subnormal operand.  Out: a subnormal result.  Inside: subnormal products of which the sum is normal."""
+        given, out = self.kind.given, self.kind.out
+        tiny = 2.0 ** (given.emin - 2)
+        lift = 2.0 ** min(given.emax - 1, 10)
+        rows = self.rows()
+
+        def one(a0: float, b0: float, count: int = 1) -> None:
+            a, b = np.zeros(self.bench.k), np.zeros(self.bench.k)
+            a[:count], b[:count] = a0, b0
+            rows.put(a, b)
+
+        one(tiny, lift)
+        one(lift, tiny)
+        target = out.emin - 2
+        reaches = 2 * given.emin <= target
+        one(*(_halves(target) if reaches else (0.0, 0.0)))
+        inner = -1022 if given.name == "f64" else -126
+        forms = out.emin == inner and 2 * given.emin <= inner - 4
+        one(*(_halves(inner - 4) if forms else (0.0, 0.0)), 16)
+        found = rows.sums(self.bench)
+        wanted = {"in": tiny * lift, "out": 2.0**target, "inside": 2.0**inner}
+        seen = {"in": min(found[0], found[1]), "out": found[2], "inside": found[3]}
+        asked = [name for name in wanted if {"in": True, "out": reaches, "inside": forms}[name]]
+        lost = [name for name in asked if seen[name] != wanted[name]]
+        self.note("subnormals", "kept" if not lost else f"no {'+'.join(lost)}")
+        words = {
+            "in": f"subnormal {given.name} inputs are taken for zero",
+            "out": f"subnormal results are flushed from {out.name}",
+            "inside": "subnormal products or sums are flushed on the way",
+        }
+        for name in lost:
+            self.remark(words[name])
+
+    def specials(self) -> None:
+        """Inf, NaN, and the product of zero with them; the sum of negative zeros."""
+        rows = self.rows()
+
+        def put(*terms: tuple[float, float]) -> None:
+            a, b = np.zeros(self.bench.k), np.zeros(self.bench.k)
+            for n, (x, y) in enumerate(terms):
+                a[n], b[n] = x, y
+            rows.put(a, b)
+
+        names = ["NaN", "0*NaN", "NaN*0"]
+        put((math.nan, 1.0))
+        put((0.0, math.nan))
+        put((math.nan, 0.0))
+        if self.kind.given.has_inf:
+            names += ["0*Inf", "Inf*0", "Inf-Inf", "Inf"]
+            put((0.0, math.inf))
+            put((math.inf, 0.0))
+            put((math.inf, 1.0), (-math.inf, 1.0))
+            put((math.inf, 1.0))
+        rows.put(np.full(self.bench.k, -0.0), np.ones(self.bench.k))
+        *found, zero = rows.sums(self.bench)
+        wrong = [
+            f"{name} gives {value:g}"
+            for name, value in zip(names, found, strict=True)
+            if not (value == math.inf if name == "Inf" else math.isnan(value))
+        ]
+        self.note("specials", "IEEE" if not wrong else f"{len(wrong)} wrong")
+        if wrong:
+            self.remark(f"not as in IEEE 754: {', '.join(wrong)}")
+        self.note("sum of -0", "-0" if math.copysign(1.0, zero) < 0 else "+0")
+
+    def overflow(self) -> None:
+        """Twice the largest power of two of the result's dtype."""
+        out, given = self.kind.out, self.kind.given
+        if 2 * given.emax < out.emax + 1:
+            return
+        rows = self.rows()
+        rows.add((0, 1.0, out.emax), (1, 1.0, out.emax))
+        found = float(rows.sums(self.bench)[0])
+        value = {math.inf: "Inf", out.max_finite: "saturates"}.get(found, f"{found:g}")
+        self.note("overflow", value)
+        if found != math.inf:
+            self.remark(f"a result beyond {out.name} becomes {value if value != 'saturates' else 'its largest number'}")
+
+    # -- algorithms other than the usual one -----------------------------------------------------------------
+
+    def isolation(self) -> None:
+        """Half of A's rows, or of B's columns, times a large power of two: the others' results must not move a bit.
+
+        Strassen's and Winograd's algorithms add blocks of different rows (Demmel et al.).
+        """
+        if not self.repeatable:
+            return
+        m, n, k = self.bench.m, self.bench.n, self.bench.k
+        factor = 2.0 ** min(self.kind.given.emax - 1, 30)
+        random = np.random.Generator(np.random.Philox(key=1))
+        p = self.kind.read.precision
+        a, b = (
+            random.integers(-(2 ** min(p, 24)) + 1, 2 ** min(p, 24), size=size).astype(np.float64) * 2.0 ** -min(p, 24)
+            for size in ((m, k), (k, n))
+        )
+        plain = self.bench.product(a, b)
+        mixed = False
+        for rows in (slice(0, m // 2), slice(m // 2, m)):
+            other = np.ones(m, bool)
+            other[rows] = False
+            large = a.copy()
+            large[rows] *= factor
+            mixed |= not _alike(self.bench.product(large, b)[other], plain[other])
+        for cols in (slice(0, n // 2), slice(n // 2, n)):
+            other = np.ones(n, bool)
+            other[cols] = False
+            large = b.copy()
+            large[:, cols] *= factor
+            mixed |= not _alike(self.bench.product(a, large)[:, other], plain[:, other])
+        self.note("isolation", "mixed" if mixed else "kept")
+        if mixed:
+            self.remark("rows or columns influence each other's results, as in Strassen's algorithm")
+            self.finding("a result depends on other rows or columns: no bound by elements holds")
+
+    def fixed_point(self) -> None:
+        """A small product beside a large operand that meets zero: fixed-point splits (Ozaki) lose its bits."""
+        given, p = self.kind.given, self.kind.read.precision
+        if self.input_error:
+            return
+        big = 2.0 ** min(given.emax, 200)
+        small = (2.0 - 2.0 ** (1 - p)) * 2.0 ** max(given.emin, -200)
+        rows = self.rows()
+        for swap in (False, True):
+            a, b = np.zeros(self.bench.k), np.zeros(self.bench.k)
+            a[0], a[1], b[1] = big, small, 1.0
+            rows.put(*((b, a) if swap else (a, b)))
+        lost = bool(np.any(rows.sums(self.bench) != small))
+        self.note("fixed point", "yes" if lost else "no")
+        if lost:
+            self.remark("small operands lose bits beside large ones of their row: operands are split in fixed point")
+            self.finding("a small product beside a large operand is not exact: no bound by elements holds")
+
+    # -- again and elsewhere -------------------------------------------------------------------------------------
+
+    def repeats(self) -> None:
+        """The same product ten times, and one row at every place."""
+        m, n, k = self.bench.m, self.bench.n, self.bench.k
+        a, b = self._random((m, k), 2), self._random((k, n), 3)
+        first = self.bench.product(a, b)
+        same = all(_alike(self.bench.product(a, b), first) for _ in range(9))
+        self.note("deterministic", "yes" if same else "no")
+        self.repeatable = same
+        if not same:
+            self.remark("the same product again has other bits")
+            if self.contract.deterministic:
+                self.finding("the contract says deterministic, and the same product again has other bits")
+            return
+        row, column = a[:1], b[:, :1]
+        square = self.bench.product(np.repeat(row, m, axis=0), np.repeat(column, n, axis=1))
+        alike = bool(np.all(square == square[0, 0])) and not self.bench.uneven
+        self.note("any row alike", "yes" if alike else "no")
+        if not alike:
+            self.remark("the same row times the same column has other bits at another place of the result")
+
+    def _random(self, size: tuple[int, int], key: int) -> Array:
+        """Values with every bit of the type that is read, either sign, or any int8."""
+        random = np.random.Generator(np.random.Philox(key=key))
+        if not self.kind.given.is_float:
+            return random.integers(-128, 128, size=size).astype(np.float64)
+        p = min(self.kind.read.precision, 30)
+        found: Array = random.integers(1 - 2**p, 2**p, size=size).astype(np.float64) * 2.0**-p
+        return found
+
+    def batch_invariance(self, single: Bench) -> None:
+        """Row i of the product against the product of row i alone."""
+        if not self.repeatable:
+            return
+        a, b = self._random((self.bench.m, self.bench.k), 2), self._random((self.bench.k, self.bench.n), 3)
+        whole = self.bench.product(a, b)
+        same = all(_alike(single.product(a[i : i + 1], b)[0], whole[i]) for i in (0, 1, self.bench.m - 1))
+        self.note("batch invariant", "yes" if same else "no")
+        if not same:
+            self.remark(f"a row has other bits alone (M = 1) than among {self.bench.m} rows")
+
+    def epilogue(self, clamped: Bench) -> None:
+        """NaN through clamp to [1, 6] and relu: 1 or 6 where clamp swallows it, 0 where relu does."""
+        rows = _Rows(clamped.k)
+        rows.add((0, math.nan, 0))
+        value = float(rows.sums(clamped)[0])
+        name = "passes" if math.isnan(value) else {0.0: "relu eats"}.get(value, "clamp eats")
+        self.note("NaN in epilogue", name)
+        if name != "passes":
+            self.remark(f"NaN does not pass {name.split()[0]} in the epilogue: it becomes {value:g}")
+
+    # -- integers ----------------------------------------------------------------------------------------------
+
+    def integer_sums(self) -> None:
+        """Sums that are odd and beyond 2^24, and the largest pairs: exact, or not."""
+        k, rows = self.bench.k, self.rows()
+        full = np.full(k, 127.0)
+        odd = full.copy()
+        odd[-2:] = 1.0, 0.0
+        ones = np.ones(k)
+        ones[:-2] = 127.0
+        rows.put(odd, ones)  # 127 * 127 * (k - 2) + 1 for an even k: more than 24 bits, and odd
+        rows.put(np.full(k, -128.0), np.full(k, -128.0))  # two of these products do not fit int16
+        rows.put(full, np.full(k, -128.0))
+        rows.put(np.full(k, -128.0), full)
+        found = rows.sums(self.bench)
+        wanted = [16129.0 * (k - 2) + 1.0, 16384.0 * k, -16256.0 * k, -16256.0 * k]
+        exact = list(found) == wanted
+        self.note("accumulator", "exact" if exact else "inexact")
+        if exact:
+            return
+        if found[0] != wanted[0] and list(found[1:]) == wanted[1:]:
+            text = "sums of int8 products beyond 2^24 are rounded: they pass through float32"
+        elif abs(found[1]) < wanted[1]:
+            text = "pairs of int8 products saturate at 32767: they are added in int16"
+        else:
+            text = f"sums of int8 products are wrong: {found[1]:g} instead of {wanted[1]:g}"
+        self.remark(text)
+        self.finding(f"int8 into int32 is exact by contract, and {text}")
+
+    def integer_overflow(self) -> None:
+        """131072 products of -128 with -128 are 2^31, one more than int32 holds."""
+        rows = self.rows()
+        a = np.zeros(self.bench.k)
+        a[:131072] = -128.0
+        rows.put(a, np.full(self.bench.k, -128.0))
+        found = float(rows.sums(self.bench)[0])
+        value = {-(2.0**31): "wraps", 2.0**31 - 1: "saturates"}.get(found, f"{found:g}")
+        self.note("overflow", value)
+        if value != "wraps":
+            self.remark(f"an int32 sum of 2^31 becomes {found:.0f} instead of wrapping around")
+
+    # -- the contract ------------------------------------------------------------------------------------------
+
+    def seen_theta(self, k: int) -> float:
+        """Factor of sum |a b| that bounds the error of a sum of ``k`` products of the seen arithmetic.
+
+        The same forms as :meth:`pytest_gemm.backend.Contract.theta`.
+        """
+        order = self.order or Order("other")
+        run = min(order.block or k, k)
+        if order.chunk > 2:
+            theta = math.ceil(run / order.chunk) * (
+                order.chunk * 2.0**-self.inside.bits + max(2.0**-self.inside.bits, self.between.error())
+            )
+        else:
+            theta = (run - 1) * self.between.error()
+        if order.block:
+            if self.block_sum is not None:  # of two blocks it does not show, and what was not seen proves nothing
+                theta += (math.ceil(k / order.block) - 1) * self.block_sum.error()
+            if self.partials is not None and 0 < self.partials.bits < min(self.inside.bits, 20):
+                theta += self.partials.error()
+        return theta
+
+    def hold_to_contract(self) -> None:
+        """A bound from the seen arithmetic that is larger than the declared one is a finding."""
+        claimed = self.contract
+        if self.input_error > claimed.input_error:
+            self.finding(
+                f"inputs lose bits: {self.input_error:.2g} of each product, and the contract allows "
+                f"{claimed.input_error:.2g}"
+            )
+        if self.between.bits < 0 or self.inside.bits < 0:
+            return  # not read; what was not seen proves nothing
+        k = self.bench.k
+        allowed = claimed.theta(k, out=self.kind.out) - claimed.input_error
+        seen = self.seen_theta(k)
+        if seen <= allowed * (1.0 + 2.0**-10):
+            return
+        self.finding(
+            f"sums of {k} products may err by {seen:.3g} of sum |a b|, and the contract allows {allowed:.3g}: "
+            f"seen {self._seen_words()}, declared {_declared_words(claimed)}"
+        )
+
+    def _seen_words(self) -> str:
+        order = self.order or Order("other")
+        parts = []
+        if order.chunk > 2:
+            parts.append(f"chunks of {order.chunk} aligned to {self.inside.bits} bits")
+        parts.append(f"sums of {self.between}")
+        if order.block:
+            parts.append(f"blocks of {order.block}")
+        if self.partials is not None:
+            parts.append(f"partial sums of {self.partials}")
+        return ", ".join(parts)
+
+
+def _declared_words(contract: Contract) -> str:
+    parts = [f"sums in {contract.accumulate}"]
+    if contract.alignment_bits:
+        parts = [f"chunks of {contract.chunk} aligned to {contract.alignment_bits} bits"]
+    if contract.promote_every:
+        parts.append(f"promoted every {contract.promote_every}")
+    if contract.slices > 1:
+        where = "the output's type" if contract.partials == "out" else "f32"
+        parts.append(f"up to {contract.slices} slices with partial sums in {where}")
+    return ", ".join(parts)
+
+
+# -- models of a store -------------------------------------------------------------------------------------
+
+
+def _rounded(x: float, p: int, mode: str) -> float:
+    """``x`` to p significand bits; RNE, RNA (ties away), RZ, RU or RD.  No ends of a range."""
+    quantum = 2.0 ** (math.frexp(x)[1] - p)
+    scaled = x / quantum
+    whole = math.trunc(scaled)
+    rest = abs(scaled - whole)
+    away = {
+        "RNE": rest > 0.5 or (rest == 0.5 and whole % 2 == 1),
+        "RNA": rest >= 0.5,
+        "RZ": False,
+        "RU": rest > 0 and x > 0,
+        "RD": rest > 0 and x < 0,
+    }[mode]
+    return (whole + (math.copysign(1, x) if away else 0)) * quantum
+
+
+def _same(x: float, y: float) -> bool:
+    return x == y
+
+
+def _stores(p: int) -> dict[str, Callable[[float], float]]:
+    """How a sum may come to a result of p bits."""
+    found: dict[str, Callable[[float], float]] = {
+        mode: functools.partial(_rounded, p=p, mode=mode) for mode in ("RNE", "RZ", "RNA", "RU", "RD")
+    }
+    for name, bits in (("f16", 11), ("bf16", 8)):
+        if bits != p:
+            found[f"via {name}"] = lambda x, bits=bits: _rounded(  # type: ignore[misc]  # the default binds the loop
+                _rounded(x, bits, "RNE"), p, "RNE"
+            )
+    return found
+
+
+# -- a backend -----------------------------------------------------------------------------------------------
+
+
+def take(backend: Backend, device: str, level: str = "quick") -> Iterator[Print]:
+    """The fingerprint of a backend, column by column.
+
+    Args:
+        backend: whose.
+        device: where it computes.
+        level: ``quick`` leaves out rare columns where each is a compile, see :func:`columns_for`.
+    """
+    for column in columns_for(backend, level):
+        started = time.perf_counter()
+        found = examine(backend, column, device)
+        found.traits = {name: found.traits[name] for name in PROBES if name in found.traits}
+        found.seconds = round(time.perf_counter() - started, 2)
+        yield found
+
+
+def _bench(backend: Backend, problem: Problem, device: str) -> Bench:
+    """The problem, compiled and run once.
+
+    Raises:
+        Unsupported, Dropped: when the backend does not compute it.
+    """
+    if (refusal := backend.supports(problem)) is not None:
+        raise refusal
+    from pytest_gemm import operands
+
+    given = operands.make(problem, "rand", 0, device)
+    prepared = backend.prepare(problem, given)
+    prepared.run(given)
+    return Bench(prepared, given)
+
+
+def examine(backend: Backend, column: Column, device: str) -> Print:
+    """One column of a backend's fingerprint, with its refusal where there is one."""
+    problem = column.problem
+    found = Print(column.name, problem.line)
+    try:
+        bench = _bench(backend, problem, device)
+    except (Unsupported, Dropped) as refusal:
+        found.refusal = refusal.reason.text
+        return found
+    proof = bench.prepared.proof()
+    found.kernels = proof.kernels
+    if (objection := proof.objection()) is not None:
+        found.findings.append(f"it is not the backend that computes: {objection.text}")
+    examination = _Examination(bench, found, column.long)
+    if problem.dtypes.a.is_float:
+        examination.floats()
+    else:
+        examination.integers()
+    benches = [bench]
+    for wanted, ask in (
+        (
+            (column.one_row, examination.batch_invariance),
+            (column.clamped, examination.epilogue),
+        )
+        if column.aux
+        else ()
+    ):
+        try:
+            other = _bench(backend, wanted, device)
+        except (Unsupported, Dropped):
+            continue
+        ask(other)
+        benches.append(other)
+    found.products = sum(one.products for one in benches)
+    return found
+
+
+def changes(old: Sequence[Print], new: Sequence[Print]) -> list[str]:
+    """What differs between a stored fingerprint and this one: a sentence for each probe of each column in both.
+
+    ``drift`` and ``error slope`` follow from the rest and depend on the threads, so only the others count.
+    """
+    before = {found.column: found for found in old}
+    said = []
+    for found in new:
+        was = before.get(found.column)
+        if was is None or was.problem != found.problem:
+            continue
+        if bool(was.refusal) != bool(found.refusal):
+            now = f"refused now ({found.refusal})" if found.refusal else "computed now, and was refused"
+            said.append(f"{found.column}: {now}")
+            continue
+        for probe in PROBES:
+            a, b = was.traits.get(probe, "-"), found.traits.get(probe, "-")
+            if a != b and probe not in {"drift", "error slope"}:
+                said.append(f"{found.column}: {probe} was {a} and is {b}")
+    return said

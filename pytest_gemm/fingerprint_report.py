@@ -1,0 +1,286 @@
+"""``pytest --gemm-fingerprint``: how each backend computes, as tables that a kernel engineer reads, and as files.
+
+Each backend is asked in a process of its own, as by the doctor, and writes down a column as soon as it is known: a
+kernel that kills its process costs the columns after it.  A file holds the fingerprint of a backend on one hardware
+key, beside its baselines; the next run says what an update has changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gemm import __version__, doctor
+from pytest_gemm import machine as hardware
+from pytest_gemm.fingerprint import PROBES, Print, changes, take
+
+if TYPE_CHECKING:
+    from pytest_gemm.backend import Backend
+    from pytest_gemm.config import GemmConfig
+
+__all__ = ["Fingerprint", "load", "path_of", "report", "save", "sentences", "table"]
+
+_WIDTH: Final = 118
+_FORMAT: Final = 1
+
+
+@dataclasses.dataclass
+class Fingerprint:
+    """What is known of one backend on one device.
+
+    Attributes:
+        backend, device: whose, and where.
+        key: the hardware key.
+        prints: its columns.
+        missing: why the backend cannot run here; "" when it can.
+        broken: why columns are missing: a signal, an exception, a limit; "" when all is there.
+        software: versions by name.
+        date: ISO 8601, UTC.
+    """
+
+    backend: str
+    device: str
+    key: str
+    prints: list[Print] = dataclasses.field(default_factory=list)
+    missing: str = ""
+    broken: str = ""
+    software: dict[str, str] = dataclasses.field(default_factory=dict)
+    date: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything was asked and nothing contradicts the contract."""
+        return not self.broken and not any(found.findings for found in self.prints)
+
+
+def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
+    """Write everything, backend by backend, and store it where that was asked for.
+
+    Args:
+        config: which backends are asked, at which level, and where to store.
+        write: takes a line.
+
+    Returns:
+        Whether all is well: no finding, nothing broken, and every backend that was named can run
+        (``--gemm-missing=skip`` forgives that).
+    """
+    healthy = True
+    for backend in config.backends:
+        started = time.perf_counter()
+        found = _ask(config, backend)
+        seconds = time.perf_counter() - started
+        write("")
+        head = f"{found.backend} on {found.device} ({found.key})"
+        if found.missing:
+            write(f"{head}: cannot run: {found.missing}")
+            healthy = healthy and not (config.named and config.missing == "fail")
+            continue
+        products = sum(one.products for one in found.prints)
+        write(f"{head}: {products} products in {seconds:.0f} s")
+        lines = [*table(found.prints), *sentences(found)]
+        for line in lines + _stored(config, found):
+            write(line)
+        healthy = healthy and found.sound
+    return healthy
+
+
+def _stored(config: GemmConfig, found: Fingerprint) -> list[str]:
+    """What changed against the stored fingerprint; stores the new one where that was asked for."""
+    folder = config.fingerprints or config.speed.baselines
+    path = path_of(folder, found.key, found.backend)
+    lines = []
+    try:
+        old = load(path)
+    except (OSError, ValueError) as error:
+        lines.append(f"the stored fingerprint {path} cannot be read: {error}")
+        old = None
+    if old is not None:
+        lines += _comparison(old, found)
+    if config.fingerprints is not None and found.prints:
+        if found.broken:
+            lines.append(f"not stored, for it is not complete: {path}")
+        else:
+            save(path, found)
+            lines.append(f"stored: {path}")
+    return lines
+
+
+def _comparison(old: Fingerprint, new: Fingerprint) -> list[str]:
+    """The sentences about an update."""
+    said = changes(old.prints, new.prints)
+    updates = [
+        f"{name} {old.software.get(name, 'none')} -> {version}"
+        for name, version in new.software.items()
+        if old.software.get(name) != version
+    ]
+    since = f"since {old.date[:10]}" + (f" ({', '.join(updates)})" if updates else "")
+    if not said:
+        return [f"the arithmetic has not changed {since}"]
+    return [f"the arithmetic has changed {since}:", *(line for text in said for line in _wrapped(text))]
+
+
+# -- asking ----------------------------------------------------------------------------------------------------
+
+
+def _ask(config: GemmConfig, backend: Backend) -> Fingerprint:
+    device = config.device_of(backend)
+    handle, name = tempfile.mkstemp(prefix="pytest-gemm-", suffix=".jsonl")
+    os.close(handle)
+    notes = Path(name)
+    try:
+        answer = doctor.in_child(
+            lambda: _columns(backend, device, config.threads, config.level, notes), config.compile_timeout or None
+        )
+        text = notes.read_text(encoding="utf-8")
+    finally:
+        notes.unlink(missing_ok=True)
+    records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    key = hardware.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
+    found = Fingerprint(backend.name, device, key, broken=answer.get("error", ""), missing=answer.get("missing", ""))
+    if not found.missing:
+        found.prints = [Print.from_dict(record) for record in records]
+    found.software = {"pytest-gemm": __version__, **hardware.software("cuda" if device == "cuda" else "cpu")}
+    found.date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return found
+
+
+def _columns(backend: Backend, device: str, threads: int, level: str, notes: Path) -> dict[str, Any]:
+    """In the child: a line of JSON for each column, as soon as it is known."""
+    reason = backend.availability(device).reason
+    if reason is not None:
+        return {"missing": reason.text}
+    import torch
+
+    torch.set_num_threads(threads)
+    with notes.open("a", encoding="utf-8") as file:
+        for found in take(backend, device, level):
+            file.write(json.dumps(found.to_dict()) + "\n")
+            file.flush()
+    return {}
+
+
+# -- text --------------------------------------------------------------------------------------------------------
+
+
+def table(prints: Sequence[Print], width: int = _WIDTH) -> list[str]:
+    """Rows of probes under columns of dtypes, in as many tables as fit ``width``; refused columns are left out."""
+    shown = [found for found in prints if found.traits]
+    label = max(map(len, PROBES)) + 2
+    lines: list[str] = []
+    while shown:
+        taken: list[tuple[Print, int]] = []
+        used = label
+        while shown:
+            cells = [shown[0].column, *shown[0].traits.values()]
+            size = max(map(len, cells)) + 2
+            if taken and used + size > width:
+                break
+            taken.append((shown.pop(0), size))
+            used += size
+        rows = [("", [found.column for found, _ in taken])]
+        for probe in PROBES:
+            cells = [found.traits.get(probe, "-") for found, _ in taken]
+            if any(cell != "-" for cell in cells):
+                rows.append((probe, cells))
+        for name, cells in rows:
+            padded = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, taken, strict=True))
+            lines.append(f"{name:<{label}}{padded}")
+        lines.append("")
+    return lines
+
+
+def sentences(found: Fingerprint) -> list[str]:
+    """Findings first, then what is remarkable, with the columns that it holds for; then refusals and what broke."""
+    lines = []
+    for one in found.prints:
+        for text in one.findings:
+            lines += _wrapped(f"FINDING {one.column}: {text} ({one.problem}, {', '.join(one.kernels)})")
+    remarks: dict[str, list[str]] = {}
+    for one in found.prints:
+        for text in one.remarks:
+            remarks.setdefault(text, []).append(one.column)
+    for text, columns in remarks.items():
+        lines += _wrapped(f"{', '.join(columns)}: {text}")
+    refusals: dict[str, list[str]] = {}
+    for one in found.prints:
+        if one.refusal:
+            refusals.setdefault(one.refusal, []).append(one.column)
+    for text, columns in refusals.items():
+        lines += _wrapped(f"{', '.join(columns)}: refused: {text}")
+    if found.broken:
+        lines += _wrapped(f"BROKEN after {len(found.prints)} columns: {found.broken}")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def path_of(folder: Path, key: str, backend: str) -> Path:
+    """Where the fingerprint of a backend is kept: beside its baselines."""
+    return folder / key / f"{backend}.fingerprint.json"
+
+
+def save(path: Path, found: Fingerprint) -> None:
+    """Write it whole or not at all; sorted and indented, so that a diff of two shows what changed."""
+    columns = []
+    for one in found.prints:
+        column = one.to_dict()
+        del column["seconds"]  # the only figure that no two runs share
+        columns.append(column)
+    content = {
+        "format": _FORMAT,
+        "backend": found.backend,
+        "device": found.device,
+        "hardware": found.key,
+        "date": found.date,
+        "software": found.software,
+        "columns": columns,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> Fingerprint | None:
+    """A stored fingerprint; ``None`` where there is none.
+
+    Raises:
+        ValueError: for a file that is none.
+        OSError: for one that cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError(f"not a fingerprint of format {_FORMAT}")
+    return Fingerprint(
+        content["backend"],
+        content["device"],
+        content["hardware"],
+        [Print.from_dict(column) for column in content["columns"]],
+        software=content["software"],
+        date=content["date"],
+    )
