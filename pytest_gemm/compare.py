@@ -30,7 +30,10 @@ __all__ = [
     "against_eager",
     "beside_eager",
     "compare",
+    "complaint_of",
     "output_name",
+    "pattern_of",
+    "rejected",
 ]
 
 # Share of the bad elements that an explanation must cover: one stray element in a hundred may have another cause.
@@ -62,6 +65,7 @@ class Mismatch:
         tier: of the oracle, as in :class:`~pytest_gemm.oracle.Interval`.
         pattern: one sentence: where the bad elements are.
         cause: one sentence: what seems to have been computed instead; "" if nothing fits.
+        scope: what ``total`` counts.
     """
 
     code: str
@@ -75,6 +79,7 @@ class Mismatch:
     tier: str = ""
     pattern: str = ""
     cause: str = ""
+    scope: str = "elements"
 
     def summary(self) -> str:
         """The first line: what, in one sentence."""
@@ -85,7 +90,7 @@ class Mismatch:
             "missing-nan": "are numbers where NaN is expected",
             "infinite": "are infinite where a number is expected",
         }.get(self.code, "differ from the exact result" if self.tier == "exact" else "outside the bound")
-        return f"{self.count} of {self.total} elements {what}"
+        return f"{self.count} of {self.total} {self.scope} {what}"
 
     def text(self) -> str:
         """All lines: what, where and how far, and the likely cause."""
@@ -144,6 +149,7 @@ def compare(
     *,
     tile: tuple[int, int] | None = None,
     others: Mapping[str, torch.Tensor] | None = None,
+    whole: bool = True,
 ) -> Comparison:
     """Judge a result.
 
@@ -156,23 +162,30 @@ def compare(
         operands: from what.
         tile: the kernel's tile (rows, columns) if known; tried first when bad elements are located.
         others: results of earlier calls by name, to recognise a stale one.
+        whole: ``False`` for lines of a larger result: then nothing is said of where elements lie, which only somebody
+            knows who knows the lines.
     """
-    complaint = _complaint(actual, problem, operands)
+    complaint = complaint_of(actual, problem, operands)
     if complaint is not None:
         total = interval.expected.numel()
         return Comparison(math.inf, 0.0, Mismatch(complaint[0], total, total, pattern=complaint[1]))
     assert isinstance(actual, torch.Tensor)
     x = actual.detach().to(device="cpu", dtype=torch.float64)
-    lo, hi = interval.lo, interval.hi
     if x.numel() == 0:
         return Comparison(0.0, 1.0)
     score = _score(x, interval)
     share = score.equal / x.numel()
     if score.bad == 0:
         return Comparison(score.ratio, share)
+    return _reject(actual, x, rejected(x, interval), share, interval, problem, operands, tile, others or {}, whole)
+
+
+def rejected(x: torch.Tensor, interval: Interval) -> torch.Tensor:
+    """Which elements are outside; of a result in float64, of the interval's shape."""
+    lo, hi = interval.lo, interval.hi
     good = (x >= lo) & (x <= hi)
     good |= x.isnan() & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
-    return _reject(actual, x, ~good, share, interval, problem, operands, tile, others or {})
+    return ~good
 
 
 @dataclasses.dataclass
@@ -229,7 +242,7 @@ def _ratio(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.
     return ratio.abs_().nan_to_num_(nan=0.0, posinf=math.inf)
 
 
-def _complaint(actual: object, problem: Problem, operands: Operands) -> tuple[str, str] | None:
+def complaint_of(actual: object, problem: Problem, operands: Operands) -> tuple[str, str] | None:
     """Why the result cannot even be compared: (code, sentence)."""
     if not isinstance(actual, torch.Tensor):
         return "wrong-type", f"the result is a {type(actual).__name__}, not a tensor"
@@ -256,6 +269,7 @@ def _reject(
     operands: Operands,
     tile: tuple[int, int] | None,
     others: Mapping[str, torch.Tensor],
+    whole: bool,
 ) -> Comparison:
     """Describe a wrong result."""
     where = bad.nonzero()
@@ -294,8 +308,8 @@ def _reject(
         bound=bound if math.isfinite(bound) else 0.0,
         ratio=worst_ratio,
         tier=interval.tier,
-        pattern=_pattern(view),
-        cause=_cause(view, actual),
+        pattern=_pattern(view) if whole else "",
+        cause=_cause(view, actual, whole),
     )
     return Comparison(worst_ratio, share, mismatch)
 
@@ -362,6 +376,41 @@ def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...], tile: tuple
     inside = bad[first:last]
     there = "all of it" if bool(inside.all()) else f"there {_plane(inside, tile)}"
     return f"only group {g} of {len(groups)}, rows {first} to {last - 1}, is bad: {there}"
+
+
+def pattern_of(rows: torch.Tensor, columns: torch.Tensor) -> str:
+    """One sentence on bad elements of which only the rows and the columns are known.
+
+    Args:
+        rows: which rows have any, bool, (M,) or (B, M).
+        columns: which columns have any, bool, (N,).
+    """
+    prefix = ""
+    if rows.dim() == 2:
+        batches = rows.any(1)
+        which = batches.nonzero().flatten().tolist()
+        if len(which) < len(batches):
+            prefix = _batches(which, len(batches)) + "; there "
+        rows = rows[batches].any(0)
+    m, n = len(rows), len(columns)
+    if bool(rows.all()) and bool(columns.all()):
+        return f"{prefix}every row and every column has bad elements"
+    high, wide = rows.nonzero().flatten(), columns.nonzero().flatten()
+    box = int(high[0]), int(high[-1]) + 1, int(wide[0]), int(wide[-1]) + 1
+    if box[1] - box[0] == 1 and box[3] - box[2] == 1:
+        return f"{prefix}every bad element is at row {box[0]}, column {box[2]}"
+    if len(high) == box[1] - box[0] and len(wide) == box[3] - box[2]:
+        if len(high) == 1 < m:
+            return f"{prefix}every bad element is in row {box[0]}{_along('columns', box[2], box[3], n, columns)}"
+        if len(wide) == 1 < n:
+            return f"{prefix}every bad element is in column {box[2]}{_along('rows', box[0], box[1], m, rows)}"
+        return prefix + _rectangle(_Subject("every bad element", True), box, (m, n), None)
+    texts = [
+        f"{name} are bad: {_plane(line, None).replace('the bad elements are', 'they are')}"
+        for name, line in (("rows", rows[:, None]), ("columns", columns[None, :]))
+        if not bool(line.all())
+    ]
+    return prefix + "; ".join(texts)
 
 
 def _batches(which: list[int], total: int) -> str:
@@ -612,14 +661,14 @@ def _triangle(bad: torch.Tensor) -> str:
 # -- what: hypotheses, printed only if they reproduce the bad values -------------------------------------
 
 
-def _cause(wrong: _Wrong, actual: torch.Tensor) -> str:
+def _cause(wrong: _Wrong, actual: torch.Tensor, whole: bool) -> str:
     """One sentence on what was computed instead; "" if nothing reproduces the bad values."""
-    for look in (_nan_cause, _stale, _elsewhere):
+    for look in (_nan_cause, _stale, _elsewhere) if whole else (_nan_cause, _stale):
         text = look(wrong)
         if text:
             return text
     sample = _Sample.of(wrong) if _comparable(wrong) else None
-    text = (_coded_cause(sample) if sample is not None else "") or _constant(wrong)
+    text = (_coded_cause(sample) if sample is not None and whole else "") or _constant(wrong)
     if text:
         return text
     if not _comparable(wrong):

@@ -116,6 +116,14 @@ OPTIONS = (
         "With a folder the answers are stored there, by hardware",
         switch=True,
     ),
+    Option(
+        "reference",
+        "auto",
+        "full|sampled|auto",
+        "what a result is held against: the whole reference, or that of some rows and columns beside checks of all "
+        "elements; auto: the latter for large problems",
+        ("full", "sampled", "auto"),
+    ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
     Option("artifacts", "", "DIR", "keep for each failure its report, generated code and tensors"),
@@ -223,6 +231,7 @@ class GemmConfig:
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
         run_record, artifacts: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
+        reference: ``full``, ``sampled`` or ``auto``.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
         arch: architecture to compile CUDA kernels for, "" for the device's.
@@ -248,6 +257,7 @@ class GemmConfig:
     run_record: Path | None
     artifacts: Path | None
     choices: str = ""
+    reference: str = "auto"
     timeout: float = 60.0
     compile_timeout: float = 1800.0
     jobs: int = 1
@@ -277,6 +287,8 @@ class GemmConfig:
             options.append(f"--gemm-device={self.device}")
         if self.choices != _choices("", self.level):
             options.append(f"--gemm-choices={self.choices}")
+        if self.reference != "auto":
+            options.append(f"--gemm-reference={self.reference}")
         if (space := self.options.get("triton-space", "default")) != "default":
             options.append(f"--gemm-triton-space={space}")
         plain = [
@@ -391,6 +403,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         choices=_choices(values["choices"], values["level"]),
+        reference=values["reference"],
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
         jobs=_whole("--gemm-jobs", values["jobs"], 1) if values["jobs"] else cores(),

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, operands, oracle, program
+from pytest_gemm import compare, device_kernels, faults, operands, oracle, program, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -67,7 +67,7 @@ class Case:
 
 @dataclasses.dataclass
 class Evidence:
-    """What a failed case leaves behind for the artifacts folder."""
+    """What a failed case leaves behind for the artifacts folder; of a large one, the lines that show it."""
 
     operands: operands.Operands
     actual: object
@@ -87,6 +87,7 @@ class _Truth:
     reference: oracle.Reference | None = None
     intervals: tuple[Contract, tuple[oracle.Interval, ...]] | None = None
     eager: tuple[torch.Tensor, ...] | Exception | None = None
+    sample: sampled.Sample | None = None
 
 
 @dataclasses.dataclass
@@ -128,13 +129,16 @@ class Judge:
         may_run_eager: whether eager ATen may be run on a problem, to set results beside its own; it
             is not asked where it is known to kill the process.
         watch: is told of everything that may not come back, for as long as it lasts.
+        reference: ``full``, ``sampled`` or ``auto``, see :func:`pytest_gemm.sampled.applies`.
     """
 
     def __init__(
         self,
         may_run_eager: Callable[[Problem, str], bool] = lambda *_: True,
         watch: Callable[[Activity], AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+        reference: str = "auto",
     ) -> None:
+        self._reference = reference
         self._may_run_eager = may_run_eager
         self._watch = watch
         self._lost: dict[str, Outcome] = {}
@@ -348,31 +352,28 @@ class Judge:
                 if written:
                     names = ", ".join(written)
                     return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {names}"))
-                intervals = _intervals(case.problem, truth, prepared.contract)
-                doubt = _doubt(outputs, given, intervals)
-                verdicts = [
-                    compare.compare(result, interval, output, given, others=self._others(case, place))
-                    for place, (output, result, interval) in enumerate(zip(outputs, results, intervals, strict=True))
-                ]
+                judged = self._judged(case, truth, results, prepared.contract)
             phase = "eager"
             with self._doing(case, phase, filling, ("eager ATen",), choice):
-                eager = self._beside_eager(case, truth, results, intervals)
+                eager = "" if judged[-1].note else self._beside_eager(case, truth, results, prepared.contract)
         except Exception as error:
             seconds += Seconds(reference=time.perf_counter() - started)
             return self._fault_or_raise(case, filling, error, phase, seconds, kernels, choice)
         seconds += Seconds(reference=time.perf_counter() - started)
 
-        ratio = max(verdict.ratio for verdict in verdicts)
-        facts: dict[str, Any] = {"tier": intervals[-1].tier, "ratio": ratio, "eager": eager}
-        for place, verdict in enumerate(verdicts):
+        last, ratio = judged[-1], max(one.comparison.ratio for one in judged)
+        facts: dict[str, Any] = {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
+        for place, one in enumerate(judged):
+            verdict = one.comparison
             if verdict.mismatch is None:
                 continue
-            which = f"{compare.output_name(place, len(verdicts))}: " if len(verdicts) > 1 else ""
+            which = f"{compare.output_name(place, len(judged))}: " if len(judged) > 1 else ""
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
             if len(self.evidence) < _EVIDENCE:
-                self.evidence.append((outcome, Evidence(given, results[place], intervals[place], _source(prepared))))
+                self.evidence.append((outcome, Evidence(one.operands, one.actual, one.interval, _source(prepared))))
             return outcome
+        doubt = next((one.doubt for one in judged if one.doubt is not None), None)
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
         if timed is not None:
@@ -380,6 +381,26 @@ class Judge:
         runs.append(_Run.of(truth, results))
         self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
+
+    def _judged(
+        self, case: Case, truth: _Truth, results: tuple[torch.Tensor, ...], contract: Contract
+    ) -> list[sampled.Judged]:
+        """The verdict on each result: by sample, or on every element."""
+        given, outputs = truth.operands, case.problem.outputs
+        if sampled.applies(case.problem, self._reference):
+            if truth.sample is None:
+                truth.sample = sampled.Sample(given)
+            return [
+                truth.sample.judge(output, result, contract, self._others(case, place))
+                for place, (output, result) in enumerate(zip(outputs, results, strict=True))
+            ]
+        found = []
+        intervals = _intervals(case.problem, truth, contract)
+        for place, (output, result, interval) in enumerate(zip(outputs, results, intervals, strict=True)):
+            doubt = oracle.insensitive(output, given, interval)
+            verdict = compare.compare(result, interval, output, given, others=self._others(case, place))
+            found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, result, interval))
+        return found
 
     def _others(self, case: Case, place: int) -> dict[str, torch.Tensor]:
         """Earlier results of that place by the name of what they answered."""
@@ -511,7 +532,7 @@ class Judge:
         return known
 
     def _beside_eager(
-        self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], intervals: tuple[oracle.Interval, ...]
+        self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], contract: Contract
     ) -> str:
         if case.backend.name == "aten":
             return ""
@@ -532,7 +553,7 @@ class Judge:
                     raise
         if isinstance(truth.eager, Exception):
             return f"eager cannot: {_last_line(truth.eager)}"
-        return compare.beside_eager(actual, truth.eager, intervals)
+        return compare.beside_eager(actual, truth.eager, _intervals(case.problem, truth, contract))
 
 
 def run_once(case: Case, threads: int) -> None:
@@ -633,12 +654,6 @@ def _intervals(problem: Problem, truth: _Truth, contract: Contract) -> tuple[ora
     if truth.intervals is None or truth.intervals[0] != contract:
         truth.intervals = contract, oracle.intervals(problem, truth.operands, truth.reference, contract)
     return truth.intervals[1]
-
-
-def _doubt(outputs: Sequence[Problem], given: operands.Operands, intervals: Sequence[oracle.Interval]) -> Reason | None:
-    """Why one of the results could not tell a right kernel from a wrong one; ``None`` when all could."""
-    doubts = (oracle.insensitive(output, given, one) for output, one in zip(outputs, intervals, strict=True))
-    return next(filter(None, doubts), None)
 
 
 @contextlib.contextmanager

@@ -328,12 +328,9 @@ class Meter:
 
     def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> list[Callable[[], object]]:
         """What to call in turn: on a GPU with as many sets of operands as its cache does not hold."""
-        from pytest_gemm import operands
-
         case, given = work.case, work.given
         count = timing.rotation(int(roofline.work(case.problem).bytes), case.device)
-        more = (operands.make(case.problem, given.filling, case.seed + i, case.device) for i in range(1, count))
-        sets = [given, *more]
+        sets = [given, *(given.clone() for _ in range(1, count))]
         return [stack.enter_context(_timed(prepared, one)) for one in sets]
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, Prepared | None]:

@@ -14,7 +14,9 @@
   A random filling keeps magnitudes where neither the accumulator nor the output overflows.  Where an
   activation saturates, values are scaled by a power of two to where it does not.
 
-Cost: three to five times the operand's size in transient memory, and about 10 ns per element.
+Cost: three to five times the operand's size in transient memory, and about 10 ns per element.  Of a matrix of more than
+2^22 elements only so many are drawn, and its further lines are these, rotated along K by an even number of places,
+each line by another: time and memory are those of copying it, on the device itself (see :func:`_lines`).
 
 Sources: the fillings and their limits are tiers 2 and 3 of the project's oracle (docs); for exact
 sums of integers in a float accumulator see Higham (2002), section 2.1 (integers up to 2^p are exact).
@@ -47,6 +49,7 @@ __all__ = [
     "decode_k",
     "decode_source",
     "fillings_for",
+    "is_large",
     "k_cover_digits",
     "make",
     "poison_output",
@@ -64,6 +67,11 @@ _BAND_BYTES: Final = 512
 _PAD: Final = 8
 _PAD_FP8: Final = 16
 
+# Elements of a matrix that are drawn; a larger one is made of them.
+_DRAWN: Final = 1 << 22
+# Bytes from which a storage on a device is hashed where it lies, by :func:`_checksum`.
+_LARGE_BYTES: Final = 1 << 24
+
 _READY_OPS: Final = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"},
 )
@@ -77,13 +85,13 @@ _UNIT_RANGE: Final = frozenset({"sigmoid", "tanh", "exp", "hardsigmoid"})
 # -- memory -----------------------------------------------------------------------------------------
 
 
-def _poison(count: int, dtype: torch.dtype, fill: Fill = "nan") -> Tensor:
-    """``count`` poisoned elements on the CPU.
+def _poison(count: int, dtype: torch.dtype, fill: Fill = "nan", device: str = "cpu") -> Tensor:
+    """``count`` poisoned elements.
 
     Floats: NaN, or the largest finite value for ``max``.  Integers have no NaN: the two extremes in turn,
     starting with the other one for ``max``.  Unsigned ones alternate between the two largest, as 0 harms nobody.
     """
-    flat = torch.empty(count, dtype=dtype)
+    flat = torch.empty(count, dtype=dtype, device=device)
     if dtype.is_floating_point:
         return flat.fill_(math.nan if fill == "nan" else torch.finfo(dtype).max)
     info = torch.iinfo(dtype)
@@ -104,16 +112,26 @@ class Guarded:
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
         fill: which poison surrounds it, see :func:`poison_output`.
+        drawn_finite: of a large operand, whether the few lines are finite that it was made of; else ``None``.
     """
 
     name: str
     storage: Tensor
     view: Tensor
     fill: Fill = "nan"
+    drawn_finite: bool | None = None
 
     def digest(self) -> str:
         """Hash of every byte of the storage, viewed or not."""
+        size = self.storage.numel() * self.storage.element_size()
+        if size >= _LARGE_BYTES and self.storage.device.type != "cpu":
+            return _checksum(self.storage)  # rather than through the host's bus
         return hashlib.blake2b(_bytes(self.storage).data, digest_size=16).hexdigest()
+
+    def clone(self) -> Guarded:
+        """The same bytes in fresh memory: values, strides, offset and poison."""
+        storage = self.storage.clone()
+        return dataclasses.replace(self, storage=storage, view=_moved(self.view, storage))
 
     def guards_intact(self) -> bool:
         """Whether every byte outside the view still is the poison that was put there."""
@@ -129,9 +147,49 @@ def _bytes(flat: Tensor) -> npt.NDArray[np.uint8]:
     return found
 
 
+def _moved(view: Tensor, storage: Tensor) -> Tensor:
+    """The view of another storage that ``view`` is of its own."""
+    return storage.as_strided(view.size(), view.stride(), view.storage_offset())
+
+
+# Words of 32 bits that share a sum, and the odd number that the multipliers are powers of (of the golden ratio's bits).
+_ROW_WORDS: Final = 1 << 16
+_CHUNK_WORDS: Final = 1 << 22
+
+
+@functools.lru_cache(maxsize=2)
+def _multipliers(device: str) -> Tensor:
+    """Random multipliers of 64 bits, for words of 32: a multilinear hash."""
+    words = _Stream("checksum").words((_ROW_WORDS,), 64)
+    return torch.from_numpy(words.view("<i8").astype(np.int64)).to(device)
+
+
+def _checksum(flat: Tensor) -> str:
+    """Hash of a large storage, computed where it lies in about the time of reading it.
+
+    The storage is cut into rows of 2^16 words w of 32 bits; of each row ``sum w_i r_i mod 2^64`` with random r is kept,
+    a multilinear hash: two different rows agree with a probability of at most 2^-32, over the r.  The sums are hashed
+    by blake2b.
+    """
+    raw = flat.view(torch.uint8)
+    whole = raw.numel() // 4 * 4
+    words, rest = raw[:whole].view(torch.int32), raw[whole:]
+    found = hashlib.blake2b(_bytes(rest).tobytes(), digest_size=16)
+    r = _multipliers(str(flat.device))
+    for first in range(0, words.numel(), _CHUNK_WORDS):
+        chunk = words[first : first + _CHUNK_WORDS]
+        full = chunk.numel() // _ROW_WORDS * _ROW_WORDS
+        sums = [(chunk[:full].view(-1, _ROW_WORDS) * r).sum(1)]
+        if full < chunk.numel():
+            tail = chunk[full:]
+            sums.append((tail * r[: tail.numel()]).sum().reshape(1))
+        found.update(_bytes(torch.cat(sums)).tobytes())
+    return found.hexdigest()
+
+
 def _guarded(
     name: str,
-    values: Array | None,
+    values: Array | _Lines | None,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: str,
@@ -148,6 +206,10 @@ def _guarded(
         # A zero-size dimension keeps a stride of at least 1, as torch.empty has it.
         step *= max(shape[dim], 1) + (pad if dim == len(shape) - 1 else 0)
     band = _BAND_BYTES // torch.empty(0, dtype=dtype).element_size()
+    if isinstance(values, _Lines):
+        flat = _poison(band + offset + step + band, dtype, fill, device)
+        view = flat.as_strided(shape, strides, band + offset)
+        return Guarded(name, flat, view, fill, values.write(view))
     flat = _poison(band + offset + step + band, dtype, fill)
     if values is not None:
         flat.as_strided(shape, strides, band + offset).copy_(torch.from_numpy(values))
@@ -236,6 +298,7 @@ class _Frame:
         target: wanted magnitude of the product, 0 where the epilogue treats all alike.
         twin: B is A transposed.
         scaled: B has scales for each column.
+        whole: every line is drawn, however many there are.
         quantised: ``tensorwise`` or ``rowwise`` where A and B are fp8 with scales of their own: the scales carry every
             power of two, and fp8 only small integers or fractions.  "" elsewhere.
     """
@@ -253,6 +316,17 @@ class _Frame:
     twin: bool
     scaled: bool
     quantised: str = ""
+    whole: bool = False
+
+    @property
+    def a_drawn(self) -> tuple[int, int, int]:
+        """How many lines of A a filling draws whose lines are alike, in the shape of :attr:`a_shape`."""
+        return self.a_shape if self.whole else _drawn_shape(self.a_shape)
+
+    @property
+    def b_drawn(self) -> tuple[int, int, int]:
+        """The same of B."""
+        return self.b_shape if self.whole else _drawn_shape(self.b_shape)
 
     @property
     def wide(self) -> bool:
@@ -287,6 +361,67 @@ class _Frame:
         if not self.a.is_float:
             return 0, e
         return e - e // 2, e // 2
+
+
+def _drawn_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to draw for one of ``(..., lines, K)``: fewer lines of a single matrix where there are too many.
+
+    A handful of lines is drawn whole, however long they are.
+    """
+    lines, k = math.prod(shape[:-1]), shape[-1]
+    most = max(16, _DRAWN // max(k, 1))
+    return shape if lines <= most else (*(1,) * (len(shape) - 2), most, k)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Lines:
+    """A large stack of matrices made of few lines.
+
+    Line i of all is drawn line ``i mod R``, rotated by ``2 ((i // R) step mod K / 2)`` places; the last element of an odd
+    K stays where it is.  A rotation by an even number keeps what the fillings promise of a line as such and of even
+    against odd k, and no two lines are the same up to R K / 2 of them.
+
+    Attributes:
+        drawn: the R lines, (R, K).
+        shape: (matrices, lines, K), or without the first.
+        transposed: the memory holds (matrices, K, lines).
+    """
+
+    drawn: Array
+    shape: tuple[int, ...]
+    transposed: bool = False
+
+    def write(self, view: Tensor) -> bool:
+        """Fill ``view``, of any device: the lines are converted to its dtype once, and copied there.
+
+        Returns:
+            Whether all of it is finite.
+        """
+        lines = torch.from_numpy(self.drawn).to(view.dtype).to(view.device)
+        count, k = lines.shape
+        even = k - k % 2
+        half = max(even // 2, 1)
+        step = next(s for s in range(int(0.618 * half) + 1, 2 * half + 2) if math.gcd(s, half) == 1)
+        twice = torch.cat([lines[:, :even], lines[:, :even]], 1)
+        to = view.mT if self.transposed else view
+        to = to if to.dim() == 3 else to[None]
+        for index, matrix in enumerate(to):
+            first = 0
+            while first < len(matrix):
+                turn, row = divmod(index * len(matrix) + first, count)
+                size = min(count - row, len(matrix) - first)
+                place = 2 * (turn * step % half)
+                matrix[first : first + size, :even] = twice[row : row + size, place : place + even]
+                matrix[first : first + size, even:] = lines[row : row + size, even:]
+                first += size
+        return _is_finite(lines)
+
+
+def _all_lines(drawn: Array, shape: tuple[int, ...], transposed: bool = False) -> Array | _Lines:
+    """Lines that were drawn as those of ``shape``, in storage order."""
+    if drawn.shape == shape:
+        return drawn.swapaxes(-1, -2) if transposed else drawn
+    return _Lines(drawn.reshape(-1, drawn.shape[-1]), shape, transposed)
 
 
 def _narrowest(problem: Problem) -> list[DType]:
@@ -368,6 +503,8 @@ class _Drawn:
         positive: bias and residuals keep to positive values.
         scale_a: scales of A's rows, or of A as a whole.
         grain: grid of the products before any scale; 0.0 where it is the quantum.
+        units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is none.
+        reach: what no sum of magnitudes of products exceeds, in quanta (exact fillings).
     """
 
     a: Array
@@ -379,6 +516,8 @@ class _Drawn:
     positive: bool = False
     scale_a: Array | None = None
     grain: float = 0.0
+    units: tuple[float, float] = (0.0, 0.0)
+    reach: float = math.inf
 
 
 _Draw = Callable[[str], _Stream]
@@ -470,6 +609,8 @@ def _on_grid(
         spare,
         scale,
         grain=2.0**e,
+        units=(2.0**ea, 2.0**eb),
+        reach=frame.limit - spare,
     )
 
 
@@ -500,9 +641,17 @@ def _real(frame: _Frame) -> type[np.floating[Any]]:
 def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
     """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}.
 
-    A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.
+    A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.  In the
+    same way the sums of a large problem are kept within what its output's type holds.
     """
-    kept = min(frame.k, _budget(frame)) if frame.quantised else frame.k
+    out = frame.problem.dtypes.out
+    kept = frame.k
+    if frame.quantised:
+        kept = min(kept, _budget(frame))
+    elif is_large(frame.problem) and out.is_float and not frame.target:
+        # The whole result is to be checked exactly, so that its type has to hold the sums.  No scale depends on it,
+        # and B must not: it is the same for every M.
+        kept = min(kept, 2**out.precision * (3 if frame.adds else 4) // 4)
 
     def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
         codes = [0, 0, 1, 1, 1, -1, -1, -1] if frame.k > 1 else [1, -1]
@@ -514,9 +663,9 @@ def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
             return sparse
         return stream.look_up(shape, np.abs(values) if dtype.name == "u8" else values, 8)
 
-    b = None if frame.twin else lines("b", frame.b_shape, frame.b)
+    b = None if frame.twin else lines("b", frame.b_drawn, frame.b)
     rms = 0.75 * math.sqrt(max(kept, 1))
-    return _on_grid(frame, draw, lines("a", frame.a_shape, frame.a), b, rms, max(kept, 1))
+    return _on_grid(frame, draw, lines("a", frame.a_drawn, frame.a), b, rms, max(kept, 1))
 
 
 # Widest integer of the int-2 filling.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
@@ -613,14 +762,14 @@ def _int_2(frame: _Frame, draw: _Draw) -> _Drawn:
         count = min(2, k)
         wide = max(narrow, min(_WIDE[frame.a.name], math.isqrt(2 * third // max(count, 1))))
         bound = count * wide**2 + k * narrow**2
-        a = lines("a", frame.a_shape, frame.a, 0, 1, wide, count)
+        a = lines("a", frame.a_drawn, frame.a, 0, 1, wide, count)
         return _on_grid(frame, draw, a, None, max(bound / math.sqrt(max(k, 1)), 1.0), max(bound, 1))
 
     bound, square = kept * narrow**2, kept * narrow_square**2
     found = []
     for name, shape, dtype, first, places in (
-        ("a", frame.a_shape, frame.a, 0, (k + 1) // 2),
-        ("b", frame.b_shape, frame.b, 1, k // 2),
+        ("a", frame.a_drawn, frame.a, 0, (k + 1) // 2),
+        ("b", frame.b_drawn, frame.b, 1, k // 2),
     ):
         wide = max(1, min(_WIDE[dtype.name], third // narrow))
         count = min(places, third // (wide * narrow))
@@ -636,9 +785,9 @@ def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
     def lines(name: str, shape: tuple[int, ...]) -> Array:
         return draw(name).look_up(shape, _int8_table())
 
-    b = None if frame.twin else lines("b", frame.b_shape)
+    b = None if frame.twin else lines("b", frame.b_drawn)
     k = max(frame.k, 1)
-    return _on_grid(frame, draw, lines("a", frame.a_shape), b, 104.0**2 * math.sqrt(k), k * 2**14)
+    return _on_grid(frame, draw, lines("a", frame.a_drawn), b, 104.0**2 * math.sqrt(k), k * 2**14)
 
 
 def _one_hot(frame: _Frame, draw: _Draw) -> _Drawn:
@@ -659,7 +808,8 @@ def _one_hot(frame: _Frame, draw: _Draw) -> _Drawn:
         return drawn
     # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
     e = min(-math.ceil(math.log2(highest)), frame.exponent(0.58 * highest, highest))
-    return dataclasses.replace(drawn, b=_scaled(b, e), quantum=2.0**e, grain=2.0**e, level=0.58 * highest * 2.0**e)
+    level = 0.58 * highest * 2.0**e
+    return dataclasses.replace(drawn, b=_scaled(b, e), quantum=2.0**e, grain=2.0**e, level=level, units=(1.0, 2.0**e))
 
 
 def _integer_span(problem: Problem) -> float:
@@ -717,7 +867,10 @@ def _k_cover(frame: _Frame, _draw: _Draw) -> _Drawn:
     # A digit must stay a digit.
     scale_a, scale = _neutral(frame)
     spare = min(frame.limit - overlap * total, _integer_span(frame.problem) / 8)
-    return _Drawn(a, b, float(total), 1.0, spare, scale, positive=True, scale_a=scale_a)
+    return _Drawn(
+        a, b, float(total), 1.0, spare, scale,
+        positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(overlap * total),
+    )  # fmt: skip
 
 
 def decode_k(problem: Problem, column_j: int, expected: float, actual: float) -> list[tuple[int, str]]:
@@ -796,7 +949,10 @@ def _tile_map(frame: _Frame, draw: _Draw) -> _Drawn:
     scale_a, scale = _neutral(frame)
     # The bias takes what tile_map_period leaves of the output's integers; level and spare know nothing of M.
     spare = min(frame.limit / 2, _integer_span(frame.problem) / 8)
-    return _Drawn(a, b, 128.0, 1.0, spare, scale, positive=True, scale_a=scale_a)
+    return _Drawn(
+        a, b, 128.0, 1.0, spare, scale,
+        positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(i_period * j_period),
+    )  # fmt: skip
 
 
 def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
@@ -867,8 +1023,8 @@ def _random_quantised(
 
     scale_a, scale_b = _scale_pair(frame, draw, lambda stream, shape: np.abs(stream.binade(shape, False)))
     return _Drawn(
-        lines("a", frame.a_shape, frame.a),
-        None if frame.twin else lines("b", frame.b_shape, frame.b),
+        lines("a", frame.a_drawn, frame.a),
+        None if frame.twin else lines("b", frame.b_drawn, frame.b),
         rms * 2.0**e,
         scale=_scaled(scale_b, e // 2),
         positive=side.mean > 0,
@@ -909,14 +1065,15 @@ def _random(
         # Weights of 8 bits have scales of about 2^-7 of the weight's range.
         scale = np.abs(draw("scale").binade((frame.b_shape[1],), False)) * np.float32(2.0**-7)
     drawn = _Drawn(
-        lines("a", frame.a_shape, frame.a, ea),
-        None if frame.twin else lines("b", frame.b_shape, frame.b, eb),
+        lines("a", frame.a_drawn, frame.a, ea),
+        None if frame.twin else lines("b", frame.b_drawn, frame.b, eb),
         rms * 2.0 ** (ea + eb),
         scale=scale,
         positive=positive,
     )
     if frame.all_integer:
         drawn.quantum, drawn.spare = 1.0, frame.limit - bound
+        drawn.units, drawn.reach = (1.0, 1.0), bound
     return drawn
 
 
@@ -1006,7 +1163,7 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
     """
-    drawn = _random(frame, draw, _UNIFORM)
+    drawn = _random(dataclasses.replace(frame, whole=True), draw, _UNIFORM)
 
     def plant(name: str, lines: Array, dtype: DType) -> None:
         matrices, count, k = lines.shape
@@ -1090,9 +1247,9 @@ def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool)
 
 
 def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[tuple[Array, DType]]:
-    """A residual for each binary step, with its dtype: that of the value it meets."""
+    """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets."""
     problem = frame.problem
-    shape, dtype, level = problem.result_shape, problem.dtypes.out, drawn.level
+    shape, dtype, level = _drawn_shape(problem.result_shape), problem.dtypes.out, drawn.level
     quantum = drawn.quantum
     found: list[tuple[Array, DType]] = []
     for step in problem.passes:
@@ -1274,6 +1431,16 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
 )
 
 
+# Products of two numbers from which on a problem is large: M N K of some ten seconds of float64 on a CPU.
+LARGE: Final = 2**33
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether computing the whole product once more in float64 on the CPU costs too much: M N K > 2^33."""
+    shape = problem.shape
+    return shape.m * shape.n * shape.k * (1 if shape.batch is None else shape.batch) > LARGE
+
+
 def fillings_for(problem: Problem) -> tuple[str, ...]:
     """Names of all fillings that apply, the most telling first; none where operands cannot be built."""
     try:
@@ -1284,6 +1451,10 @@ def fillings_for(problem: Problem) -> tuple[str, ...]:
     if _must_promote(problem) and "rand-positive" in found:
         found.remove("rand-positive")
         found.insert(found.index("rand") + 1, "rand-positive")
+    if is_large(problem) and problem.dtypes.out.precision < DTYPES["f32"].precision and "int-1" in found:
+        # The one whose sums a half type holds: each element of such a result can be checked.
+        found.remove("int-1")
+        found.insert(0, "int-1")
     return tuple(found)
 
 
@@ -1316,6 +1487,8 @@ class Operands:
             of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
             holds for p = 24 (53 for f64, 31 for integers).  0.0: no grid.
         grain: the same for the products before any scale; it is the quantum where there are no scales.
+        units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is no grid.
+        reach: what no sum of magnitudes ``sum |a||b|`` (times its scale) exceeds, in quanta; infinite without a grid.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
         buffers: the storages of all tensors, for digests and poison checks.
@@ -1337,6 +1510,30 @@ class Operands:
     scale_a: Tensor | None = None
     offs: Tensor | None = None
     grain: float = 0.0
+    units: tuple[float, float] = (0.0, 0.0)
+    reach: float = math.inf
+
+    def clone(self) -> Operands:
+        """The same operands in fresh memory: values, strides, alignment and poison; about the time of a copy."""
+        moved = {g.storage.untyped_storage().data_ptr(): g.clone() for g in self.buffers}
+
+        def move(x: Tensor) -> Tensor:
+            return _moved(x, moved[x.untyped_storage().data_ptr()].storage)
+
+        def move_any(x: Tensor | None) -> Tensor | None:
+            return None if x is None else move(x)
+
+        return dataclasses.replace(
+            self,
+            a=move(self.a),
+            b=move(self.b),
+            bias=move_any(self.bias),
+            residuals=tuple(map(move, self.residuals)),
+            scale_b=move_any(self.scale_b),
+            scale_a=move_any(self.scale_a),
+            offs=move_any(self.offs),
+            buffers=tuple(moved.values()),
+        )
 
     @property
     def scale(self) -> Tensor | None:
@@ -1355,7 +1552,7 @@ class Operands:
         return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
     def digest(self) -> str:
-        """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 1 ms for 1 MB."""
+        """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  1 ms for 1 MB, of large ones less."""
         return " ".join(f"{g.name}={g.digest()}" for g in self.buffers)
 
     def changed(self, before: str) -> tuple[str, ...]:
@@ -1415,7 +1612,7 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
     _face_relu(frame, drawn)
 
     transposed = problem.layout.a_transposed
-    lines = drawn.a.swapaxes(-1, -2) if transposed else drawn.a
+    lines = _all_lines(drawn.a, frame.a_shape, transposed)
     stored_a = _matrix("a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"))
     batch = None if problem.grouped else problem.shape.batch
     a = _logical(stored_a, transposed, batch, problem.has("bcast-a"))
@@ -1424,13 +1621,13 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         b = a.mT
     else:
         transposed = problem.layout.b_transposed
-        lines = drawn.b if transposed else drawn.b.swapaxes(-1, -2)
+        lines = _all_lines(drawn.b, frame.b_shape, not transposed)
         stored_b = _matrix("b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"))
         batch = None if problem.op.name in {"linear", "woq_int8"} else problem.shape.batch
         b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
         buffers.append(stored_b)
 
-    def keep(name: str, values: Array, dtype: DType) -> Tensor:
+    def keep(name: str, values: Array | _Lines, dtype: DType) -> Tensor:
         buffers.append(_guarded(name, values, values.shape, torch_dtype(dtype), device))
         return buffers[-1].view
 
@@ -1448,14 +1645,14 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
     bias = None if bias_values is None else keep("bias", bias_values, problem.dtypes.a if problem.autocast else out)
     residuals = tuple(
-        a if index == 0 and problem.has("res-a") else keep(f"r{index}", values, dtype)
+        a if index == 0 and problem.has("res-a") else keep(f"r{index}", _all_lines(values, problem.result_shape), dtype)
         for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
     )
-    finite = all(_is_finite(g.view) for g in buffers)
+    finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)
     return Operands(
         problem, filling, seed, device, a, b, bias, residuals, scale,
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
-        scale_a, offs, drawn.grain or drawn.quantum,
+        scale_a, offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
     )  # fmt: skip
 
 
@@ -1495,10 +1692,13 @@ def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
             drawn.a = -drawn.a
 
 
-def _matrix(name: str, lines: Array, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:
+def _matrix(name: str, lines: Array | _Lines, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:
     """A stack of matrices in storage order."""
     gap = _PAD_FP8 if dtype.bits == 8 and dtype.is_float else _PAD
-    return _guarded(name, lines, lines.shape, torch_dtype(dtype), device, pad=gap if pad else 0, offset=1 if off else 0)
+    shape = lines.shape
+    if isinstance(lines, _Lines) and lines.transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    return _guarded(name, lines, shape, torch_dtype(dtype), device, pad=gap if pad else 0, offset=1 if off else 0)
 
 
 def _logical(stored: Guarded, transposed: bool, batch: int | None, expand: bool) -> Tensor:

@@ -47,6 +47,9 @@ __all__ = [
     "interval",
     "intervals",
     "reference",
+    "spread_of",
+    "statistical_theta",
+    "statistics_apply",
 ]
 
 Tier = Literal["exact", "hard", "statistical"]
@@ -530,7 +533,7 @@ def _error(
         hard += addend.abs() * (extra * contract.unit_roundoff if scales else theta - contract.input_error)
     error = hard
     tier: Tier = "hard"
-    if _statistics_apply(problem, operands):
+    if statistics_apply(problem, operands):
         statistical = _statistical(problem, operands, reference, contract, addend, gauge, value, extra)
         error = torch.minimum(hard, statistical)
         tier = "statistical"
@@ -607,7 +610,8 @@ def _largest(x: torch.Tensor) -> float:
     return float(finite.abs().amax()) if finite.numel() else 0.0
 
 
-def _statistics_apply(problem: Problem, operands: Operands) -> bool:
+def statistics_apply(problem: Problem, operands: Operands) -> bool:
+    """Whether the statistical bound may be used: zero-mean data and sums that are long enough."""
     return operands.zero_mean and problem.shape.k >= _STATISTICAL_K
 
 
@@ -634,22 +638,13 @@ def _statistical(
     K / P further terms.  On a model of Hopper's fp8 (L = 32, f = 13) the worst of 4096 elements stays below a sixth of
     it.
     """
-    k, shape = problem.shape.k, problem.shape
-    count = max(1, shape.m * shape.n * (shape.batch or 1))
-    spread = math.sqrt(2.0 * math.log(2.0 * count / _FALSE_ALARM))
-    u = contract.unit_roundoff
-    run = contract.run(k)
-    terms = run + contract.slices - 1 + extra
-    steps = spread * math.sqrt(terms)
-    if contract.alignment_bits:
-        u = 2.0**-24
-        steps = (steps + run / 8.0) * 2.0 ** (24 - min(24, contract.alignment_bits))
-        steps += spread * math.sqrt(contract.promotions(k))
+    spread, steps = spread_of(problem), statistical_theta(problem, contract, extra)
     small = gauge(reference.small)
     # A bias that comes after a scale is not where the sum starts.
     start = None if operands.scale_b is not None else addend
     root = small if start is None else torch.hypot(small, start.expand_as(small))
-    error = root * (steps * u)
+    error = root * steps
+    u = 2.0**-24 if contract.alignment_bits else contract.unit_roundoff
     if extra:
         error += value.abs() * (extra * u)
         if addend is not None:
@@ -661,6 +656,23 @@ def _statistical(
         # Rounded inputs: independent errors of the products.  Truncated ones shrink the whole sum besides.
         error += (small * spread + gauge(reference.c.abs())) * contract.input_error
     return error
+
+
+def spread_of(problem: Problem) -> float:
+    """lambda: how many standard deviations the statistical bound takes, so that it holds for a whole result."""
+    shape = problem.shape
+    count = max(1, shape.m * shape.n * (shape.batch or 1))
+    return math.sqrt(2.0 * math.log(2.0 * count / _FALSE_ALARM))
+
+
+def statistical_theta(problem: Problem, contract: Contract, extra: int) -> float:
+    """Factor of g in the statistical bound: what ``contract.theta`` is to G in the hard one, without input errors."""
+    spread, run = spread_of(problem), contract.run(problem.shape.k)
+    steps = spread * math.sqrt(run + contract.slices - 1 + extra)
+    if not contract.alignment_bits:
+        return steps * contract.unit_roundoff
+    steps = (steps + run / 8.0) * 2.0 ** (24 - min(24, contract.alignment_bits))
+    return (steps + spread * math.sqrt(contract.promotions(problem.shape.k))) * 2.0**-24
 
 
 def _underflow(problem: Problem, contract: Contract, factor: float) -> float:

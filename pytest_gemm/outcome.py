@@ -119,6 +119,7 @@ class Outcome:
         known_failure: id of the ledger entry that explains it, or "".
         choice: the candidate of the backend that was asked for by name, "" where the backend chose.
         chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
+        sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
     """
 
     backend: str
@@ -137,3 +138,4 @@ class Outcome:
     known_failure: str = ""
     choice: str = ""
     chosen: tuple[str, ...] = ()
+    sampled: str = ""

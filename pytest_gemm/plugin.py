@@ -419,7 +419,7 @@ def _gemm_judge(pytestconfig: pytest.Config, gemm_config: GemmConfig) -> Iterato
     gc.freeze()
     before = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *before[1:])
-    yield Judge(may_run_eager=eager_is_safe(gemm_config.ledger), watch=pytestconfig.stash[_WATCH])
+    yield Judge(eager_is_safe(gemm_config.ledger), pytestconfig.stash[_WATCH], gemm_config.reference)
     gc.set_threshold(*before)
     gc.unfreeze()
 

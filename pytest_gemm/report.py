@@ -84,6 +84,8 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
         lines.append(f"  candidate {outcome.choice}")
     kernels = ", ".join(outcome.kernels) or "unknown"
     lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
+    if outcome.sampled:
+        lines.append(f"  {outcome.sampled}")
     if outcome.eager:
         lines.append(f"  beside eager: {outcome.eager}")
     if outcome.known_failure:

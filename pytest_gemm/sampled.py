@@ -1,0 +1,508 @@
+"""Large results judged by sample: some lines in full by the oracle, all elements by checks that cost as much as reading.
+
+The reference of a product costs as much as the product, in float64.  Here it is computed for some rows (with all of
+their columns) and some columns (with all of their rows): ends, edges of tiles, random ones.  Which further rows are
+to be computed is found by two checks that look at every element:
+
+* integers (exact fillings whose sums the output's type holds): Freivalds' check modulo 2^61 - 1;
+* floats: ``C x`` against ``A (B x)`` with random signs x, whose difference has a derived bound.
+
+These only raise suspicion.  Every verdict is the oracle's on complete lines, so that a check cannot accuse a right
+result.  Where the epilogue is not linear, or the operands have scales, only the lines stand; :attr:`Judged.note` says
+which it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from pytest_gemm import compare, freivalds, oracle
+from pytest_gemm.backend import Contract
+from pytest_gemm.operands import Operands, is_large
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem import DTYPES, Problem, StepKind
+
+__all__ = ["Judged", "Sample", "applies", "part"]
+
+# Of M rows an M-th of 64 is judged in full, between these limits; of N columns likewise.
+_SHARE: Final = 64
+_FEWEST: Final = 16
+_MOST: Final = 256
+# Rows that a check suspects and that are then judged in full.
+_SUSPECTS: Final = 64
+# Vectors of signs.  A single wrong element shows in each of them; several may cancel in one.
+_VECTORS: Final = 4
+# Chance that rounding alone raises suspicion somewhere; it costs some lines, and no verdict.
+_DOUBT: Final = 1e-9
+_EDGES: Final = (16, 32, 64, 128, 256)
+_LINEAR_OPS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm"})
+
+
+def applies(problem: Problem, mode: str) -> bool:
+    """Whether a result is judged by sample.
+
+    Args:
+        problem: what was computed.
+        mode: ``full``, ``sampled``, or ``auto`` for large problems only.
+    """
+    if problem.grouped or 0 in problem.result_shape or problem.shape.k == 0:
+        return False  # the rows of a group belong together; nothing is large about nothing
+    return mode == "sampled" or (mode == "auto" and is_large(problem))
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A result and what judged it.
+
+    Attributes:
+        comparison: the verdict; indices are those of the whole result.
+        tier: of the oracle on the lines.
+        doubt: why the lines could not tell right from wrong; ``None`` if they could.
+        note: what was looked at, in words.
+        operands, actual, interval: of the first bad lines, or of the first lines: a case of its own.
+    """
+
+    comparison: compare.Comparison
+    tier: str
+    doubt: Reason | None
+    note: str
+    operands: Operands
+    actual: object
+    interval: oracle.Interval
+
+
+# -- lines -----------------------------------------------------------------------------------------------
+
+
+def lines_of(size: int, key: str) -> torch.Tensor:
+    """Which of ``size`` rows (or columns) are judged in full: sorted indices.
+
+    Both ends, both sides of a tile's edge for tiles of 16 to 256 at the first, a middle and the last one, and of the
+    rest one at random of each equal stretch, so that no block that is longer than a stretch is missed.
+    """
+    wanted = min(size, max(_FEWEST, min(_MOST, size // _SHARE)))
+    if wanted == size:
+        return torch.arange(size)
+    edges = [0, size - 1]
+    for tile in reversed(_EDGES):
+        for edge in (size // tile * tile, size // 2 // tile * tile, tile):
+            edges += [edge - 1, edge]
+    found = dict.fromkeys(e for e in edges if 0 <= e < size)
+    picked = list(found)[: wanted // 3]
+    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
+    generator = torch.Generator().manual_seed(seed)
+    rest = wanted - len(picked)
+    bounds = torch.arange(rest + 1) * size // rest
+    spread = bounds[:-1] + (torch.rand(rest, generator=generator, dtype=torch.float64) * bounds.diff()).long()
+    return torch.cat([torch.tensor(picked, dtype=torch.int64), spread]).unique()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lines:
+    """Complete rows or complete columns of a result.
+
+    Attributes:
+        index: which, sorted.
+        dim: of the result: -2 for rows, -1 for columns.
+    """
+
+    index: torch.Tensor
+    dim: int
+
+    @property
+    def name(self) -> str:
+        """``rows`` or ``columns``."""
+        return "rows" if self.dim == -2 else "columns"
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """These lines of a tensor of the result's shape, or of one that is broadcast to it; on the CPU."""
+        if x.dim() < -self.dim or x.shape[self.dim] == 1:
+            return x.detach().cpu()
+        return x.detach().index_select(self.dim, self.index.to(x.device)).cpu()
+
+    def shape(self, problem: Problem) -> Problem:
+        """The problem whose result these lines are."""
+        size = len(self.index)
+        shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": size})
+        # Where operands lie and what they share has been decided; arithmetic has not.
+        flags = tuple(f for f in problem.flags if f in {"tf32", "reduced", "fast-acc"})
+        return dataclasses.replace(problem, shape=shape, flags=flags)
+
+
+def part(operands: Operands, lines: _Lines) -> Operands:
+    """The operands of some lines, on the CPU."""
+    rows = lines.dim == -2
+    return dataclasses.replace(
+        operands,
+        problem=lines.shape(operands.problem),
+        device="cpu",
+        a=lines.of(operands.a) if rows else operands.a.detach().cpu(),
+        b=operands.b.detach().cpu() if rows else lines.of(operands.b),
+        bias=None if operands.bias is None else lines.of(operands.bias),
+        residuals=tuple(map(lines.of, operands.residuals)),
+        scale_a=None if operands.scale_a is None else lines.of(operands.scale_a),
+        scale_b=None if operands.scale_b is None else lines.of(operands.scale_b),
+        buffers=(),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slab:
+    """Lines with their operands and their reference."""
+
+    lines: _Lines
+    operands: Operands
+    reference: oracle.Reference
+
+    @classmethod
+    def of(cls, operands: Operands, lines: _Lines) -> _Slab:
+        given = part(operands, lines)
+        return cls(lines, given, oracle.reference(given.problem, given))
+
+    def judge(
+        self, output: Problem, actual: torch.Tensor, contract: Contract, others: Mapping[str, torch.Tensor]
+    ) -> _Verdict:
+        """Compare these lines of a result; the index of the worst element is that of the whole."""
+        problem, mine = self.lines.shape(output), self.lines.of(actual)
+        interval = oracle.interval(problem, self.operands, self.reference, contract)
+        same = {name: x for name, x in others.items() if x.shape == actual.shape}
+        cut = {name: self.lines.of(x) for name, x in same.items()} if same else {}
+        found = compare.compare(mine, interval, problem, self.operands, others=cut, whole=False)
+        bad = torch.zeros(0)
+        if found.mismatch is not None:
+            bad = compare.rejected(mine.to(torch.float64), interval)
+            index = list(found.mismatch.index)
+            index[self.lines.dim] = int(self.lines.index[index[self.lines.dim]])
+            found = dataclasses.replace(found, mismatch=dataclasses.replace(found.mismatch, index=tuple(index)))
+        return _Verdict(self, interval, mine, found, bad)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    slab: _Slab
+    interval: oracle.Interval
+    actual: torch.Tensor
+    comparison: compare.Comparison
+    bad: torch.Tensor
+
+
+# -- all elements ----------------------------------------------------------------------------------------
+
+
+def _planes(x: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor of A's or of the result's shape as the matrices that have a B each."""
+    if x.dim() == 2:
+        return [x]
+    return [x.reshape(-1, x.shape[-1])] if b.dim() == 2 else list(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """What is added to the product: a tensor as the program adds it, with its sign."""
+
+    tensor: torch.Tensor
+    sign: int
+
+
+def _terms(output: Problem, operands: Operands) -> list[_Term] | None:
+    """What makes the result a sum of the product and operands; ``None`` where it is none."""
+    plain = output.op.name in _LINEAR_OPS and not output.autocast and output.alpha == 1.0
+    if not plain or operands.scale_b is not None or output.beta not in (0.0, 1.0):
+        return None
+    found: list[_Term] = []
+    residuals = iter(operands.residuals)
+    own = output.op.addend or output.op.name == "linear"
+    if own and operands.bias is not None and output.beta == 1.0:
+        found.append(_Term(operands.bias, 1))
+    for step in output.passes:
+        if step.kind is StepKind.BIAS and operands.bias is not None:
+            found.append(_Term(operands.bias, 1))
+        elif step.name in {"add", "sub"}:
+            found.append(_Term(next(residuals), 1 if step.name == "add" else -1))
+        else:
+            return None
+    return found
+
+
+class Sample:
+    """What is known of a problem and its operands whoever computes them: references of lines, and ``A (B x)``.
+
+    Args:
+        operands: of the problem.
+    """
+
+    def __init__(self, operands: Operands) -> None:
+        self._operands = operands
+        self._key = f"{operands.problem.line} {operands.filling} {operands.seed}"
+
+    @functools.cached_property
+    def _slabs(self) -> tuple[_Slab, ...]:
+        shape = self._operands.problem.result_shape
+        rows, columns = (lines_of(shape[dim], f"{self._key} {dim}") for dim in (-2, -1))
+        found = [_Slab.of(self._operands, _Lines(rows, -2))]
+        if len(rows) < shape[-2]:
+            found.append(_Slab.of(self._operands, _Lines(columns, -1)))
+        return tuple(found)
+
+    def judge(
+        self,
+        output: Problem,
+        actual: object,
+        contract: Contract,
+        others: Mapping[str, torch.Tensor] | None = None,
+    ) -> Judged:
+        """The verdict on one result.
+
+        Args:
+            output: the problem that it answers, one of :attr:`Problem.outputs`.
+            actual: what the backend returned.
+            contract: the arithmetic that the backend claims.
+            others: results of earlier calls, as in :func:`compare.compare`.
+        """
+        first = self._slabs[0]
+        complaint = compare.complaint_of(actual, output, self._operands)
+        if complaint is not None:
+            total = math.prod(output.result_shape)
+            mismatch = compare.Mismatch(complaint[0], total, total, pattern=complaint[1])
+            interval = oracle.interval(first.lines.shape(output), first.operands, first.reference, contract)
+            comparison = compare.Comparison(math.inf, 0.0, mismatch)
+            return Judged(comparison, interval.tier, None, "", self._operands, actual, interval)
+        assert isinstance(actual, torch.Tensor)
+        verdicts = [slab.judge(output, actual, contract, others or {}) for slab in self._slabs]
+        tier = verdicts[0].interval.tier
+        suspects, how = self._suspects(output, actual, contract, tier)
+        suspected = suspects is not None and bool(suspects.any())
+        if suspects is not None and suspected:
+            rows = suspects.reshape(-1, suspects.shape[-1]).any(0).nonzero().flatten()
+            places = torch.linspace(0, len(rows) - 1, min(_SUSPECTS, len(rows))).round().long()
+            slab = _Slab.of(self._operands, _Lines(rows[places], -2))
+            verdicts.append(slab.judge(output, actual, contract, others or {}))
+        doubt = oracle.insensitive(first.lines.shape(output), first.operands, verdicts[0].interval)
+        note = self._note(how)
+        comparison = _together(verdicts, actual, suspects if suspected else None, tier)
+        shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
+        return Judged(comparison, tier, doubt, note, shown.slab.operands, shown.actual, shown.interval)
+
+    def _note(self, how: str) -> str:
+        shape = self._operands.problem.result_shape
+        lines = [slab.lines for slab in self._slabs]
+        counts = [f"{len(one.index)} of {shape[one.dim]} {one.name}" for one in lines]
+        return f"judged by sample: {' and '.join(counts)}; {how}"
+
+    # -- every element ---------------------------------------------------------------------------
+
+    def _suspects(
+        self, output: Problem, actual: torch.Tensor, contract: Contract, tier: str
+    ) -> tuple[torch.Tensor | None, str]:
+        """Rows that cannot be right by a check of all elements, bool, of the result's shape but for N; and how."""
+        terms = _terms(output, self._operands)
+        if terms is None:
+            return None, "the other elements unseen: what comes after the product is not linear"
+        if not self._operands.finite:
+            return None, "the other elements unseen: there are infinities and NaN among the operands"
+        found = self._by_integers(output, actual, terms) if tier == "exact" else None
+        if found is not None:
+            return found, "every element by Freivalds' check modulo 2^61 - 1"
+        return self._by_signs(output, actual, contract, terms), "every row by a projection"
+
+    @functools.cached_property
+    def _integers(self) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+        """x and ``A (B x)`` in units of the quantum, residues; one for each matrix of A."""
+        operands = self._operands
+        (unit_a, unit_b), n = operands.units, operands.b.shape[-1]
+        if not unit_a or not unit_b or operands.quantum > unit_a * unit_b:
+            return None
+        x = self._random(n).to(operands.a.device)
+        bits_a, bits_b = (
+            freivalds.bits_of(_largest(t) / unit) for t, unit in ((operands.a, unit_a), (operands.b, unit_b))
+        )
+        scale = round(math.log2(unit_a * unit_b / operands.quantum))
+        found = []
+        for place, plane in enumerate(_planes(operands.a, operands.b)):
+            y = freivalds.times(_matrix_of(operands.b, place), unit_b, bits_b, x)
+            z = None if y is None else freivalds.times(plane, unit_a, bits_a, y)
+            if z is None:
+                return None
+            found.append(freivalds.shift(z, scale))
+        return x, found
+
+    def _random(self, count: int) -> torch.Tensor:
+        """Residues, uniform."""
+        seed = int.from_bytes(hashlib.blake2b(f"{self._key} x".encode(), digest_size=7).digest(), "little")
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, freivalds.PRIME, (count,), generator=generator)
+
+    def _by_integers(self, output: Problem, actual: torch.Tensor, terms: list[_Term]) -> torch.Tensor | None:
+        """Rows that Freivalds' check rejects; ``None`` where the output's type may have to round the sums."""
+        operands = self._operands
+        quantum = operands.quantum
+        out = output.result_dtype
+        most = operands.reach + sum(_largest(t.tensor) for t in terms) / (quantum or 1.0)
+        if not most <= (2.0**out.precision if out.is_float else 2.0**31 - 1):
+            return None
+        if self._integers is None:
+            return None
+        x, expected = self._integers
+        bits = freivalds.bits_of(most)
+        planes = _planes(actual, operands.b)
+        found = []
+        for place, (plane, right) in enumerate(zip(planes, expected, strict=True)):
+            for term in terms:
+                added = _plane_of(term.tensor, place, plane, len(planes))
+                v = x if added.shape[1] == len(x) else _total(x)
+                if bool(freivalds.grid_faults(added, quantum, bits).any()):
+                    return None
+                product = freivalds.times(added, quantum, bits, v)
+                if product is None:
+                    return None
+                right = freivalds.add(right, product) if term.sign > 0 else freivalds.subtract(right, product)
+            left = freivalds.times(plane, quantum, bits, x)
+            if left is None:
+                return None
+            found.append((left != right) | freivalds.grid_faults(plane, quantum, bits))
+        return torch.cat(found).reshape(actual.shape[:-1]).cpu()
+
+    @functools.cached_property
+    def _signs(self) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+        """x, and for each matrix of A: ``A (B x)``, and what bounds the Euclidean norms of the rows of g and of G.
+
+        ``sum_j g_ij^2 = sum_k a_ik^2 (sum_j b_kj^2)``, and by Minkowski's inequality the norm of row i of
+        ``G = |A| |B|`` is at most ``sum_k |a_ik| ||b_k||``.
+        """
+        operands = self._operands
+        n = operands.b.shape[-1]
+        x = ((self._random(n * _VECTORS) & 1) * 2 - 1).reshape(n, _VECTORS).to(operands.a.device, torch.float64)
+        ones = torch.ones(n, 1, dtype=torch.float64, device=x.device)
+        found = []
+        for place, plane in enumerate(_planes(operands.a, operands.b)):
+            b = _matrix_of(operands.b, place)
+            squares = freivalds.project(b, ones, torch.square)
+            z = freivalds.project(plane, freivalds.project(b, x))
+            small = freivalds.project(plane, squares, torch.square).sqrt_()
+            big = freivalds.project(plane, squares.sqrt(), torch.abs)
+            found.append((z, small[:, 0], big[:, 0]))
+        return x, found
+
+    def _by_signs(self, output: Problem, actual: torch.Tensor, contract: Contract, terms: list[_Term]) -> torch.Tensor:
+        """Rows whose projection leaves its bound.
+
+        Let e_j be the errors of a row's elements, each at most E_j as the oracle bounds it, and x random signs that
+        nobody knew who computed C.  Then ``|sum x_j e_j| > lambda ||E||`` has a probability of at most
+        ``2 exp(-lambda^2 / 2)`` (Hoeffding), whatever the e_j are.  ||E|| is at most the sum of the norms of its parts:
+        theta g or theta G for the sum, u |c| for each store, and what underflows.
+        """
+        operands, k = self._operands, output.shape.k
+        x, expected = self._signs
+        planes = _planes(actual, operands.b)
+        count = actual.numel() // actual.shape[-1] * _VECTORS
+        spread = math.sqrt(2.0 * math.log(2.0 * count / _DOUBT))
+        out = output.result_dtype
+        # Each term may be added in the accumulator, or to a value that was stored before; and the value is stored.
+        store = out.unit_roundoff * (1 + len(terms) + (contract.epilogue != "fused"))
+        steps = len(terms) + 2
+        theta = contract.theta(k, steps, out=output.dtypes.out) + k * 2.0**-53
+        statistics = oracle.statistics_apply(output, operands)
+        lost = 2.0 ** (out.emin - out.precision) * steps if out.is_float else 0.0
+        tiny = {"f64": 2.0**-1074, "f32": 2.0**-149, "f16": 2.0**-24, "i32": 0.0}[contract.accumulate]
+        lost = (lost + k * tiny) * math.sqrt(actual.shape[-1])
+        # Of the sums here, in float64: N + K roundings of at most sum_j G_ij <= sqrt(N) ||G_i||.
+        own = (k + actual.shape[-1]) * math.sqrt(actual.shape[-1]) * 2.0**-53
+        found = []
+        for place, (plane, (right, small, big)) in enumerate(zip(planes, expected, strict=True)):
+            size = freivalds.project(plane, torch.ones_like(x[:, :1]), torch.square).sqrt_()[:, 0]
+            error = big * theta
+            if statistics:
+                narrow = 0.0
+                if contract.narrow_partials:
+                    narrow = math.sqrt(contract.slices) * output.dtypes.out.unit_roundoff
+                rest = oracle.spread_of(output) * (contract.input_error + narrow)
+                factor = oracle.statistical_theta(output, contract, steps) + rest
+                error = torch.minimum(error, small * factor + size * contract.input_error)
+            total = size
+            for term in terms:
+                added = _plane_of(term.tensor, place, plane, len(planes))
+                v = x if added.shape[1] == len(x) else x.sum(0, keepdim=True)
+                right = right + term.sign * freivalds.project(added, v)
+                wide = math.sqrt(len(x) / added.shape[1])
+                norm = freivalds.project(added, torch.ones_like(v[:, :1]), torch.square).sqrt_()[:, 0] * wide
+                error = error + norm * theta
+                total = total + norm
+            # C's own size stands for the exact result's.
+            error = (error + total * store) * 1.01 + lost + (big + total) * own
+            off = (freivalds.project(plane, x) - right).abs()
+            found.append(~(off <= (spread * error)[:, None]).all(1))
+        return torch.cat(found).reshape(actual.shape[:-1]).cpu()
+
+
+def _matrix_of(b: torch.Tensor, place: int) -> torch.Tensor:
+    return b if b.dim() == 2 else b[place]
+
+
+def _plane_of(x: torch.Tensor, place: int, like: torch.Tensor, planes: int) -> torch.Tensor:
+    """What meets matrix ``place`` of the result, of something that is broadcast to it: (1 or M, 1 or N)."""
+    if x.dim() == 1:
+        return x[None]
+    if x.dim() == 3 and planes > 1:
+        return x[place]
+    return x.reshape(-1, x.shape[-1])
+
+
+def _total(x: torch.Tensor) -> torch.Tensor:
+    """The sum of residues, (1,)."""
+    low, high = (x & ((1 << 31) - 1)).sum(), (x >> 31).sum()
+    return freivalds.add(freivalds.residue(low), freivalds.shift(freivalds.residue(high), 31))[None]
+
+
+def _largest(x: torch.Tensor) -> float:
+    """The largest magnitude; torch has no aminmax of fp8."""
+    if x.numel() == 0:
+        return 0.0
+    x = x.detach()
+    low, high = torch.aminmax(x.to(torch.float32) if x.element_size() == 1 and x.dtype.is_floating_point else x)
+    return max(abs(float(low)), abs(float(high)))
+
+
+# -- one verdict -----------------------------------------------------------------------------------------
+
+
+def _together(
+    verdicts: list[_Verdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
+) -> compare.Comparison:
+    """What the lines say together: the worst of them, and where the bad rows and columns are."""
+    seen = sum(v.actual.numel() for v in verdicts)
+    share = sum(v.comparison.correctly_rounded * v.actual.numel() for v in verdicts) / max(seen, 1)
+    ratio = max(v.comparison.ratio for v in verdicts)
+    wrong = [v for v in verdicts if v.comparison.mismatch is not None]
+    if not wrong:
+        return compare.Comparison(ratio, share)
+    rows = torch.zeros(actual.shape[:-1], dtype=torch.bool)
+    columns = torch.zeros(actual.shape[-1], dtype=torch.bool)
+    for v in wrong:
+        lines = v.slab.lines
+        if lines.dim == -2:
+            rows[..., lines.index] |= v.bad.any(-1)
+            columns |= v.bad.reshape(-1, v.bad.shape[-1]).any(0)
+        else:
+            rows |= v.bad.any(-1)
+            columns[lines.index] |= v.bad.reshape(-1, v.bad.shape[-1]).any(0)
+    last = wrong[-1]
+    count, total = int(last.bad.sum()), last.bad.numel()
+    scope = f"elements of the {len(last.slab.lines.index)} {last.slab.lines.name} that were judged"
+    if suspects is not None and last is verdicts[-1] and tier == "exact":
+        # Freivalds' check has named every bad row.
+        rows |= suspects
+        if int(suspects.reshape(-1, suspects.shape[-1]).any(0).sum()) == len(last.slab.lines.index):
+            total, scope = actual.numel(), "elements"
+    worst = max(wrong, key=lambda v: v.comparison.ratio).comparison.mismatch
+    assert worst is not None
+    cause = next((v.comparison.mismatch.cause for v in wrong if v.comparison.mismatch and v.comparison.mismatch.cause), "")
+    pattern = compare.pattern_of(rows, columns)
+    mismatch = dataclasses.replace(worst, count=count, total=total, scope=scope, pattern=pattern, cause=cause)
+    return compare.Comparison(ratio, share, mismatch)
