@@ -325,7 +325,13 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
         (F16, in_order, Contract("f32"), truncated, "to f16, is RZ"),
         (F16, in_order, Contract("f32"), via("bf16"), "to f16, is via bf16"),
         (BF16, in_order, Contract("f32"), via("f16"), "to bf16, is via f16"),
-        (SPLIT, split(4, "f16"), Contract("f32", slices=4), nearest, "partial sums of 576 products are stored in f16"),
+        (
+            SPLIT,
+            split(16, "f16"),
+            Contract("f32", slices=16),
+            nearest,
+            "partial sums of 144 products are stored in f16",
+        ),
         (F32, strassen, Contract("f32"), nearest, "as in Strassen's algorithm"),
         (F32, fixed_point, Contract("f32"), nearest, "operands are split in fixed point"),
         (F32, restless(), Contract("f32"), nearest, "the same product again has other bits"),
@@ -414,6 +420,15 @@ def test_aten_keeps_its_contract_and_a_refused_column_has_its_reason() -> None:
     assert (refused.refusal, refused.traits) == ("no bf16 here", {})
 
 
+def test_a_column_that_raises_is_a_finding_and_the_others_are_asked_all_the_same() -> None:
+    def raises(a: Array, b: Array) -> Array:
+        raise OSError("no kernel image\nfor this device")
+
+    found = list(fingerprint.take(Model(raises, Contract("f32")), "cpu"))
+    assert [one.column for one in found] == [column.name for column in fingerprint.COLUMNS]
+    assert all(one.findings == ["it raised OSError: no kernel image"] for one in found)
+
+
 # -- the order of a sum --------------------------------------------------------------------------------------
 
 
@@ -453,9 +468,11 @@ PAIRS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
         (chain(range(11, -1, -1)), [12, 11], "reversed", 1, 0),
         (chain([chain(range(0, 4)), chain(range(4, 8)), chain(range(8, 12))]), [2, 3], "in order", 1, 4),
         (chain([chain(range(lane, 12, 4)) for lane in range(4)]), [2, 3], "4 lanes", 1, 0),
-        ([[[[0, 1, 2, 3], 4, 5, 6, 7], 8, 9, 10, 11]], [4, 4], "chunks", 4, 0),
+        ([[[0, 1, 2, 3], 4, 5, 6, 7], 8, 9, 10, 11], [4, 4], "chunks", 4, 0),
         ([PAIRS, [[[8, 9], [10, 11]], [[12, 13], [14, 15]]]], [2, 4], "pairwise", 1, 0),
-        ([list(range(8))], [8, 8], "chunks", 8, 0),
+        ([[[[0, 2, 8, 10], 1, 3, 9, 11], 4, 6, 12, 14], 5, 7, 13, 15], [4, 4], "chunks", 4, 0),
+        (chain([[0, 1, 2], [3, 4, 5], [6, 7, 8]]), [2, 3], "other", 1, 0),
+        (list(range(8)), [8, 8], "chunks", 8, 0),
     ],
 )
 def test_the_order_of_a_sum_follows_from_who_meets_whom(
