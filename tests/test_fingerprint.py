@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,15 @@ F32, F16, BF16 = (f"mm:{name}:nt:16x16x256" for name in ("f32", "f16", "bf16"))
 F8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x256:tensorwise"
 LONG, SPLIT = "mm:bf16:nt:16x16x512", "mm:f16:nt:16x16x2304"
 I8, I8_LONG = "int_mm:i8-i8-i32:nt:32x16x2048", "int_mm:i8-i8-i32:nt:32x16x131088"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """The arrays are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # -- models ------------------------------------------------------------------------------------------------
@@ -409,7 +418,6 @@ def test_one_row_and_the_epilogue_are_asked_through_problems_of_their_own() -> N
 
 
 def test_aten_keeps_its_contract_and_a_refused_column_has_its_reason() -> None:
-    torch.set_num_threads(1)
     for line, bits in ((F32, "24"), (F8, "4")):
         found = fingerprint.examine(AtenBackend(), Column("x", line, aux=line == F32), "cpu")
         assert found.findings == []
@@ -421,7 +429,7 @@ def test_aten_keeps_its_contract_and_a_refused_column_has_its_reason() -> None:
 
 
 def test_a_column_that_raises_is_a_finding_and_the_others_are_asked_all_the_same() -> None:
-    def raises(a: Array, b: Array) -> Array:
+    def raises(*_operands: Array) -> Array:
         raise OSError("no kernel image\nfor this device")
 
     found = list(fingerprint.take(Model(raises, Contract("f32")), "cpu"))
