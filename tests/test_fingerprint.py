@@ -321,6 +321,7 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
         (F16, tensor_core(24, 8), HOPPER, nearest, "chunks of 8 aligned to 24 bits"),
         (F8, tensor_core(13, 32, 14), PROMOTED, nearest, "promoted every 128"),
         (F16, in_f16, Contract("f32"), nearest, "added up in float16"),
+        (BF16, in_f16, Contract("f32"), nearest, "a sum of positive products was off by"),
         (F32, always_cut, Contract("f32"), nearest, "sums are cut (RZ)"),
         (
             F32,
@@ -346,7 +347,7 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
             split(16, "f16"),
             Contract("f32", slices=16),
             nearest,
-            "partial sums of 144 products are stored in f16",
+            "blocks of 144, partial sums of 11 RN, declared",
         ),
         (F32, strassen, Contract("f32"), nearest, "as in Strassen's algorithm"),
         (F32, one_exponent, Contract("f32"), nearest, "a result depends on other rows or columns"),
