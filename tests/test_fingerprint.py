@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ F32, F16, BF16 = (f"mm:{name}:nt:16x16x256" for name in ("f32", "f16", "bf16"))
 F8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x256:tensorwise"
 LONG, SPLIT = "mm:bf16:nt:16x16x512", "mm:f16:nt:16x16x2304"
 I8, I8_LONG = "int_mm:i8-i8-i32:nt:32x16x2048", "int_mm:i8-i8-i32:nt:32x16x131088"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """The arrays are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # -- models ------------------------------------------------------------------------------------------------
@@ -86,6 +96,12 @@ def always_cut(a: Array, b: Array) -> Array:
     for k in range(a.shape[1]):
         total = cut(total + a[:, k, None] * b[None, k], 24)
     return total
+
+
+def one_exponent(a: Array, b: Array) -> Array:
+    """All of A held at 24 bits below its largest element."""
+    unit = 2.0 ** (math.frexp(float(np.abs(a[np.isfinite(a)]).max()) or 1.0)[1] - 24)
+    return in_order(np.where(np.isfinite(a), np.trunc(a / unit) * unit, a), b)
 
 
 def skipping_zeros(a: Array, b: Array) -> Array:
@@ -305,6 +321,7 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
         (F16, tensor_core(24, 8), HOPPER, nearest, "chunks of 8 aligned to 24 bits"),
         (F8, tensor_core(13, 32, 14), PROMOTED, nearest, "promoted every 128"),
         (F16, in_f16, Contract("f32"), nearest, "added up in float16"),
+        (BF16, in_f16, Contract("f32"), nearest, "a sum of positive products was off by"),
         (F32, always_cut, Contract("f32"), nearest, "sums are cut (RZ)"),
         (
             F32,
@@ -325,8 +342,22 @@ def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
         (F16, in_order, Contract("f32"), truncated, "to f16, is RZ"),
         (F16, in_order, Contract("f32"), via("bf16"), "to f16, is via bf16"),
         (BF16, in_order, Contract("f32"), via("f16"), "to bf16, is via f16"),
-        (SPLIT, split(4, "f16"), Contract("f32", slices=4), nearest, "partial sums of 576 products are stored in f16"),
+        (
+            SPLIT,
+            split(16, "f16"),
+            Contract("f32", slices=16),
+            nearest,
+            "blocks of 144, partial sums of 11 RN, declared",
+        ),
         (F32, strassen, Contract("f32"), nearest, "as in Strassen's algorithm"),
+        (F32, one_exponent, Contract("f32"), nearest, "a result depends on other rows or columns"),
+        (
+            F32,
+            lambda a, b: one_exponent(b.T, a.T).T,
+            Contract("f32"),
+            nearest,
+            "a result depends on other rows or columns",
+        ),
         (F32, fixed_point, Contract("f32"), nearest, "operands are split in fixed point"),
         (F32, restless(), Contract("f32"), nearest, "the same product again has other bits"),
         (I8, int16_pairs, Contract("i32"), nearest, "saturate at 32767"),
@@ -403,7 +434,6 @@ def test_one_row_and_the_epilogue_are_asked_through_problems_of_their_own() -> N
 
 
 def test_aten_keeps_its_contract_and_a_refused_column_has_its_reason() -> None:
-    torch.set_num_threads(1)
     for line, bits in ((F32, "24"), (F8, "4")):
         found = fingerprint.examine(AtenBackend(), Column("x", line, aux=line == F32), "cpu")
         assert found.findings == []
@@ -412,6 +442,15 @@ def test_aten_keeps_its_contract_and_a_refused_column_has_its_reason() -> None:
     choosy.name = "choosy"
     refused = fingerprint.examine(choosy, Column("x", BF16), "cpu")
     assert (refused.refusal, refused.traits) == ("no bf16 here", {})
+
+
+def test_a_column_that_raises_is_a_finding_and_the_others_are_asked_all_the_same() -> None:
+    def raises(*_operands: Array) -> Array:
+        raise OSError("no kernel image\nfor this device")
+
+    found = list(fingerprint.take(Model(raises, Contract("f32")), "cpu"))
+    assert [one.column for one in found] == [column.name for column in fingerprint.COLUMNS]
+    assert all(one.findings == ["it raised OSError: no kernel image"] for one in found)
 
 
 # -- the order of a sum --------------------------------------------------------------------------------------
@@ -453,9 +492,11 @@ PAIRS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
         (chain(range(11, -1, -1)), [12, 11], "reversed", 1, 0),
         (chain([chain(range(0, 4)), chain(range(4, 8)), chain(range(8, 12))]), [2, 3], "in order", 1, 4),
         (chain([chain(range(lane, 12, 4)) for lane in range(4)]), [2, 3], "4 lanes", 1, 0),
-        ([[[[0, 1, 2, 3], 4, 5, 6, 7], 8, 9, 10, 11]], [4, 4], "chunks", 4, 0),
+        ([[[0, 1, 2, 3], 4, 5, 6, 7], 8, 9, 10, 11], [4, 4], "chunks", 4, 0),
         ([PAIRS, [[[8, 9], [10, 11]], [[12, 13], [14, 15]]]], [2, 4], "pairwise", 1, 0),
-        ([list(range(8))], [8, 8], "chunks", 8, 0),
+        ([[[[0, 2, 8, 10], 1, 3, 9, 11], 4, 6, 12, 14], 5, 7, 13, 15], [4, 4], "chunks", 4, 0),
+        (chain([[0, 1, 2], [3, 4, 5], [6, 7, 8]]), [2, 3], "other", 1, 0),
+        (list(range(8)), [8, 8], "chunks", 8, 0),
     ],
 )
 def test_the_order_of_a_sum_follows_from_who_meets_whom(
