@@ -417,6 +417,7 @@ class Order:
         block: products that are summed by themselves before their sum is added to the others'; 0: there are no blocks.
         places: three indices whose products meet first, for the width inside.
         apart: three indices of successive chunks of one block, for the width between them; () where there are none.
+        grain: products among which nothing shows: there is one addition of a sum for so many, at least.
     """
 
     name: str
@@ -424,6 +425,7 @@ class Order:
     block: int = 0
     places: tuple[int, int, int] = (0, 1, 2)
     apart: tuple[int, ...] = ()
+    grain: int = 1
 
 
 def met_together(from_first: Mapping[int, int]) -> list[list[int]]:
@@ -556,7 +558,8 @@ def coarse_order(seen: Mapping[int, int], grain: int) -> Order:
     steps = np.diff(sizes)
     block = sizes[int(np.argmax(steps > grain))] if np.any(steps > grain) else 0
     # Far enough apart to be in different chunks of a tensor core.
-    return Order("in order", 1, block, (0, grain, 2 * grain) if not 0 < block < 3 * grain else (0, 1, 2))
+    places = (0, grain, 2 * grain) if not 0 < block < 3 * grain else (0, 1, 2)
+    return Order("in order", 1, block, places, grain=grain)
 
 
 # -- what a column is asked --------------------------------------------------------------------------------
@@ -1085,7 +1088,7 @@ class _Examination:
                 order.chunk * 2.0**-self.inside.bits + max(2.0**-self.inside.bits, self.between.error())
             )
         else:
-            theta = (run - 1) * self.between.error()
+            theta = (math.ceil(run / order.grain) - 1) * self.between.error()
         if order.block:
             if self.block_sum is not None:  # of two blocks it does not show, and what was not seen proves nothing
                 theta += (math.ceil(k / order.block) - 1) * self.block_sum.error()

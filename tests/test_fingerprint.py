@@ -302,13 +302,15 @@ PROMOTED = dataclasses.replace(FAST, promote_every=128)
             PROMOTED,
             {"chunk L": "32", "alignment f": "13 RZ", "accumulator": "14 RZ", "blocks": "128"},
         ),
+        # Of a long sum the chunks do not show: a cut every 16 products must not be taken for one at each.
+        (SPLIT, tensor_core(25, 16), HOPPER, {"accumulator": "24 RZ"}),
     ],
-    ids=["ieee-f32", "f16", "hopper", "ampere", "volta", "fp8-fast", "fp8-promoted"],
+    ids=["ieee-f32", "f16", "hopper", "ampere", "volta", "fp8-fast", "fp8-promoted", "hopper-long"],
 )
 def test_an_honest_arithmetic_is_named_and_keeps_its_contract(
     line: str, product: Product, contract: Contract, traits: dict[str, str | None]
 ) -> None:
-    found = printed(line, product, contract)
+    found = printed(line, product, contract, long=line == SPLIT)
     assert {name: found.traits[name] for name, value in traits.items() if value} == {
         name: value for name, value in traits.items() if value
     }
