@@ -682,7 +682,9 @@ def _prime_allocator(problem: Problem, device: str) -> None:
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> bytes:
-    return b"".join(t.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().tobytes() for t in tensors)
+    # A copy, since a result of one element may have any stride, with which it cannot be viewed as bytes.
+    flat = (t.detach().cpu().clone(memory_format=torch.contiguous_format).flatten() for t in tensors)
+    return b"".join(t.view(torch.uint8).numpy().tobytes() for t in flat)
 
 
 def _wait_for(device: str) -> None:

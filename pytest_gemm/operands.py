@@ -630,11 +630,24 @@ def _int_2(frame: _Frame, draw: _Draw) -> _Drawn:
     return _on_grid(frame, draw, found[0], found[1], max(math.sqrt(square), 1.0), max(bound, 1))
 
 
+# Up to this K no sum of int8 products leaves what float32 holds exactly: 2^24 / 128^2.
+_SHORT_INT8: Final = 1024
+
+
 def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
-    """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates."""
+    """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates.
+
+    Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout: where two of
+    them meet, the sum is beyond 2^24 (from K of about 1100 on) and a float32 on its way would show.
+    """
+    heavy_table = np.arange(-128, -112, dtype=np.float32)
 
     def lines(name: str, shape: tuple[int, ...]) -> Array:
-        return draw(name).look_up(shape, _int8_table())
+        found = draw(name).look_up(shape, _int8_table())
+        if frame.k > _SHORT_INT8:
+            heavy = found[..., ::4, :]
+            heavy[...] = draw(f"{name}-heavy").look_up(heavy.shape, heavy_table, 8)
+        return found
 
     b = None if frame.twin else lines("b", frame.b_shape)
     k = max(frame.k, 1)
@@ -933,7 +946,8 @@ def _rand_small(frame: _Frame, draw: _Draw) -> _Drawn:
 
     With p significand bits in [0.5, 1) * 2^s, a product is a multiple of 2^(2s - 2p): s = -38 for f32 and -54 for
     bf16 leave nothing that hardware which flushes subnormals could flush.  An f16 result is about 2^-9; those
-    of its elements that cancel are subnormal.
+    of its elements that cancel are subnormal.  So is A in f16, at 2^-20: every product of f16 is a normal float32, so
+    nothing excuses a kernel that flushes its inputs.
     """
     if frame.quantised:
         # Subnormals of fp8, which no kernel may flush; the scales bring the product back to about 1.
@@ -944,7 +958,10 @@ def _rand_small(frame: _Frame, draw: _Draw) -> _Drawn:
 
     def exponents(rms: float, _bound: float) -> tuple[int, int]:
         if "f16" in names:
-            ea, eb = frame.split(-9 - round(math.log2(rms)))
+            e = -9 - round(math.log2(rms))
+            if frame.a.name == frame.b.name == "f16" and not frame.twin:
+                return -20, min(e + 20, 15)
+            ea, eb = frame.split(e)
             return max(ea, -13), max(eb, -13)
         each = -54 if names <= {"bf16", "i8", "u8"} else -38 if "f64" not in names or len(names) > 1 else -200
         return (each if frame.a.is_float else 0), (each if frame.b.is_float else 0)
@@ -1000,15 +1017,45 @@ def _rand_wide(frame: _Frame, draw: _Draw) -> _Drawn:
 _SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
 
 
+# Values of k at which B holds a zero for A's special values to meet.
+_ZEROS: Final = 3
+
+
+def _zeros(lines: Array, stream: _Stream, tiny: float) -> list[int]:
+    """Put a zero into one line of each matrix at a few k, and say at which.
+
+    Not where a line has a special value or one below ``tiny``: an infinity will come to meet the zero.
+    """
+    length = lines.shape[-1]
+    special = ~np.isfinite(lines) | ((lines != 0) & (np.abs(lines) < tiny))
+    free = [k for k in dict.fromkeys(stream.below(length) for _ in range(8)) if not special[..., k].any()][:_ZEROS]
+    for k in free:
+        for matrix in lines:
+            matrix[stream.below(len(matrix)), k] = 0.0
+    return free
+
+
+def _face_specials(lines: Array, other: Array, stream: _Stream) -> None:
+    """Put a zero where a NaN or an infinity of ``lines`` meets one line of ``other``."""
+    for matrix, _, k in np.argwhere(~np.isfinite(lines)).tolist():
+        for facing in other[matrix : matrix + 1] if len(other) == len(lines) else other:
+            line = stream.below(len(facing))
+            if np.isfinite(facing[line, k]):
+                facing[line, k] = 0.0
+
+
 def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
     """The ``rand`` filling with special values, each in one row of A or one column of B.
+
+    A NaN and an infinity meet a zero in some line of the other side: the product is NaN, and a kernel that skips zeros
+    loses it.  A's come to where B has zeros, as B must not depend on M.
 
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
     """
     drawn = _random(frame, draw, _UNIFORM)
 
-    def plant(name: str, lines: Array, dtype: DType) -> None:
+    def plant(name: str, lines: Array, dtype: DType, at: list[int]) -> None:
         matrices, count, k = lines.shape
         known = tuple(kind for kind in _SPECIALS if dtype.has_inf or not kind.endswith("inf"))
         special = min(len(known), matrices * count // 4 or (1 if count > 1 and matrices else 0))
@@ -1023,14 +1070,17 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
         for index, kind in enumerate(kinds):
             # Spread over the lines: neighbours in one vector register would hide a leak between them.
             row = (first + index * max(1, len(flat) // special)) % len(flat)
-            flat[row, stream.below(k)] = values[kind]
+            flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
 
     drawn.a = np.ascontiguousarray(drawn.a)
-    plant("a", drawn.a, frame.a)
+    zeros: list[int] = []
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
-        plant("b", drawn.b, frame.b)
+        plant("b", drawn.b, frame.b, [])
+        zeros = _zeros(drawn.b, draw("b-zeros"), 2.0**frame.b.emin if frame.a.has_inf else 0.0)
+    plant("a", drawn.a, frame.a, zeros)
     b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    _face_specials(b, drawn.a, draw("a-zeros"))
     for one, other in ((drawn.a, b), (b, drawn.a)):
         infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
         tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
@@ -1381,7 +1431,7 @@ def _keys(problem: Problem, filling: str, seed: int) -> _Draw:
     any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
 
     def draw(name: str) -> _Stream:
-        constant = name in {"b", "b-specials", "scale", "scale-both", "bias"}
+        constant = name in {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias"}
         return _Stream(any_m if constant else plain.line, filling, str(seed), name)
 
     return draw

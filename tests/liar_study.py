@@ -189,7 +189,7 @@ def _eager(problem: Problem, given: operands.Operands) -> tuple[torch.Tensor, to
     return found, wide
 
 
-def peers_catch(backend: Planted, problem: Problem, seed: int = 0) -> dict[str, bool]:
+def peers_reject(backend: Planted, problem: Problem, seed: int = 0) -> dict[str, bool]:
     """Which of the peers reject what the backend returns; empty where there is no eager to compare with."""
     given = everyday(problem, seed)
     other = _eager(problem, given)
@@ -238,7 +238,7 @@ def liar_rows(who: Judge) -> Iterator[Row]:
     entries = ((name, Planted(name, liar), liar.problems()) for name, liar in LIARS.items())
     for line, asked in _by_problem(entries):
         for name, dtype, k, backend in asked:
-            yield Row(name, dtype, k, caught(who, backend, line), peers_catch(backend, Problem.parse(line)))
+            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, Problem.parse(line)))
 
 
 def control_rows(who: Judge) -> Iterator[Row]:
@@ -249,7 +249,7 @@ def control_rows(who: Judge) -> Iterator[Row]:
     )
     for line, asked in _by_problem(entries):
         for name, dtype, k, backend in asked:
-            yield Row(name, dtype, k, caught(who, backend, line), peers_catch(backend, Problem.parse(line)))
+            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, Problem.parse(line)))
 
 
 def _where(cells: Sequence[tuple[str, int]], of: Sequence[tuple[str, int]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -264,6 +265,13 @@ def accumulated_in(dtype: torch.dtype) -> Plant:
     return product(matmul)
 
 
+def f16_between(a: Tensor, b: Tensor) -> Tensor:
+    total = empty_sum(a, b)
+    for x, y in blocks(a, b, 16):
+        total = total + exact(x, y).to(torch.float16).to(working(a))
+    return store(total, a)
+
+
 def products_in(dtype: torch.dtype) -> Plant:
     def matmul(a: Tensor, b: Tensor) -> Tensor:
         total = empty_sum(a, b)
@@ -315,6 +323,11 @@ def through(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda x: x.to(dtype).to(x.dtype)
 
 
+def tail_in_tf32(a: Tensor, b: Tensor) -> Tensor:
+    columns = b.shape[-1] // TILE * TILE
+    return torch.cat([exact(a, b[..., :columns]), exact(cut_to_tf32(a), cut_to_tf32(b[..., columns:]))], -1)
+
+
 def in_parts(round_off: Callable[[Tensor], Tensor], terms: tuple[tuple[int, int], ...]) -> Plant:
     """An f32 product as a sum of products of the operands' leading, second (and third) parts."""
 
@@ -345,6 +358,8 @@ def fixed_point(bits: int) -> Plant:
 
 def strassen(a: Tensor, b: Tensor) -> Tensor:
     """One level of Strassen's algorithm: seven products, and cancellation between them."""
+    if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
+        return right(a, b)  # a NaN would spread over the whole result
     (m, k), n = a.shape, b.shape[1]
     x = F.pad(a.to(working(a)), (0, k % 2, 0, m % 2))
     y = F.pad(b.to(working(a)), (0, n % 2, 0, k % 2))
@@ -713,7 +728,7 @@ def read_as_other_fp8(t: Tensors, _problem: Problem) -> None:
 
 
 def reversed_order(a: Tensor, b: Tensor) -> Tensor:
-    return store(exact(a.flip(-1), b.flip(-2)), a)
+    return store(exact(a.to(working(a)).flip(-1), b.to(working(b)).flip(-2)), a)
 
 
 def split_k(a: Tensor, b: Tensor) -> Tensor:
@@ -894,7 +909,12 @@ LIARS: dict[str, Liar] = {
     "f16-accumulation": Liar("sums are kept in f16", accumulated_in(torch.float16)),
     "bf16-accumulation": Liar("sums are kept in bf16", accumulated_in(torch.bfloat16)),
     "f16-products": Liar("each product is rounded to f16", products_in(torch.float16)),
-    "bf16-products": Liar("each product is rounded to bf16", products_in(torch.bfloat16)),
+    "bf16-products": Liar(
+        "each product is rounded to bf16",
+        products_in(torch.bfloat16),
+        equivalent=(("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),),
+    ),
+    "f16-sums-promoted": Liar("sums of 16 products are kept in f16", product(f16_between)),
     "zeros-skipped": Liar(
         "0 * NaN counts as 0",
         product(zeros_skipped),
@@ -945,6 +965,7 @@ LIARS: dict[str, Liar] = {
         ),
         AUTOCAST,
     ),
+    "tail-in-tf32": Liar("the columns of the last tile are multiplied in TF32", product(tail_in_tf32), plain("f32")),
     "tiny-inputs-dropped": Liar("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), plain(*FLOATS)),
     "tiny-results-dropped": Liar("results below 1e-6 become 0", afterwards(flushed_below(1e-6)), plain("f32", "bf16")),
     "f16-subnormals-dropped": Liar("subnormal results become 0", afterwards(flushed_below(2.0**-14)), plain("f16")),
@@ -960,7 +981,7 @@ LIARS: dict[str, Liar] = {
     ),
     "infinity-saturates": Liar("an infinite result becomes the largest number", afterwards(saturated), plain(*FLOATS)),
     "nan-swallowed": Liar(
-        "NaN becomes 0", afterwards(functools.partial(torch.nan_to_num, nan=0.0)), plain("f32", "bf16", "f16", "fp8")
+        "NaN becomes 0", afterwards(functools.partial(torch.nan_to_num, nan=0.0, posinf=math.inf, neginf=-math.inf)), plain("f32", "bf16", "f16", "fp8")
     ),
     # Tiles and elements.
     "tile-swap": Liar("two tiles are exchanged", summed(tile_swapped)),
