@@ -985,7 +985,8 @@ def _rand_large(frame: _Frame, draw: _Draw) -> _Drawn:
         return _random_quantised(frame, draw, _BINADE, lambda dtype: dtype.emax, reach)
 
     def exponents(rms: float, bound: float) -> tuple[int, int]:
-        e = reach(rms, bound)
+        # Scales of about 2^-7 come after the sum, which must not overflow before them.
+        e = reach(rms, bound) - (8 if frame.scaled else 0)
         if frame.twin:
             return e // 2, e // 2
         ea, eb = frame.split(e)
@@ -1534,15 +1535,26 @@ def group_ends(problem: Problem, stream: _Stream) -> Array:
 
 
 def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
-    """Turn A's sign if a relu would silence most of a result of few elements, which then could show no error.
+    """Turn A's sign if a relu would silence most of a result, which then could show no error.
 
-    A's, as B may be a constant that other M share.
+    That is a result of few elements, or one of a single sign.  A's, as B may be a constant that other M share.
     """
-    few = math.prod(frame.problem.result_shape) <= 16
-    if few and frame.problem.step("relu") is not None and frame.a.is_float and drawn.b is not None:
-        total = float((drawn.a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
-        if total < 0.0:
-            drawn.a = -drawn.a
+    problem = frame.problem
+    relu = next((index for index, step in enumerate(problem.epilogue) if step.name == "relu"), None)
+    if relu is None or not frame.a.is_float or drawn.b is None:
+        return
+    factors = [problem.alpha, *(s.numbers[0] for s in problem.epilogue[:relu] if s.name == "scale")]
+    sign = math.prod(math.copysign(1.0, factor) for factor in factors)
+    if drawn.positive:
+        turned = sign < 0.0
+    elif math.prod(problem.result_shape) <= 16:
+        with np.errstate(invalid="ignore"):  # an infinity may meet a zero
+            total = float((drawn.a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
+        turned = sign * total < 0.0
+    else:
+        return
+    if turned:
+        drawn.a = -drawn.a
 
 
 def _matrix(name: str, lines: Array, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:

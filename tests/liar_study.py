@@ -2,8 +2,8 @@
 
     python tests/liar_study.py [--out PAGE] [--honest COUNT] [--seed N]
 
-A liar is judged as the suite judges a backend, filling by filling in the order of ``--gemm-level=exhaustive``, until one of them
-catches it.  The peers get what they get in practice: one call on random data, compared with eager ATen.
+A liar is judged as the suite judges a backend, filling by filling in the order of ``--gemm-level=exhaustive``, until
+one of them catches it.  The peers get what they get in practice: one call on random data, compared with eager ATen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from liars import HONEST, KS, LIARS, Planted
+from liars import HONEST, KS, LIARS, Honest, Planted, product, right
 from torch._dynamo.utils import same
 
 from pytest_gemm import machine, operands, session
@@ -189,8 +189,7 @@ def _eager(problem: Problem, given: operands.Operands) -> tuple[torch.Tensor, to
     return found, wide
 
 
-def peers_reject(backend: Planted, problem: Problem, seed: int = 0) -> dict[str, bool]:
-    """Which of the peers reject what the backend returns; empty where there is no eager to compare with."""
+def _rejected(backend: Planted, problem: Problem, seed: int) -> dict[str, bool]:
     given = everyday(problem, seed)
     other = _eager(problem, given)
     if other is None:
@@ -199,13 +198,37 @@ def peers_reject(backend: Planted, problem: Problem, seed: int = 0) -> dict[str,
         actual = backend.prepare(problem, given).run(given)
     except Exception:
         return dict.fromkeys(PEERS, True)  # an exception is seen by everybody
-    found = {}
-    for name, peer in PEERS.items():
+
+    def content(peer: Peer) -> bool:
         try:
-            found[name] = not peer(actual, *other)
+            return peer(actual, *other)
         except Exception:  # that is how assert_close says no, and what a wrong type or shape ends in
-            found[name] = True
-    return found
+            return False
+
+    return {name: not content(peer) for name, peer in PEERS.items()}
+
+
+_RIGHT: Final = Planted("right", Honest("float32 sums by torch.matmul, one rounding", product(right)))
+
+
+@functools.lru_cache(maxsize=1)
+def _rejected_though_right(line: str, seed: int) -> dict[str, bool]:
+    return _rejected(_RIGHT, Problem.parse(line), seed)
+
+
+def peers_reject(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
+    """Which of the peers reject what the backend returns; empty where there is no eager to compare with.
+
+    ``None`` where a peer rejects the right product as well: then it has found nothing.
+    """
+    void = _rejected_though_right(line, seed)
+    found = _rejected(backend, Problem.parse(line), seed)
+    return {name: None if no and void[name] else no for name, no in found.items()}
+
+
+def peers_alarm(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
+    """The same of an honest backend: every rejection is a false alarm."""
+    return {**_rejected(backend, Problem.parse(line), seed)}
 
 
 # -- the table -------------------------------------------------------------------------------------------
@@ -219,7 +242,7 @@ class Row:
     dtype: str
     k: int
     catch: Catch | None
-    peers: dict[str, bool]
+    peers: dict[str, bool | None]
 
 
 def _by_problem(
@@ -238,7 +261,7 @@ def liar_rows(who: Judge) -> Iterator[Row]:
     entries = ((name, Planted(name, liar), liar.problems()) for name, liar in LIARS.items())
     for line, asked in _by_problem(entries):
         for name, dtype, k, backend in asked:
-            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, Problem.parse(line)))
+            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, line))
 
 
 def control_rows(who: Judge) -> Iterator[Row]:
@@ -249,7 +272,7 @@ def control_rows(who: Judge) -> Iterator[Row]:
     )
     for line, asked in _by_problem(entries):
         for name, dtype, k, backend in asked:
-            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, Problem.parse(line)))
+            yield Row(name, dtype, k, caught(who, backend, line), peers_alarm(backend, line))
 
 
 def _where(cells: Sequence[tuple[str, int]], of: Sequence[tuple[str, int]]) -> str:
@@ -272,14 +295,25 @@ def _ours(rows: Sequence[Row]) -> str:
     return "; ".join(f"{what}: {_where(cells, everywhere)}" for what, cells in groups.items())
 
 
-def _peer(rows: Sequence[Row], name: str, *, yes: str, no: str) -> str:
+def _peer(rows: Sequence[Row], name: str, words: Mapping[bool | None, str]) -> str:
+    """The cell of a peer: ``words`` says what a rejection is called, a pass, and a rejection that means nothing."""
     asked = [(row.dtype, row.k) for row in rows if name in row.peers]
-    hit = [(row.dtype, row.k) for row in rows if row.peers.get(name)]
     if not asked:
         return "no eager"
-    if len(hit) == len(asked):
-        return yes
-    return f"{yes}: {_where(hit, asked)}" if hit else no
+    groups = {word: [(r.dtype, r.k) for r in rows if r.peers.get(name, "") is what] for what, word in words.items()}
+    groups = {word: cells for word, cells in groups.items() if cells}
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{word}: {_where(cells, asked)}" for word, cells in groups.items())
+
+
+def _prose(text: str) -> str:
+    """A paragraph on one line."""
+    return " ".join(text.split())
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -294,6 +328,10 @@ def _grouped(rows: Iterable[Row], order: Iterable[str]) -> dict[str, list[Row]]:
     return {name: mine for name, mine in found.items() if mine}
 
 
+_CAUGHT: Final = {True: "caught", False: "missed", None: "alarm"}
+_ALARMED: Final = {True: "**alarm**", False: "passed"}
+
+
 def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: str) -> str:
     """The study as a page of Markdown."""
     quick, known = FILLINGS["quick"], list(operands.FILLINGS)
@@ -303,7 +341,7 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
     tiers = Counter(row.catch.tier for row in liars if row.catch)
 
     def total(name: str, rows: Sequence[Row]) -> int:
-        return sum(row.peers.get(name, False) for row in rows)
+        return sum(bool(row.peers.get(name)) for row in rows)
 
     summary = [
         [
@@ -327,12 +365,12 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
     dtypes = {name: dict.fromkeys(r.dtype for r in mine) for name, mine in by_liar.items()}
     body = [
         [f"`{name}`", LIARS[name].what, " ".join(dtypes[name]), _ours(mine)]
-        + [_peer(mine, peer, yes="caught", no="missed") for peer in PEERS]
+        + [_peer(mine, peer, _CAUGHT) for peer in PEERS]
         for name, mine in by_liar.items()
     ]
     honest = [
         [f"`{name}`", HONEST[name].what, _ours(mine).replace("**missed**", "passed")]
-        + [_peer(mine, peer, yes="**alarm**", no="passed") for peer in PEERS]
+        + [_peer(mine, peer, _ALARMED) for peer in PEERS]
         for name, mine in by_control.items()
     ]
     excused = [[f"`{name}`", f"`{pattern}`", why] for name, liar in LIARS.items() for pattern, why in liar.equivalent]
@@ -340,32 +378,46 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
     heads = ["assert_close", "1e-2", "same", "cosine", "max norm"]
     parts = [
         "# What the harness catches, and what the usual comparisons do",
-        f"{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables. Made by "
-        "`python tests/liar_study.py --out docs/results/liars.md --honest 100000`; nothing on this page is written by hand.",
-        f"{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K = "
-        f"{', '.join(map(str, KS))}, in every dtype in which they make sense. A case is one of them in one dtype at one K.",
+        _prose(
+            f"""{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables.  Made by
+            `python tests/liar_study.py --out docs/results/liars.md --honest 100000`; nothing here is written by hand."""
+        ),
+        _prose(
+            f"""{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K =
+            {", ".join(map(str, KS))}, in every dtype in which they make sense.  A case is one of them in one dtype at
+            one K."""
+        ),
         _table(["", "cases caught", "liars caught in every case", "false alarms on honest controls"], summary),
-        "The peers get one call on random data (normal; int8 uniform), compared with eager ATen on the same operands, which is "
-        "what tests do. `assert_close`: `torch.testing.assert_close` with its defaults. 1e-2: the same with rtol = atol = 1e-2. "
-        "`same`: `torch._dynamo.utils.same` with a float64 reference where the op runs in float64 (mm, addmm, bmm, linear), tol "
-        "1e-3 in f16 and 1e-4 elsewhere, as PyTorch's benchmark runner has it. cosine: similarity of at least 0.99. max norm: "
-        f"`max |x - y| <= {MAX_NORM:g} max |y|`. Where eager would kill the process there is nobody to compare with, and the "
-        "case counts for us only.",
-        "Ours: the tier that caught it first, and the filling. "
-        + ", ".join(f"{tier} {count}" for tier, count in tiers.most_common())
-        + f". {len(liars) - len(late)} cases are caught by the {quick} fillings of `--gemm-level=quick`, the others by a later "
-        f"one: {', '.join(f'`{name}`' for name in dict.fromkeys(r.name for r in late)) or 'none'}.",
+        _prose(
+            f"""The peers get one call on random data (normal; int8 uniform), compared with eager ATen on the same
+            operands, which is what tests do.  `assert_close`: `torch.testing.assert_close` with its defaults.  1e-2:
+            the same with rtol = atol = 1e-2.  `same`: `torch._dynamo.utils.same` with a float64 reference where the op
+            runs in float64 (mm, addmm, bmm, linear), tol 1e-3 in f16 and 1e-4 elsewhere, as PyTorch's benchmark runner
+            has it.  cosine: similarity of at least 0.99.  max norm: `max |x - y| <= {MAX_NORM:g} max |y|`.  *alarm*: it
+            rejects the right product on these data too, and has found nothing.  Where eager would kill the process
+            there is nobody to compare with, and the case counts for us only."""
+        ),
+        _prose(
+            f"""Ours: the tier that caught it first, and the filling.  {_counted(tiers)}.  {len(liars) - len(late)} cases
+            are caught by the {quick} fillings of `--gemm-level=quick`, the others by a later one:
+            {", ".join(f"`{name}`" for name in dict.fromkeys(r.name for r in late)) or "none"}."""
+        ),
         "## Liars",
         _table(["liar", "what is wrong", "dtypes", "ours", *heads], body),
         "## Honest controls",
         "Judged with every filling that applies, under the contract that they declare.",
         _table(["control", "what it is", "ours", *heads], honest),
         "## Where a bug cannot show",
-        "Equivalent mutants are no misses. A problem line that fits the pattern is left out of the tables above.",
+        _prose(
+            """Equivalent mutants are no misses.  A problem line that fits the pattern is left out of the tables
+            above."""
+        ),
         _table(["liar", "problems", "why"], excused),
-        "Left out altogether: bugs of int4 weights (nibble order, zero points, groups along K), of which there are no operands "
-        "yet; tensor cores that truncate at f = 24 where float32 sums are claimed, which stay within the bound of float32 sums "
-        "in any order.",
+        _prose(
+            """Left out altogether: bugs of int4 weights (nibble order, zero points, groups along K), of which there are
+            no operands yet; tensor cores that truncate at f = 24 where float32 sums are claimed, which stay within the
+            bound of float32 sums in any order."""
+        ),
     ]
     return "\n\n".join([*parts, *([flood] if flood else [])]) + "\n"
 
@@ -479,7 +531,7 @@ def flooded(seed: int, count: int) -> Flood:
             if ledger().match(outcome, problem, environment) is not None:
                 status = Status.KNOWN_FAILURE
             found.ends[status.value] += 1
-            text = f"{problem} {outcome.filling} seed {case.seed}: {outcome.reason} {outcome.details}"
+            text = f"{problem} {outcome.filling} seed {case.seed}: {outcome.reason}"
             if Catch.of(outcome) is not None and status is not Status.KNOWN_FAILURE:
                 found.alarms.append(text)
             elif status is Status.MISTRUSTED:
@@ -504,20 +556,24 @@ def flood(count: int, seed: int, workers: int) -> tuple[Flood, float]:
 def flood_text(found: Flood, seconds: float, workers: int) -> str:
     """The flood as a section of the page."""
     total = found.ends.total()
-    by_dtype = ", ".join(f"{name} {count}" for name, count in found.dtypes.most_common())
-    by_op = ", ".join(f"{name} {count}" for name, count in found.ops.most_common())
     known = found.ends[Status.KNOWN_FAILURE.value]
+    each = 1e3 * workers * seconds / max(total, 1)
     parts = [
         "## A flood of honest products",
-        f"{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f} seconds in {workers} "
-        f"processes of one thread ({1e3 * workers * seconds / max(total, 1):.1f} ms of a process each). Op, dtypes, layout, sizes "
-        "(M and N to 40, K to 1500), epilogue, flags, filling and seed are drawn at random; a product is one filling of "
-        "one problem, or the second run that ends a case.",
-        f"{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right result from "
-        "a wrong one (mistrusted), which accuse nobody. What can kill the process (bf16 `woq_int8` with K no multiple of "
-        "32) is not run.",
-        f"By op: {by_op}.",
-        f"By dtypes: {by_dtype}.",
+        _prose(
+            f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f} seconds
+            in {workers} processes of one thread ({each:.1f} ms of a process each).  Op, dtypes, layout, sizes (M and N
+            to 40, K to 1500), epilogue, flags, filling and seed are drawn at random; a product is one filling of one
+            problem, or a second run that ends a case."""
+        ),
+        _prose(
+            f"""{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right
+            result from a wrong one (mistrusted), most of them epilogues that saturate whatever comes in (sigmoid, exp,
+            then clamp); they accuse nobody.  What can kill the process (bf16 `woq_int8` with K no multiple of 32) is
+            not run."""
+        ),
+        f"By op: {_counted(found.ops)}.",
+        f"By dtypes: {_counted(found.dtypes)}.",
     ]
     return "\n\n".join(parts)
 
