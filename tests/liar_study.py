@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import platform
 import random
+import resource
 import sys
 import time
 from collections import Counter, defaultdict
@@ -380,7 +381,7 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
         "# What the harness catches, and what the usual comparisons do",
         _prose(
             f"""{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables.  Made by
-            `python tests/liar_study.py --out docs/results/liars.md --honest 100000`; nothing here is written by hand."""
+            `python tests/liar_study.py --out docs/results/liars.md --honest 100000`; nothing here is by hand."""
         ),
         _prose(
             f"""{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K =
@@ -398,8 +399,8 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
             there is nobody to compare with, and the case counts for us only."""
         ),
         _prose(
-            f"""Ours: the tier that caught it first, and the filling.  {_counted(tiers)}.  {len(liars) - len(late)} cases
-            are caught by the {quick} fillings of `--gemm-level=quick`, the others by a later one:
+            f"""Ours: the tier that caught it first, and the filling.  {_counted(tiers)}.  {len(liars) - len(late)}
+            cases are caught by the {quick} fillings of `--gemm-level=quick`, the others by a later one:
             {", ".join(f"`{name}`" for name in dict.fromkeys(r.name for r in late)) or "none"}."""
         ),
         "## Liars",
@@ -528,11 +529,12 @@ def flooded(seed: int, count: int) -> Flood:
             status = outcome.status
             if status is Status.UNSUPPORTED:
                 continue
-            if ledger().match(outcome, problem, environment) is not None:
+            accused = Catch.of(outcome) is not None
+            if accused and ledger().match(outcome, problem, environment) is not None:
                 status = Status.KNOWN_FAILURE
             found.ends[status.value] += 1
             text = f"{problem} {outcome.filling} seed {case.seed}: {outcome.reason}"
-            if Catch.of(outcome) is not None and status is not Status.KNOWN_FAILURE:
+            if accused and status is not Status.KNOWN_FAILURE:
                 found.alarms.append(text)
             elif status is Status.MISTRUSTED:
                 found.doubts.append(text)
@@ -542,28 +544,28 @@ def flooded(seed: int, count: int) -> Flood:
     return found
 
 
-def flood(count: int, seed: int, workers: int) -> tuple[Flood, float]:
-    """:func:`flooded` in several processes; and the seconds it took."""
+def flood(count: int, seed: int, workers: int) -> tuple[Flood, float, float]:
+    """:func:`flooded` in several processes; with the seconds that it took, and those that cores computed."""
     started, total, share = time.perf_counter(), Flood(), 1000
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         seeds = range(seed * 10**6, seed * 10**6 + -(-count // share))
         for found in pool.map(flooded, seeds, [share] * len(seeds)):
             total.add(found)
-    return total, time.perf_counter() - started
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return total, time.perf_counter() - started, used.ru_utime + used.ru_stime
 
 
-def flood_text(found: Flood, seconds: float, workers: int) -> str:
-    """The flood as a section of the page."""
+def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
+    """The flood as a section of the page; ``cpu`` is the time that the workers computed, in seconds."""
     total = found.ends.total()
     known = found.ends[Status.KNOWN_FAILURE.value]
-    each = 1e3 * workers * seconds / max(total, 1)
     parts = [
         "## A flood of honest products",
         _prose(
-            f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f} seconds
-            in {workers} processes of one thread ({each:.1f} ms of a process each).  Op, dtypes, layout, sizes (M and N
-            to 40, K to 1500), epilogue, flags, filling and seed are drawn at random; a product is one filling of one
+            f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f}
+            seconds in {workers} processes of one thread, {cpu:.0f} seconds of a core in all, {1e3 * cpu / max(total, 1):.1f} ms a product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
+            epilogue, flags, filling and seed are drawn at random; a product is one filling of one
             problem, or a second run that ends a case."""
         ),
         _prose(
@@ -595,8 +597,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = 0
     text = ""
     if given.honest:
-        found, seconds = flood(given.honest, given.seed, given.workers)
-        text = flood_text(found, seconds, given.workers)
+        found, seconds, cpu = flood(given.honest, given.seed, given.workers)
+        text = flood_text(found, seconds, cpu, given.workers)
         for what in (*found.alarms, *found.doubts[:50]):
             sys.stderr.write(f"{what}\n")
         wrong += len(found.alarms)

@@ -1,7 +1,8 @@
 """Backends with planted bugs, and honest ones beside them: what the harness must catch, and must not.
 
 Every one can be registered through the public hook, as a stranger's would be.  A liar names the problems in which its
-bug can show, and the ones among them where it cannot: there it is an equivalent mutant, and the reason stands beside it.
+bug can show, and the ones among them where it cannot: there it is an equivalent mutant, and the reason stands
+beside it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import torch
 
-from pytest_gemm import operands as ops
 from pytest_gemm import compare, oracle, program
+from pytest_gemm import operands as ops
 from pytest_gemm.backend import Contract
 from pytest_gemm.problem import DTYPES, Problem
 from pytest_gemm.rounding import round_to
