@@ -114,9 +114,9 @@ Peer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool]
 MAX_NORM: Final = 1e-2
 
 
-def _assert_close(**how: float) -> Peer:
+def _assert_close(tolerance: float | None = None) -> Peer:
     def close(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | None) -> bool:
-        torch.testing.assert_close(actual, eager, **how)
+        torch.testing.assert_close(actual, eager, rtol=tolerance, atol=tolerance)
         return True
 
     return close
@@ -125,12 +125,12 @@ def _assert_close(**how: float) -> Peer:
 def _dynamo(actual: torch.Tensor, eager: torch.Tensor, wide: torch.Tensor | None) -> bool:
     # The tolerances of PyTorch's benchmark runner: 1e-3 for float16, 1e-4 for all others.
     tol = 1e-3 if eager.dtype == torch.float16 else 1e-4
-    return same(eager, actual, wide, tol=tol, equal_nan=True, log_error=lambda *_, **__: None)
+    return bool(same(eager, actual, wide, tol=tol, equal_nan=True, log_error=lambda *_, **__: None))
 
 
 def _cosine(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | None) -> bool:
-    pair = (x.flatten().double() for x in (actual, eager))
-    return bool(torch.nn.functional.cosine_similarity(*pair, dim=0) >= 0.99)
+    x, y = actual.flatten().double(), eager.flatten().double()
+    return bool(torch.nn.functional.cosine_similarity(x, y, dim=0) >= 0.99)
 
 
 def _max_norm(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | None) -> bool:
@@ -140,7 +140,7 @@ def _max_norm(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | N
 
 PEERS: Final[Mapping[str, Peer]] = {
     "assert_close": _assert_close(),
-    "rtol = atol = 1e-2": _assert_close(rtol=1e-2, atol=1e-2),
+    "rtol = atol = 1e-2": _assert_close(1e-2),
     "same": _dynamo,
     "cosine": _cosine,
     "max norm": _max_norm,
@@ -329,8 +329,8 @@ def _grouped(rows: Iterable[Row], order: Iterable[str]) -> dict[str, list[Row]]:
     return {name: mine for name, mine in found.items() if mine}
 
 
-_CAUGHT: Final = {True: "caught", False: "missed", None: "alarm"}
-_ALARMED: Final = {True: "**alarm**", False: "passed"}
+_CAUGHT: Final[Mapping[bool | None, str]] = {True: "caught", False: "missed", None: "alarm"}
+_ALARMED: Final[Mapping[bool | None, str]] = {True: "**alarm**", False: "passed"}
 
 
 def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: str) -> str:
@@ -564,9 +564,10 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
         "## A flood of honest products",
         _prose(
             f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f}
-            seconds in {workers} processes of one thread, {cpu:.0f} seconds of a core in all, {1e3 * cpu / max(total, 1):.1f} ms a product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
-            epilogue, flags, filling and seed are drawn at random; a product is one filling of one
-            problem, or a second run that ends a case."""
+            seconds in {workers} processes of one thread, {cpu:.0f} seconds of a core in all:
+            {1e3 * cpu / max(total, 1):.1f} ms a product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
+            epilogue, flags, filling and seed are drawn at random; a product is one filling of one problem, or a second
+            run that ends a case."""
         ),
         _prose(
             f"""{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right

@@ -1169,8 +1169,10 @@ class Planted:
 
 def backends() -> Iterator[Planted]:
     """All honest controls, then all liars."""
-    for name, entry in (*HONEST.items(), *LIARS.items()):
-        yield Planted(name, entry)
+    for name, honest in HONEST.items():
+        yield Planted(name, honest)
+    for name, liar in LIARS.items():
+        yield Planted(name, liar)
 
 
 def register(registry: Registry) -> None:

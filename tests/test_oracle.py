@@ -638,4 +638,5 @@ def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
     problem = Problem.parse("linear:f32:nt:6x6x9:bias:self")
     o = ops.make(problem, "int-1", 0, "cpu")
     found = program.build(problem)(**program.args(problem, o))
+    assert o.bias is not None
     assert torch.equal(found, o.a @ o.a.T + o.bias)
