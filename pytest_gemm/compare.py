@@ -29,6 +29,7 @@ __all__ = [
     "Mismatch",
     "against_eager",
     "beside_eager",
+    "comparable",
     "compare",
     "complaint_of",
     "output_name",
@@ -1287,7 +1288,7 @@ def output_name(place: int, count: int) -> str:
     return _OUTPUTS[place] if count > 1 else ""
 
 
-def beside_eager(actual: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], intervals: Sequence[Interval]) -> str:
+def beside_eager(actual: Sequence[object], eager: Sequence[torch.Tensor], intervals: Sequence[Interval]) -> str:
     """:func:`against_eager` for each of a program's results, in words."""
     texts = [against_eager(*one).text() for one in zip(actual, eager, intervals, strict=True)]
     if len(texts) == 1:
@@ -1295,16 +1296,24 @@ def beside_eager(actual: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], 
     return "; ".join(f"{output_name(place, len(texts))} {text}" for place, text in enumerate(texts))
 
 
-def against_eager(actual: torch.Tensor, eager: torch.Tensor, interval: Interval) -> EagerComparison:
+def comparable(actual: object, other: torch.Tensor) -> bool:
+    """Whether the elements of ``actual``, which a backend returned, can be set beside those of ``other``."""
+    if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided:
+        return False
+    return actual.shape == other.shape and actual.dtype == other.dtype
+
+
+def against_eager(actual: object, eager: torch.Tensor, interval: Interval) -> EagerComparison:
     """Set a result beside eager's, and eager beside the truth.
 
     Args:
-        actual: what the backend returned.
+        actual: what the backend returned, whatever that is.
         eager: what eager PyTorch returned for the same operands.
         interval: the truth, as it judged ``actual``.
     """
-    if actual.shape != eager.shape or actual.dtype != eager.dtype:
+    if not comparable(actual, eager):
         return EagerComparison(False, None, eager.numel(), eager.numel(), math.nan, "not comparable with eager")
+    assert isinstance(actual, torch.Tensor)
     if eager.numel() == 0:
         return EagerComparison(True, 0, 0, 0, 0.0)
     ours, theirs = actual.detach().cpu(), eager.detach().cpu()

@@ -440,14 +440,35 @@ class Judge:
         for run in runs:
             if run.kept is not None and _bytes(run.results) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
-        if prepared.contract.deterministic and first.kept is not None and _bytes(second) != first.kept:
-            count = sum(int((new != old).sum()) for new, old in zip(second, first.results, strict=True))
-            total = sum(result.numel() for result in second)
-            return end(
-                "not-deterministic",
-                f"the same call gave other bits the second time ({count} of {total} elements); "
-                "a backend that uses atomics declares deterministic=False",
-            )
+        same_kind = len(second) == len(first.results) and all(map(compare.comparable, second, first.results))
+        if not same_kind:
+            return end("not-deterministic", "the same call gave something of another type or shape the second time")
+        if first.kept is None or _bytes(second) == first.kept:
+            return None
+        if not prepared.contract.deterministic:
+            return self._judge_again(case, prepared.contract, first.truth, second, end)
+        count = sum(int((new != old).sum()) for new, old in zip(second, first.results, strict=True))
+        total = sum(result.numel() for result in second)
+        return end(
+            "not-deterministic",
+            f"the same call gave other bits the second time ({count} of {total} elements); "
+            "a backend that uses atomics declares deterministic=False",
+        )
+
+    def _judge_again(
+        self,
+        case: Case,
+        contract: Contract,
+        truth: _Truth,
+        second: tuple[torch.Tensor, ...],
+        end: Callable[[str, str], Outcome],
+    ) -> Outcome | None:
+        """The second result of a backend that may give other bits: they have to be right ones too."""
+        outputs, intervals = case.problem.outputs, _intervals(case.problem, truth, contract)
+        for output, result, interval in zip(outputs, second, intervals, strict=True):
+            wrong = compare.compare(result, interval, output, truth.operands).mismatch
+            if wrong is not None:
+                return end(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
         return None
 
     # -- what can go wrong with the machine ------------------------------------------------------
@@ -676,7 +697,9 @@ def _prime_allocator(problem: Problem, device: str) -> None:
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> bytes:
-    return b"".join(t.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().tobytes() for t in tensors)
+    # A copy, since a result of one element may have any stride, with which it cannot be viewed as bytes.
+    flat = (t.detach().cpu().clone(memory_format=torch.contiguous_format).flatten() for t in tensors)
+    return b"".join(t.view(torch.uint8).numpy().tobytes() for t in flat)
 
 
 def _wait_for(device: str) -> None:

@@ -779,11 +779,24 @@ def _int_2(frame: _Frame, draw: _Draw) -> _Drawn:
     return _on_grid(frame, draw, found[0], found[1], max(math.sqrt(square), 1.0), max(bound, 1))
 
 
+# Up to this K no sum of int8 products leaves what float32 holds exactly: 2^24 / 128^2.
+_SHORT_INT8: Final = 1024
+
+
 def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
-    """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates."""
+    """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates.
+
+    Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout: where two of
+    them meet, the sum is beyond 2^24 (from K of about 1100 on) and a float32 on its way would show.
+    """
+    heavy_table = np.arange(-128, -112, dtype=np.float32)
 
     def lines(name: str, shape: tuple[int, ...]) -> Array:
-        return draw(name).look_up(shape, _int8_table())
+        found = draw(name).look_up(shape, _int8_table())
+        if frame.k > _SHORT_INT8:
+            heavy = found[..., ::4, :]
+            heavy[...] = draw(f"{name}-heavy").look_up(heavy.shape, heavy_table, 8)
+        return found
 
     b = None if frame.twin else lines("b", frame.b_drawn)
     k = max(frame.k, 1)
@@ -1090,7 +1103,8 @@ def _rand_small(frame: _Frame, draw: _Draw) -> _Drawn:
 
     With p significand bits in [0.5, 1) * 2^s, a product is a multiple of 2^(2s - 2p): s = -38 for f32 and -54 for
     bf16 leave nothing that hardware which flushes subnormals could flush.  An f16 result is about 2^-9; those
-    of its elements that cancel are subnormal.
+    of its elements that cancel are subnormal.  So is A in f16, at 2^-20: every product of f16 is a normal float32, so
+    nothing excuses a kernel that flushes its inputs.
     """
     if frame.quantised:
         # Subnormals of fp8, which no kernel may flush; the scales bring the product back to about 1.
@@ -1101,7 +1115,10 @@ def _rand_small(frame: _Frame, draw: _Draw) -> _Drawn:
 
     def exponents(rms: float, _bound: float) -> tuple[int, int]:
         if "f16" in names:
-            ea, eb = frame.split(-9 - round(math.log2(rms)))
+            e = -9 - round(math.log2(rms))
+            if frame.a.name == frame.b.name == "f16" and not frame.twin:
+                return -20, min(e + 20, 15)
+            ea, eb = frame.split(e)
             return max(ea, -13), max(eb, -13)
         each = -54 if names <= {"bf16", "i8", "u8"} else -38 if "f64" not in names or len(names) > 1 else -200
         return (each if frame.a.is_float else 0), (each if frame.b.is_float else 0)
@@ -1125,7 +1142,8 @@ def _rand_large(frame: _Frame, draw: _Draw) -> _Drawn:
         return _random_quantised(frame, draw, _BINADE, lambda dtype: dtype.emax, reach)
 
     def exponents(rms: float, bound: float) -> tuple[int, int]:
-        e = reach(rms, bound)
+        # Scales of about 2^-7 come after the sum, which must not overflow before them.
+        e = reach(rms, bound) - (8 if frame.scaled else 0)
         if frame.twin:
             return e // 2, e // 2
         ea, eb = frame.split(e)
@@ -1157,15 +1175,45 @@ def _rand_wide(frame: _Frame, draw: _Draw) -> _Drawn:
 _SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
 
 
+# Values of k at which B holds a zero for A's special values to meet.
+_ZEROS: Final = 3
+
+
+def _zeros(lines: Array, stream: _Stream, tiny: float) -> list[int]:
+    """Put a zero into one line of each matrix at a few k, and say at which.
+
+    Not where a line has a special value or one below ``tiny``: an infinity will come to meet the zero.
+    """
+    length = lines.shape[-1]
+    special = ~np.isfinite(lines) | ((lines != 0) & (np.abs(lines) < tiny))
+    free = [k for k in dict.fromkeys(stream.below(length) for _ in range(8)) if not special[..., k].any()][:_ZEROS]
+    for k in free:
+        for matrix in lines:
+            matrix[stream.below(len(matrix)), k] = 0.0
+    return free
+
+
+def _face_specials(lines: Array, other: Array, stream: _Stream) -> None:
+    """Put a zero where a NaN or an infinity of ``lines`` meets one line of ``other``."""
+    for matrix, _, k in np.argwhere(~np.isfinite(lines)).tolist():
+        for facing in other[matrix : matrix + 1] if len(other) == len(lines) else other:
+            line = stream.below(len(facing))
+            if np.isfinite(facing[line, k]):
+                facing[line, k] = 0.0
+
+
 def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
     """The ``rand`` filling with special values, each in one row of A or one column of B.
+
+    A NaN and an infinity meet a zero in some line of the other side: the product is NaN, and a kernel that skips zeros
+    loses it.  A's come to where B has zeros, as B must not depend on M.
 
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
     """
     drawn = _random(dataclasses.replace(frame, whole=True), draw, _UNIFORM)
 
-    def plant(name: str, lines: Array, dtype: DType) -> None:
+    def plant(name: str, lines: Array, dtype: DType, at: list[int]) -> None:
         matrices, count, k = lines.shape
         known = tuple(kind for kind in _SPECIALS if dtype.has_inf or not kind.endswith("inf"))
         special = min(len(known), matrices * count // 4 or (1 if count > 1 and matrices else 0))
@@ -1180,14 +1228,17 @@ def _specials(frame: _Frame, draw: _Draw) -> _Drawn:
         for index, kind in enumerate(kinds):
             # Spread over the lines: neighbours in one vector register would hide a leak between them.
             row = (first + index * max(1, len(flat) // special)) % len(flat)
-            flat[row, stream.below(k)] = values[kind]
+            flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
 
     drawn.a = np.ascontiguousarray(drawn.a)
-    plant("a", drawn.a, frame.a)
+    zeros: list[int] = []
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
-        plant("b", drawn.b, frame.b)
+        plant("b", drawn.b, frame.b, [])
+        zeros = _zeros(drawn.b, draw("b-zeros"), 2.0**frame.b.emin if frame.a.has_inf else 0.0)
+    plant("a", drawn.a, frame.a, zeros)
     b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    _face_specials(b, drawn.a, draw("a-zeros"))
     for one, other in ((drawn.a, b), (b, drawn.a)):
         infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
         tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
@@ -1578,7 +1629,7 @@ def _keys(problem: Problem, filling: str, seed: int) -> _Draw:
     any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
 
     def draw(name: str) -> _Stream:
-        constant = name in {"b", "b-specials", "scale", "scale-both", "bias"}
+        constant = name in {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias"}
         return _Stream(any_m if constant else plain.line, filling, str(seed), name)
 
     return draw
@@ -1681,15 +1732,26 @@ def group_ends(problem: Problem, stream: _Stream) -> Array:
 
 
 def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
-    """Turn A's sign if a relu would silence most of a result of few elements, which then could show no error.
+    """Turn A's sign if a relu would silence most of a result, which then could show no error.
 
-    A's, as B may be a constant that other M share.
+    That is a result of few elements, or one of a single sign.  A's, as B may be a constant that other M share.
     """
-    few = math.prod(frame.problem.result_shape) <= 16
-    if few and frame.problem.step("relu") is not None and frame.a.is_float and drawn.b is not None:
-        total = float((drawn.a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
-        if total < 0.0:
-            drawn.a = -drawn.a
+    problem = frame.problem
+    relu = next((index for index, step in enumerate(problem.epilogue) if step.name == "relu"), None)
+    if relu is None or not frame.a.is_float or drawn.b is None:
+        return
+    factors = [problem.alpha, *(s.numbers[0] for s in problem.epilogue[:relu] if s.name == "scale")]
+    sign = math.prod(math.copysign(1.0, factor) for factor in factors)
+    if drawn.positive:
+        turned = sign < 0.0
+    elif math.prod(problem.result_shape) <= 16:
+        with np.errstate(invalid="ignore"):  # an infinity may meet a zero
+            total = float((drawn.a.astype(np.float64) @ drawn.b.astype(np.float64).swapaxes(-1, -2)).sum())
+        turned = sign * total < 0.0
+    else:
+        return
+    if turned:
+        drawn.a = -drawn.a
 
 
 def _matrix(name: str, lines: Array | _Lines, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:

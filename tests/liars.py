@@ -1,192 +1,558 @@
 """Backends with planted bugs, and honest ones beside them: what the harness must catch, and must not.
 
-Every one is registered through the public hook, as a stranger's would be.  A liar says at which K and in
-which dtypes its bug changes the result at all; elsewhere it is an equivalent mutant.
+Every one can be registered through the public hook, as a stranger's would be.  A liar names the problems in which its
+bug can show, and the ones among them where it cannot: there it is an equivalent mutant, and the reason stands
+beside it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import functools
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
 from pytest_gemm.operands import Operands
 from pytest_gemm.problem import Problem
-from pytest_gemm.program import args, build
+from pytest_gemm.program import args, build, torch_dtype
 
-Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Tensor = torch.Tensor
+Tensors = dict[str, Tensor]
+Matmul = Callable[[Tensor, Tensor], Any]
+# A problem's program over the tensors of ``program.args``.
+Run = Callable[[Tensors], Any]
+# Makes one for a problem; what it remembers from run to run lives as long as one prepared problem.
+Plant = Callable[[Problem], Run]
 
+# Sizes of a tile, of a block of K and of a vector in the bugs that speak of one.  No K of the study is a multiple of
+# the block, so that each has a tail.
+TILE = 16
+BLOCK = 48
+VECTOR = 16
+SLICES = 4
 
-def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product in float32, or wider, before any store."""
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    return torch.matmul(a.to(wide), b.to(wide))
+# -- the problems ------------------------------------------------------------------------------------
 
+KS = (256, 1000, 8200)
+FLOATS = ("f32", "bf16", "f16")
 
-def store(c: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return c.to(like.dtype)
-
-
-# -- honest ----------------------------------------------------------------------------------------
-
-
-def reversed_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return store(exact(a.flip(-1), b.flip(-2)), a)
-
-
-def split_k_four(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    pieces = zip(a.tensor_split(4, -1), b.tensor_split(4, -2), strict=True)
-    total = torch.zeros(a.shape[-2], b.shape[-1])
-    for x, y in pieces:
-        total = total + exact(x, y)
-    return store(total, a)
-
-
-def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.shape[-1] <= 64:
-        return store(exact(a, b), a)
-
-    def total(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1] <= 64:
-            return exact(x, y)
-        half = x.shape[-1] // 2
-        return total(x[..., :half], y[..., :half, :]) + total(x[..., half:], y[..., half:, :])
-
-    return store(total(a, b), a)
-
-
-def blocked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros(a.shape[-2], b.shape[-1])
-    for k in range(0, a.shape[-1], 48):
-        total = total + exact(a[..., k : k + 48], b[..., k : k + 48, :])
-    return store(total, a)
-
-
-HONEST: dict[str, Matmul] = {
-    "reversed-order": reversed_order,
-    "split-k-four": split_k_four,
-    "pairwise": pairwise,
-    "blocked": blocked,
+# The plain product in each dtype.  20 x 40 has tails in both directions.
+PLAIN = {
+    "f32": "mm:f32:nn:20x40x{k}",
+    "bf16": "mm:bf16:nn:20x40x{k}",
+    "f16": "mm:f16:nn:20x40x{k}",
+    "i8": "int_mm:i8-i8-i32:nn:20x40x{k}",
+    "fp8": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x{k}:rowwise",
 }
-
-# -- liars -----------------------------------------------------------------------------------------
-
-
-def k_tail_dropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    k = a.shape[-1] // 16 * 16
-    return store(exact(a[..., :k], b[..., :k, :]), a)
+ALL = tuple(PLAIN)
 
 
-def k_off_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return store(exact(a[..., :-1], b[..., :-1, :]), a)
+def plain(*dtypes: str) -> dict[str, str]:
+    return {dtype: PLAIN[dtype] for dtype in dtypes or ALL}
 
 
-def k_doubled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def lines(template: str, *dtypes: str) -> dict[str, str]:
+    """One template for float dtypes; ``{d}`` is the dtype."""
+    return {dtype: template.replace("{d}", dtype) for dtype in dtypes or FLOATS}
+
+
+def only(problems: dict[str, str], *dtypes: str) -> dict[str, str]:
+    return {dtype: problems[dtype] for dtype in dtypes}
+
+
+# With the layout in which B is stored as N x K, and with gaps and offsets.
+TRANSPOSED = {dtype: line.replace(":nn:", ":nt:") for dtype, line in PLAIN.items()}
+PADDED_A = {dtype: f"{line}{':' if dtype == 'fp8' else '::'}pad-lda" for dtype, line in PLAIN.items()}
+PADDED_B = {dtype: f"{line}{':' if dtype == 'fp8' else '::'}pad-ldb" for dtype, line in TRANSPOSED.items()}
+OFFSET_A = {dtype: f"{line}{':' if dtype == 'fp8' else '::'}off-a" for dtype, line in PLAIN.items()}
+COLUMN_MAJOR_A = {dtype: line.replace(":nn:", ":tn:") for dtype, line in PLAIN.items() if dtype != "fp8"}
+SQUARE = {dtype: line.replace("20x40", "40x40") for dtype, line in PLAIN.items()}
+BIAS = lines("linear:{d}:nt:20x40x{k}:bias")
+BIAS_SQUARE = lines("linear:{d}:nt:40x40x{k}:bias")
+BIAS_RELU = lines("linear:{d}:nt:20x40x{k}:bias+relu")
+RELU = lines("mm:{d}:nn:20x40x{k}:relu")
+GELU = lines("linear:{d}:nt:20x40x{k}:bias+gelu")
+RESIDUAL = lines("mm:{d}:nn:20x40x{k}:add+relu")
+ADDMM = lines("addmm:{d}:nn:20x40x{k}:bias+alpha-0.5+beta-2")
+BETA_ZERO = lines("addmm:{d}:nn:20x40x{k}:bias+beta-0")
+BATCHED = lines("bmm:{d}:nn:3x20x40x{k}")
+GROUPED = lines("grouped_mm:{d}:nt:4x20x40x{k}")
+WEIGHT_ONLY = lines("woq_int8:{d}-i8-{d}:nt:20x40x{k}")
+MIXED = lines("mixed_mm:{d}-i8-{d}:nn:20x40x{k}")
+AUTOCAST = {"bf16": "mm:f32-f32-bf16:nn:20x40x{k}", "f16": "mm:f32-f32-f16:nn:20x40x{k}"}
+F64 = {"f64": "mm:f64:nn:20x40x{k}"}
+FP8 = plain("fp8")
+FP8_SQUARE = {"fp8": SQUARE["fp8"]}
+FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:rowwise"}
+
+# -- arithmetic --------------------------------------------------------------------------------------
+
+
+def working(a: Tensor) -> torch.dtype:
+    """What sums are kept in: float64 holds those of integers, and of float64."""
+    return torch.float32 if a.dtype.is_floating_point and a.dtype != torch.float64 else torch.float64
+
+
+def exact(a: Tensor, b: Tensor) -> Tensor:
+    """The product in float32, or wider, before any store."""
+    return torch.matmul(a.to(working(a)), b.to(working(a)))
+
+
+def store(c: Tensor, a: Tensor) -> Tensor:
+    """In the dtype of the product: int32 of int8, float32 of fp8, whose program goes on with the scales."""
+    if not a.dtype.is_floating_point:
+        return c.to(torch.int32)
+    return c if a.element_size() == 1 else c.to(a.dtype)
+
+
+def right(a: Tensor, b: Tensor) -> Tensor:
+    return store(exact(a, b), a)
+
+
+def pieces(a: Tensor, b: Tensor, count: int = SLICES) -> Iterator[tuple[Tensor, Tensor]]:
+    """``count`` slices of K."""
+    yield from zip(a.tensor_split(count, -1), b.tensor_split(count, -2), strict=True)
+
+
+def blocks(a: Tensor, b: Tensor, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of K."""
+    for k in range(0, a.shape[-1], size):
+        yield a[..., k : k + size], b[..., k : k + size, :]
+
+
+def empty_sum(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=dtype or working(a))
+
+
+# -- how a bug becomes a backend ---------------------------------------------------------------------
+
+
+def product(matmul: Matmul) -> Plant:
+    """The bug is in the product, everything around it is eager PyTorch."""
+
+    def plant(problem: Problem) -> Run:
+        program = build(problem, matmul)
+        return lambda tensors: program(**tensors)
+
+    return plant
+
+
+def summed(wrong: Callable[[Tensor], Tensor]) -> Plant:
+    """The bug is in what becomes of the finished sums before they are stored."""
+    return product(lambda a, b: store(wrong(exact(a, b)), a))
+
+
+def inputs(wrong: Callable[[Tensor], Tensor]) -> Plant:
+    """The bug is in what the product reads of both of its inputs."""
+    return product(lambda a, b: store(exact(wrong(a), wrong(b)), a))
+
+
+def spoilt(spoil: Callable[[Tensors, Problem], None], matmul: Matmul = right) -> Plant:
+    """The product is right, of spoilt operands."""
+
+    def plant(problem: Problem) -> Run:
+        program = build(problem, matmul)
+
+        def run(tensors: Tensors) -> Any:
+            spoil(tensors, problem)
+            return program(**tensors)
+
+        return run
+
+    return plant
+
+
+def afterwards(wrong: Callable[[Tensor], Any]) -> Plant:
+    """The bug is in what is handed out."""
+
+    def plant(problem: Problem) -> Run:
+        program = build(problem, right)
+        return lambda tensors: wrong(program(**tensors))
+
+    return plant
+
+
+def stored(wrong: Callable[[Tensor, torch.dtype], Tensor]) -> Plant:
+    """The bug is in the one rounding from float32 to the dtype of the result."""
+
+    def plant(problem: Problem) -> Run:
+        out = torch_dtype(problem.dtypes.out)
+        if problem.op.name == "scaled_mm":
+            return lambda t: wrong(exact(t["a"], t["b"]) * t["scale_a"] * t["scale_b"], out)
+        return product(lambda a, b: wrong(exact(a, b), out))(problem)
+
+    return plant
+
+
+def whole(run: Callable[[Tensors, Problem], Any]) -> Plant:
+    """The bug is in the program around the product."""
+    return lambda problem: lambda tensors: run(tensors, problem)
+
+
+# -- bugs of the loop over K -------------------------------------------------------------------------
+
+
+def k_tail_dropped(a: Tensor, b: Tensor) -> Tensor:
+    k = a.shape[-1] // BLOCK * BLOCK
+    return right(a[..., :k], b[..., :k, :])
+
+
+def k_off_by_one(a: Tensor, b: Tensor) -> Tensor:
+    return right(a[..., :-1], b[..., :-1, :])
+
+
+def k_first_missing(a: Tensor, b: Tensor) -> Tensor:
+    return right(a[..., 1:], b[..., 1:, :])
+
+
+def k_doubled(a: Tensor, b: Tensor) -> Tensor:
     middle = a.shape[-1] // 2
-    extra = exact(a[..., middle : middle + 1], b[..., middle : middle + 1, :])
-    return store(exact(a, b) + extra, a)
+    return store(exact(a, b) + exact(a[..., middle : middle + 1], b[..., middle : middle + 1, :]), a)
 
 
-def split_k_slice_dropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    pieces = list(zip(a.tensor_split(4, -1), b.tensor_split(4, -2), strict=True))
-    total = torch.zeros(a.shape[-2], b.shape[-1])
-    for x, y in pieces[:2] + pieces[3:]:
-        total = total + exact(x, y)
+def tail_block_moved_back(a: Tensor, b: Tensor) -> Tensor:
+    """The last block begins at K - BLOCK, so that it is full, and its overlap is added twice."""
+    k = a.shape[-1]
+    full = k // BLOCK * BLOCK
+    total = exact(a[..., :full], b[..., :full, :]) + exact(a[..., k - BLOCK :], b[..., k - BLOCK :, :])
     return store(total, a)
 
 
-def split_k_partials_in_half(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros(a.shape[-2], b.shape[-1])
-    for x, y in zip(a.tensor_split(4, -1), b.tensor_split(4, -2), strict=True):
-        total = total + exact(x, y).to(torch.float16).to(torch.float32)
+def pipeline_stage_late(a: Tensor, b: Tensor) -> Tensor:
+    """The second block of B still is the first one's when it is multiplied."""
+    late = torch.cat([b[..., :BLOCK, :], b[..., :BLOCK, :], b[..., 2 * BLOCK :, :]], -2)
+    return right(a, late)
+
+
+def packed_pairs_swapped(a: Tensor, b: Tensor) -> Tensor:
+    """B is packed in pairs of k, and the last pair is packed the wrong way round."""
+    order = torch.arange(b.shape[-2])
+    order[-2:] = order[-2:].flip(0)
+    return right(a, b[..., order, :])
+
+
+def split_k_slice_dropped(a: Tensor, b: Tensor) -> Tensor:
+    return store(sum((exact(x, y) for i, (x, y) in enumerate(pieces(a, b)) if i != 2), empty_sum(a, b)), a)
+
+
+def split_k_slice_doubled(a: Tensor, b: Tensor) -> Tensor:
+    total = sum((exact(x, y) for x, y in pieces(a, b)), empty_sum(a, b))
+    x, y = list(pieces(a, b))[1]
+    return store(total + exact(x, y), a)
+
+
+def split_k_partials_in(dtype: torch.dtype) -> Plant:
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        return store(sum((exact(x, y).to(dtype).to(working(a)) for x, y in pieces(a, b)), empty_sum(a, b)), a)
+
+    return product(matmul)
+
+
+def accumulated_in(dtype: torch.dtype) -> Plant:
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        total = empty_sum(a, b, dtype)
+        for x, y in blocks(a, b, 16):
+            total = (total.float() + exact(x, y).float()).to(dtype)
+        return store(total.to(working(a)), a)
+
+    return product(matmul)
+
+
+def f16_between(a: Tensor, b: Tensor) -> Tensor:
+    total = empty_sum(a, b)
+    for x, y in blocks(a, b, 16):
+        total = total + exact(x, y).to(torch.float16).to(working(a))
     return store(total, a)
 
 
-def f16_accumulation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros(a.shape[-2], b.shape[-1], dtype=torch.float16)
-    for k in range(0, a.shape[-1], 8):
-        total = total + exact(a[..., k : k + 8], b[..., k : k + 8, :]).to(torch.float16)
+def products_in(dtype: torch.dtype) -> Plant:
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        total = empty_sum(a, b)
+        for x, y in blocks(a.to(working(a)), b.to(working(a)), 256):
+            total = total + (x[..., :, :, None] * y[..., None, :, :]).to(dtype).to(working(a)).sum(-2)
+        return store(total, a)
+
+    return product(matmul)
+
+
+def zeros_skipped(a: Tensor, b: Tensor) -> Tensor:
+    """A product with 0 counts as 0, whatever the other factor is: 0 * NaN is lost."""
+    x, y = a.to(working(a)), b.to(working(a))
+    special = (~x.isfinite()).any(-2) | (~y.isfinite()).any(-1)
+    total = exact(x[..., ~special], y[..., ~special, :])
+    for k in special.nonzero().flatten().tolist():
+        column, row = x[..., :, k, None], y[..., None, k, :]
+        total = total + torch.where((column == 0) | (row == 0), 0.0, column * row)
     return store(total, a)
 
 
-def tf32_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    def cut(x: torch.Tensor) -> torch.Tensor:
-        return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+def one_side_masked(a: Tensor, b: Tensor, *, read_a: bool, read_b: bool, rounded_up: int = BLOCK) -> Tensor:
+    """K is rounded up to whole blocks; where an operand is not masked, what lies behind its rows is read."""
+    k = a.shape[-1]
+    more = -(-k // rounded_up) * rounded_up
+    weight = b.mT  # stored as N x K
 
-    return torch.matmul(cut(a), cut(b))
+    def behind(x: Tensor) -> Tensor:
+        return x.as_strided((x.shape[-2], more), (x.stride(-2), 1), x.storage_offset())
+
+    x = behind(a) if read_a else F.pad(a.to(working(a)), (0, more - k))
+    y = behind(weight) if read_b else F.pad(weight.to(working(a)), (0, more - k))
+    return store(torch.matmul(x.to(working(a)), y.to(working(a)).mT), a)
 
 
-def bf16_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.matmul(a.bfloat16().float(), b.bfloat16().float())
+# -- bugs of precision -------------------------------------------------------------------------------
 
 
-def tile_swap(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = exact(a, b)
+def cut_to_tf32(x: Tensor) -> Tensor:
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def rounded_to_tf32(x: Tensor) -> Tensor:
+    bits = x.contiguous().view(torch.int32)
+    return torch.where(x.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), x)
+
+
+def through(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.to(dtype).to(x.dtype)
+
+
+def tail_in_tf32(a: Tensor, b: Tensor) -> Tensor:
+    columns = b.shape[-1] // TILE * TILE
+    return torch.cat([exact(a, b[..., :columns]), exact(cut_to_tf32(a), cut_to_tf32(b[..., columns:]))], -1)
+
+
+def in_parts(round_off: Callable[[Tensor], Tensor], terms: tuple[tuple[int, int], ...]) -> Plant:
+    """An f32 product as a sum of products of the operands' leading, second (and third) parts."""
+
+    def parts(x: Tensor) -> list[Tensor]:
+        first = round_off(x)
+        second = round_off(x - first)
+        return [torch.where(x.isfinite(), p, x) for p in (first, second, round_off(x - first - second))]
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
+            return exact(a, b)  # the schemes' own way out
+        x, y = parts(a), parts(b)
+        return sum((exact(x[i], y[j]) for i, j in reversed(terms)), empty_sum(a, b))
+
+    return product(matmul)
+
+
+def fixed_point(bits: int) -> Plant:
+    """Rows of A and columns of B as integers of ``bits`` bits below their largest element, as in the Ozaki scheme."""
+
+    def cut(x: Tensor, dim: int) -> Tensor:
+        largest = torch.where(x.isfinite(), x, 0.0).abs().amax(dim, keepdim=True).double()
+        unit = torch.exp2(torch.frexp(largest)[1].double() - bits)
+        return torch.where(x.isfinite(), (x.double() / unit).round() * unit, x.double())
+
+    return product(lambda a, b: torch.matmul(cut(a, -1), cut(b, -2)).to(a.dtype))
+
+
+def strassen(a: Tensor, b: Tensor) -> Tensor:
+    """One level of Strassen's algorithm: seven products, and cancellation between them."""
+    if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
+        return right(a, b)  # a NaN would spread over the whole result
+    (m, k), n = a.shape, b.shape[1]
+    x = F.pad(a.to(working(a)), (0, k % 2, 0, m % 2))
+    y = F.pad(b.to(working(a)), (0, n % 2, 0, k % 2))
+    a11, a12, a21, a22 = (q for h in x.chunk(2) for q in h.chunk(2, 1))
+    b11, b12, b21, b22 = (q for h in y.chunk(2) for q in h.chunk(2, 1))
+    m1, m2, m3 = (a11 + a22) @ (b11 + b22), (a21 + a22) @ b11, a11 @ (b12 - b22)
+    m4, m5 = a22 @ (b21 - b11), (a11 + a12) @ b22
+    m6, m7 = (a21 - a11) @ (b11 + b12), (a12 - a22) @ (b21 + b22)
+    top, bottom = torch.cat([m1 + m4 - m5 + m7, m3 + m5], 1), torch.cat([m2 + m4, m1 - m2 + m3 + m6], 1)
+    return store(torch.cat([top, bottom])[:m, :n], a)
+
+
+def flushed_below(limit: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.where(x.abs() < limit, torch.zeros_like(x), x)
+
+
+def flushed_fp8(x: Tensor) -> Tensor:
+    return flushed_below(2.0**-6)(x.to(torch.float32))
+
+
+# -- bugs of the store -------------------------------------------------------------------------------
+
+_DROPPED = {torch.bfloat16: 0xFFFF, torch.float16: 0x1FFF}
+
+
+def _store_bits(c: Tensor, dtype: torch.dtype, add: Tensor | int) -> Tensor:
+    bits = (c.contiguous().view(torch.int32) + add) & ~_DROPPED[dtype]
+    return torch.where(c.isfinite(), bits.view(torch.float32), c).to(dtype)
+
+
+def truncated(c: Tensor, dtype: torch.dtype) -> Tensor:
+    return _store_bits(c, dtype, 0)
+
+
+def ties_away(c: Tensor, dtype: torch.dtype) -> Tensor:
+    return _store_bits(c, dtype, (_DROPPED[dtype] + 1) // 2)
+
+
+def rounded_upwards(c: Tensor, dtype: torch.dtype) -> Tensor:
+    return _store_bits(c, dtype, torch.where(c > 0, _DROPPED[dtype], 0).to(torch.int32))
+
+
+def rounded_at_random(c: Tensor, dtype: torch.dtype) -> Tensor:
+    return _store_bits(c, dtype, torch.randint(0, _DROPPED[dtype] + 1, c.shape, dtype=torch.int32))
+
+
+def stored_through(between: torch.dtype) -> Plant:
+    return stored(lambda c, dtype: c.to(between).to(torch.float32).to(dtype))
+
+
+def saturated(x: Tensor) -> Tensor:
+    largest = torch.finfo(x.dtype).max
+    return torch.where(x.isinf(), torch.full_like(x, largest).copysign(x), x)
+
+
+# -- bugs of tiles and elements ----------------------------------------------------------------------
+
+
+def _of_largest(c: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """With the largest element changed: one that is zero anyway would prove nothing."""
+    flat = c.reshape(-1).clone()
+    at = int(torch.where(flat.isfinite(), flat, 0).abs().argmax())
+    flat[at] = change(flat[at])
+    return flat.view(c.shape)
+
+
+def one_ulp(c: Tensor) -> Tensor:
+    if not c.dtype.is_floating_point:
+        return _of_largest(c, lambda x: x + 1)
+    return _of_largest(c, lambda x: torch.nextafter(x, torch.zeros_like(x)))
+
+
+def tile_swapped(c: Tensor) -> Tensor:
     swapped = c.clone()
-    swapped[..., :16, :16], swapped[..., :16, 16:32] = c[..., :16, 16:32], c[..., :16, :16]
-    return store(swapped, a)
+    swapped[..., :TILE, :TILE], swapped[..., :TILE, TILE : 2 * TILE] = (
+        c[..., :TILE, TILE : 2 * TILE],
+        c[..., :TILE, :TILE],
+    )
+    return swapped
 
 
-def one_element_zeroed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = exact(a, b)
-    flat = c.view(-1)
-    flat[int(flat.abs().argmax())] = 0.0  # the largest: an element that is zero anyway would prove nothing
-    return store(c, a)
+def fragment_transposed(c: Tensor) -> Tensor:
+    wrong = c.clone()
+    wrong[..., 8:16, 8:16] = c[..., 8:16, 8:16].mT
+    return wrong
 
 
-def one_percent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = exact(a, b)
-    flat = c.view(-1)
-    flat[int(flat.abs().argmax())] *= 1.01
-    return store(c, a)
+def last_tile_zero(c: Tensor) -> Tensor:
+    wrong = c.clone()
+    wrong[..., c.shape[-2] // TILE * TILE :, c.shape[-1] // TILE * TILE :] = 0
+    return wrong
 
 
-def truncating_store(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = exact(a, b).contiguous()
-    if a.dtype == torch.bfloat16:
-        return (c.view(torch.int32) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
-    return (c.view(torch.int32) & ~0x1FFF).view(torch.float32).to(torch.float16)
+def tail_columns_unwritten(c: Tensor) -> Tensor:
+    wrong = c.clone()
+    wrong[..., c.shape[-1] // TILE * TILE :] = torch.nan if c.dtype.is_floating_point else torch.iinfo(c.dtype).min
+    return wrong
 
 
-def bf16_detour(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return store(exact(a, b).to(torch.bfloat16), a)
+def last_row_repeats(c: Tensor) -> Tensor:
+    wrong = c.clone()
+    wrong[..., -1, :] = c[..., -2, :]
+    return wrong
 
 
-def double_rounding(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return exact(a, b).to(torch.float16).to(torch.bfloat16)
+def lane_shifted(c: Tensor) -> Tensor:
+    wrong = c.clone()
+    wrong[..., VECTOR::VECTOR] = c[..., VECTOR - 1 : -1 : VECTOR]
+    return wrong
 
 
-def inputs_written(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = store(exact(a, b), a)
-    a.mul_(0.5)
-    return c
+def rows_shifted(c: Tensor) -> Tensor:
+    return c.roll(1, -2)
 
 
-class CachedResult:
-    """Answers every problem of one shape with the first result."""
-
-    def __init__(self) -> None:
-        self.results: dict[tuple[object, ...], torch.Tensor] = {}
-
-    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return self.results.setdefault((a.shape, b.shape, a.dtype), store(exact(a, b), a)).clone()
+def mirrored(c: Tensor) -> Tensor:
+    """Half of a square result is taken to be the other half's mirror image."""
+    return c.triu() + c.triu(1).mT
 
 
-def non_deterministic(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def padded_stride_ignored(a: Tensor, b: Tensor) -> Tensor:
+    return right(a.as_strided(a.shape, (a.shape[-1], 1)), b)
+
+
+def padded_stride_of_b_ignored(a: Tensor, b: Tensor) -> Tensor:
+    return right(a, b.as_strided(b.shape, (1, b.shape[-2])))
+
+
+def base_rounded_down(a: Tensor, b: Tensor) -> Tensor:
+    """A's address is taken to be a multiple of 64 bytes."""
+    unit = 64 // a.element_size()
+    return right(a.as_strided(a.shape, a.stride(), a.storage_offset() // unit * unit), b)
+
+
+def layout_ignored(a: Tensor, b: Tensor) -> Tensor:
+    return right(a.as_strided(a.shape, (a.shape[-1], 1)), b)
+
+
+# -- bugs of state -----------------------------------------------------------------------------------
+
+
+def remembering(with_memory: Callable[[dict[str, Any], Tensors, Problem], Any]) -> Plant:
+    """A program that keeps something from run to run."""
+
+    def plant(problem: Problem) -> Run:
+        memory: dict[str, Any] = {}
+        return lambda tensors: with_memory(memory, tensors, problem)
+
+    return plant
+
+
+def _correct(tensors: Tensors, problem: Problem) -> Any:
+    return build(problem, right)(**tensors)
+
+
+def cached_result(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    return memory.setdefault("result", _correct(tensors, problem)).clone()
+
+
+def stale_packed_weight(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    tensors["b"] = memory.setdefault("packed", tensors["b"].clone())
+    return _correct(tensors, problem)
+
+
+def stale_workspace(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    """The workspace of split K is zeroed once, and never again."""
+    before = memory.get("workspace", 0)
+    memory["workspace"] = exact(tensors["a"], tensors["b"]) + before
+
+    def with_workspace(a: Tensor, _b: Tensor) -> Tensor:
+        return store(memory["workspace"], a)
+
+    return build(problem, with_workspace)(**tensors)
+
+
+def shared_result(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    made = _correct(tensors, problem)
+    return memory.setdefault("result", torch.empty_like(made)).copy_(made)
+
+
+def first_call_right(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    """A counter that is not reset: from the second call on the last slice is missing."""
+    memory["calls"] = memory.get("calls", 0) + 1
+    return build(problem, right if memory["calls"] == 1 else split_k_slice_dropped)(**tensors)
+
+
+def shuffled_sums(a: Tensor, b: Tensor) -> Tensor:
     order = torch.randperm(a.shape[-1])
-    parts = [exact(a[..., p], b[..., p, :]) for p in order.tensor_split(4)]
-    total = torch.zeros(a.shape[-2], b.shape[-1])
-    for part in parts:
-        total = total + part
-    return store(total, a)
+    return store(sum((exact(a[..., p], b[..., p, :]) for p in order.tensor_split(4)), empty_sum(a, b)), a)
 
 
-def written_late(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    c = store(exact(a, b), a)
+def written_late(c: Tensor) -> Tensor:
     result = c.clone()
     result[..., -1, :] = 0
 
@@ -198,153 +564,296 @@ def written_late(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def tail_unwritten(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    result = torch.full((a.shape[-2], b.shape[-1]), torch.nan).to(a.dtype)
-    columns = b.shape[-1] // 16 * 16
-    result[..., :columns] = store(exact(a, b[..., :columns]), a)
+def a_written(tensors: Tensors, problem: Problem) -> Any:
+    result = _correct(tensors, problem)
+    tensors["a"].copy_(tensors["a"].to(torch.float32) * 0.5)
     return result
 
 
-def padded_stride_ignored(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    wrong = a.as_strided(a.shape, (a.shape[-1], 1))
-    return store(exact(wrong, b), a)
+def gap_written(tensors: Tensors, problem: Problem) -> Any:
+    result = _correct(tensors, problem)
+    a = tensors["a"]
+    a.as_strided((a.shape[0] - 1, 1), (a.stride(0), 1), a.storage_offset() + a.shape[1]).zero_()
+    return result
 
 
-def nan_swallowed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return store(torch.nan_to_num(exact(a, b), nan=0.0), a)
+def bias_written(tensors: Tensors, problem: Problem) -> Any:
+    result = _correct(tensors, problem)
+    tensors["bias"].zero_()
+    return result
 
 
-def wrong_dtype(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return exact(a, b).double()
-
-
-def wrong_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return store(exact(a, b), a)[:-1]
-
-
-def raises(*_operands: torch.Tensor) -> torch.Tensor:
+def raises(*_operands: Tensor) -> Tensor:
     raise RuntimeError("planted: out of registers")
 
 
-Spoil = Callable[[dict[str, torch.Tensor], Problem], None]
+# -- bugs of the epilogue ----------------------------------------------------------------------------
 
 
-class _SpoiltLiar:
-    """A whole backend around a right product of spoilt operands, for one op."""
+def changed(**how: Callable[[Tensor], Tensor]) -> Plant:
+    """The named tensors of the program are changed before it runs."""
 
-    devices = ("cpu",)
+    def spoil(tensors: Tensors, _problem: Problem) -> None:
+        tensors.update((name, change(tensors[name])) for name, change in how.items())
 
-    def __init__(self, name: str, op: str, spoil: Spoil, product: Matmul = exact) -> None:
-        self.name = name
-        self._op = op
-        self._spoil = spoil
-        self._product = product
-
-    def availability(self, device: str) -> Availability:
-        return Availability()
-
-    def supports(self, problem: Problem) -> Unsupported | None:
-        return None if problem.op.name == self._op else Unsupported("op", f"made for {self._op}")
-
-    def prepare(self, problem: Problem, operands: Operands) -> _BiasPrepared:
-        def run(operands: Operands) -> torch.Tensor:
-            tensors = args(problem, operands)
-            self._spoil(tensors, problem)
-            found: torch.Tensor = build(problem, self._product)(**tensors)
-            return found
-
-        prepared = _BiasPrepared(problem, self._spoil)
-        prepared.run = run  # type: ignore[method-assign]  # its own program
-        return prepared
+    return spoilt(spoil)
 
 
-def reciprocal_scale(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["scale_b"] = 1 / tensors["scale_b"]
+def zero_from_last_tile(x: Tensor) -> Tensor:
+    found = x.clone()
+    found[..., x.shape[-1] // TILE * TILE :] = 0
+    return found
 
 
-def scale_of_a_forgotten(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["scale_a"] = torch.ones_like(tensors["scale_a"])
+def bias_along_rows(t: Tensors, _problem: Problem) -> Tensor:
+    return right(t["a"], t["b"].mT) + t["bias"][:, None]
 
 
-def scales_exchanged(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["scale_a"], tensors["scale_b"] = tensors["scale_b"].t(), tensors["scale_a"].t()
+def relu_before_bias(t: Tensors, _problem: Problem) -> Tensor:
+    return F.relu(right(t["a"], t["b"].mT)) + t["bias"]
 
 
-def scale_transposed(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["scale_a"] = tensors["scale_a"].t()
+def relu_of_partials(t: Tensors, _problem: Problem) -> Tensor:
+    return store(sum((F.relu(exact(x, y)) for x, y in pieces(t["a"], t["b"])), empty_sum(t["a"], t["b"])), t["a"])
 
 
-def scale_shifted(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["scale_b"] = tensors["scale_b"].roll(1, -1)
+def relu_swallows_nan(t: Tensors, _problem: Problem) -> Tensor:
+    c = right(t["a"], t["b"])
+    return torch.where(c > 0, c, torch.zeros_like(c))
 
 
-def untouched(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    """The bug is in the product."""
+def relu_forgotten_in_the_tail(t: Tensors, _problem: Problem) -> Tensor:
+    c = right(t["a"], t["b"])
+    columns = c.shape[-1] // TILE * TILE
+    return torch.cat([F.relu(c[..., :columns]), c[..., columns:]], -1)
 
 
-def group_edge_off_by_one(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["offs"] = torch.cat([(tensors["offs"][:-1] - 1).clamp(min=0), tensors["offs"][-1:]])
+def gelu_by_tanh(t: Tensors, _problem: Problem) -> Tensor:
+    return F.gelu(right(t["a"], t["b"].mT) + t["bias"], approximate="tanh")
 
 
-def group_stride_zero(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["b"] = tensors["b"][:1].expand_as(tensors["b"])
+def residual_after_relu(t: Tensors, _problem: Problem) -> Tensor:
+    return F.relu(right(t["a"], t["b"])) + t["r0"]
 
 
-class _BiasLiar:
-    """A whole backend, for bugs that a plain product cannot have."""
-
-    devices = ("cpu",)
-
-    def __init__(self, name: str, spoil: Spoil) -> None:
-        self.name = name
-        self._spoil = spoil
-
-    def availability(self, device: str) -> Availability:
-        return Availability()
-
-    def supports(self, problem: Problem) -> Unsupported | None:
-        return None if problem.bias_shape else Unsupported("bias", "made for a bias")
-
-    def prepare(self, problem: Problem, operands: Operands) -> _BiasPrepared:
-        return _BiasPrepared(problem, self._spoil)
+def alpha_on_bias(t: Tensors, problem: Problem) -> Tensor:
+    return problem.alpha * (right(t["a"], t["b"]) + problem.beta * t["bias"])
 
 
-@dataclasses.dataclass
-class _BiasPrepared:
-    problem: Problem
-    spoil: Callable[[dict[str, torch.Tensor], Problem], None]
-    contract: Contract = dataclasses.field(default_factory=lambda: Contract(epilogue="eager"))
-
-    def run(self, operands: Operands) -> torch.Tensor:
-        tensors = args(self.problem, operands)
-        self.spoil(tensors, self.problem)
-        result: torch.Tensor = build(self.problem)(**tensors)
-        return result
-
-    def proof(self) -> Proof:
-        return Proof(executed=("planted",), provable=False)
+def alpha_forgotten(t: Tensors, problem: Problem) -> Tensor:
+    return right(t["a"], t["b"]) + problem.beta * t["bias"]
 
 
-def bias_missing_on_last_tile(tensors: dict[str, torch.Tensor], problem: Problem) -> None:
-    tensors["bias"] = tensors["bias"].clone()
-    tensors["bias"][..., problem.shape.n // 16 * 16 :] = 0
+def beta_forgotten(t: Tensors, problem: Problem) -> Tensor:
+    return problem.alpha * right(t["a"], t["b"]) + t["bias"]
 
 
-def bias_shifted(tensors: dict[str, torch.Tensor], _problem: Problem) -> None:
-    tensors["bias"] = tensors["bias"].roll(1, -1)
+def beta_zero_reads_bias(t: Tensors, _problem: Problem) -> Tensor:
+    return right(t["a"], t["b"]) + 0.0 * t["bias"]
 
 
-def fell_back(tensors: dict[str, torch.Tensor], problem: Problem) -> None:
-    """Nothing wrong with the numbers: see SilentFallback."""
+# -- bugs of batches and groups ----------------------------------------------------------------------
 
 
-class SilentFallback(_BiasLiar):
-    """Claims kernels of its own and lets ATen compute."""
+def batch_stride_zero(b: Tensor) -> Tensor:
+    return b[:1].expand_as(b)
 
-    def prepare(self, problem: Problem, operands: Operands) -> _BiasPrepared:
-        prepared = _BiasPrepared(problem, fell_back)
-        prepared.proof = lambda: Proof(chosen=("mine",), generated=("mine",), executed=(), foreign=("aten.addmm",))  # type: ignore[method-assign]  # a liar
-        return prepared
+
+def last_batch_missing(c: Tensor) -> Tensor:
+    wrong = c.clone()
+    wrong[-1] = 0
+    return wrong
+
+
+def ends_too_early(offs: Tensor) -> Tensor:
+    return torch.cat([(offs[:-1] - 1).clamp(min=0), offs[-1:]])
+
+
+def empty_group_skipped(t: Tensors, _problem: Problem) -> None:
+    """The groups are counted without the empty ones, so the ones behind get another group's B."""
+    ends = t["offs"].tolist()
+    filled = [g for g, (first, last) in enumerate(zip([0, *ends[:-1]], ends, strict=True)) if last > first]
+    wrong = t["b"].clone()
+    for place, group in enumerate(filled):
+        wrong[group] = t["b"][place]
+    t["b"] = wrong
+
+
+# -- bugs of int8 and of weights in int8 -------------------------------------------------------------
+
+
+def read_unsigned(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8).to(torch.int16)
+
+
+def int16_pairs_saturate(a: Tensor, b: Tensor) -> Tensor:
+    """Two products are added in 16 bits, as without VNNI."""
+    k = a.shape[-1] // 2 * 2
+    total = exact(a[:, k:], b[k:])
+    for x, y in blocks(a[:, :k].double(), b[:k].double(), 256):
+        pairs = (x[:, :, None] * y[None]).unflatten(1, (-1, 2)).sum(2)
+        total = total + pairs.clamp(-32768, 32767).sum(1)
+    return store(total, a)
+
+
+def summed_in_f32(a: Tensor, b: Tensor) -> Tensor:
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for x, y in blocks(a, b, 16):
+        total = total + exact(x, y).float()
+    return total.to(torch.int32)
+
+
+def dequantised_first(t: Tensors, problem: Problem) -> Tensor:
+    """The weight times its scale is rounded to the half type before it is multiplied."""
+    half = torch_dtype(problem.dtypes.out)
+    weight = (t["b"].to(half) * t["scale"][:, None]).to(half)
+    return right(t["a"], weight.mT)
+
+
+# -- bugs of fp8 -------------------------------------------------------------------------------------
+
+
+def rounded_before_scale(a: Tensor, b: Tensor) -> Tensor:
+    return exact(a, b).to(torch.bfloat16)
+
+
+def scales_exchanged(t: Tensors, _problem: Problem) -> None:
+    t["scale_a"], t["scale_b"] = t["scale_b"].t(), t["scale_a"].t()
+
+
+def read_as_other_fp8(t: Tensors, _problem: Problem) -> None:
+    t["b"] = t["b"].view(torch.float8_e4m3fn)
+
+
+# -- honest ------------------------------------------------------------------------------------------
+
+
+def reversed_order(a: Tensor, b: Tensor) -> Tensor:
+    return store(exact(a.to(working(a)).flip(-1), b.to(working(b)).flip(-2)), a)
+
+
+def split_k(a: Tensor, b: Tensor) -> Tensor:
+    return store(sum((exact(x, y) for x, y in pieces(a, b)), empty_sum(a, b)), a)
+
+
+def blocked(a: Tensor, b: Tensor) -> Tensor:
+    return store(sum((exact(x, y) for x, y in blocks(a, b)), empty_sum(a, b)), a)
+
+
+def one_after_the_other(a: Tensor, b: Tensor) -> Tensor:
+    """The longest chain of roundings there is: K additions, each rounded."""
+    return store(sum((exact(x, y) for x, y in blocks(a, b, 1)), empty_sum(a, b)), a)
+
+
+def pairwise(a: Tensor, b: Tensor) -> Tensor:
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        if x.shape[-1] <= 64:
+            return exact(x, y)
+        half = x.shape[-1] // 2
+        return total(x[..., :half], y[..., :half, :]) + total(x[..., half:], y[..., half:, :])
+
+    return store(total(a, b), a)
+
+
+def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Callable[[Tensor], Tensor] = lambda x: x) -> Matmul:
+    """A tensor core that truncates, in the model of Fasi, Higham, Mikaitis and Pranesh (PeerJ CS 7, 2021).
+
+    The terms of a chunk and the sum so far are cut at ``bits`` fractional bits of the largest exponent among them; the
+    result keeps that many bits, and never more than a float32's 23.
+
+    Args:
+        bits: f, the fractional bits of the alignment.
+        chunk: L, the products that are added at once.
+        promote: after so many products the sum goes to one in float32 and begins anew; 0: never.
+        cut: what happens to the inputs first, as with TF32.
+    """
+    kept = min(bits, 23)
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        x, y = cut(a.to(torch.float32)).double(), cut(b.to(torch.float32)).double()
+        ordinary = torch.matmul(x, y)
+        x, y = (torch.where(t.isfinite(), t, 0.0) for t in (x, y))
+        total = torch.zeros(a.shape[0], b.shape[1])
+        held = total.double()
+        # The exponent of a product is that of its unnormalised significand: the sum of its factors'.
+        of_x, of_y = torch.frexp(x)[1] - 1, torch.frexp(y)[1] - 1
+        for first in range(0, a.shape[1], chunk):
+            part = slice(first, first + chunk)
+            terms = torch.cat([x[:, part, None] * y[None, part], held[:, None]], 1)
+            exponents = torch.cat([of_x[:, part, None] + of_y[None, part], torch.frexp(held)[1][:, None] - 1], 1)
+            largest = torch.where(terms == 0, -1000, exponents).amax(1, keepdim=True)
+            unit = torch.exp2(largest.clamp(min=-500).double() - bits)
+            held = (torch.trunc(terms / unit) * unit).sum(1)
+            unit = torch.exp2((torch.frexp(held)[1] - 1).double() - kept)
+            held = torch.trunc(held / unit) * unit
+            if promote and (first + chunk) % promote == 0:
+                total, held = (total.double() + held).float(), torch.zeros_like(held)
+        found = (total.double() + held).float()
+        return store(torch.where(ordinary.isfinite(), found, ordinary.float()), a)
+
+    return matmul
+
+
+@dataclasses.dataclass(frozen=True)
+class Honest:
+    """A right product in arithmetic of its own.
+
+    Attributes:
+        what: one sentence.
+        plant: the program.
+        lines: problems by dtype.
+        contract: what it declares beyond ordinary sums.
+    """
+
+    what: str
+    plant: Plant
+    lines: dict[str, str] = dataclasses.field(default_factory=plain)
+    contract: Contract = dataclasses.field(default_factory=Contract)
+
+
+_HALVES = plain("bf16", "f16")
+_F32_TF32 = {"f32": "mm:f32:nn:20x40x{k}::tf32"}
+_FP8_FAST = {"fp8": PLAIN["fp8"] + ":fast-acc"}
+
+HONEST: dict[str, Honest] = {
+    "reversed-order": Honest("K from the last to the first", product(reversed_order)),
+    "split-k-four": Honest("4 slices of K, added in float32", product(split_k), contract=Contract(slices=SLICES)),
+    "pairwise": Honest("halves of halves, down to 64 products", product(pairwise)),
+    "blocked": Honest("blocks of 48 products", product(blocked)),
+    "sequential": Honest("one product after the other", product(one_after_the_other)),
+    "tensor-core-24-8": Honest(
+        "truncating tensor core, f = 24, L = 8",
+        product(tensor_core(24, 8)),
+        _HALVES,
+        Contract(alignment_bits=24, chunk=8),
+    ),
+    "tensor-core-25-16": Honest(
+        "truncating tensor core, f = 25, L = 16",
+        product(tensor_core(25, 16)),
+        _HALVES,
+        Contract(alignment_bits=25, chunk=16),
+    ),
+    "tensor-core-tf32": Honest(
+        "the same with inputs cut to TF32, f = 24, L = 4",
+        product(tensor_core(24, 4, cut=cut_to_tf32)),
+        _F32_TF32,
+        Contract(alignment_bits=24, chunk=4, input_error=2.0**-9, input_bits=11),
+    ),
+    "tensor-core-fp8-fast": Honest(
+        "fp8 in 13 bits, L = 32",
+        product(tensor_core(13, 32)),
+        _FP8_FAST,
+        Contract(alignment_bits=13, chunk=32),
+    ),
+    "tensor-core-fp8-promoted": Honest(
+        "the same, promoted every 128 products",
+        product(tensor_core(13, 32, 128)),
+        FP8,
+        Contract(alignment_bits=13, chunk=32, promote_every=128),
+    ),
+}
+
+# -- the liars ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,84 +861,321 @@ class Liar:
     """A planted bug.
 
     Attributes:
-        matmul: the buggy product, or ``None`` for a whole backend.
-        dtypes: where the bug changes the result.
-        least_k: smallest K at which it shows.
-        code: expected reason code, "" for any.
-        flags: the problem's flags, when the bug needs some.
+        what: the bug in a few words.
+        plant: the program with the bug.
+        lines: problems in which it can show, by dtype, with ``{k}`` for K.
+        equivalent: where the bug changes no result that the contract rules out: pattern of a problem line, and why.
+        code: reason code of the outcome that catches it, where one is expected.
+        claims: contract and proof beyond a plain callable's: names of kernels.
     """
 
-    matmul: Matmul
-    dtypes: tuple[str, ...] = ("f32", "bf16", "f16")
+    what: str
+    plant: Plant
+    lines: dict[str, str] = dataclasses.field(default_factory=plain)
+    equivalent: tuple[tuple[str, str], ...] = ()
     code: str = ""
-    flags: str = ""
+    claims: Proof | None = None
 
+    def excused(self, line: str) -> str:
+        """Why the bug cannot show in the problem ``line``; "" where it can."""
+        return next((why for pattern, why in self.equivalent if fnmatch.fnmatchcase(line, pattern)), "")
+
+    def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
+        """``(dtype, K, line)`` of all problems in which the bug shows."""
+        for dtype, template in self.lines.items():
+            for k in ks:
+                line = template.format(k=k)
+                if not self.excused(line):
+                    yield dtype, k, line
+
+
+_EXACT_ORDER = ("int_mm:*", "integers add up to the same in any order")
+_HIDDEN_ORDER = "the order of float32 sums hardly ever shows in 8 or 11 bits"
+_NO_NAN = ("int_mm:*", "an integer times the zero of the mask is zero")
+_SUMS_BELOW_2_24 = "128 * 128 * K is at most 2^24: float32 holds every partial sum"
 
 LIARS: dict[str, Liar] = {
-    "k-tail-dropped": Liar(k_tail_dropped),
-    "k-off-by-one": Liar(k_off_by_one),
-    "k-doubled": Liar(k_doubled),
-    "split-k-slice-dropped": Liar(split_k_slice_dropped),
-    # In bf16 the detour through f16 partials loses nothing that the store keeps, at these magnitudes.
-    "split-k-partials-in-half": Liar(split_k_partials_in_half, ("f32", "f16")),
-    "f16-accumulation": Liar(f16_accumulation, ("f32", "f16")),
-    "tf32-inputs": Liar(tf32_inputs, ("f32",)),
-    "bf16-inputs": Liar(bf16_inputs, ("f32",)),
-    "tile-swap": Liar(tile_swap),
-    "one-element-zeroed": Liar(one_element_zeroed),
-    "one-percent": Liar(one_percent),
-    "truncating-store": Liar(truncating_store, ("bf16", "f16")),
-    "bf16-detour": Liar(bf16_detour, ("f32", "f16")),
-    "double-rounding": Liar(double_rounding, ("bf16",)),
-    "inputs-written": Liar(inputs_written, code="inputs-written"),
-    "cached-result": Liar(CachedResult()),
-    "non-deterministic": Liar(non_deterministic, ("f32",)),
-    "written-late": Liar(written_late),
-    "tail-unwritten": Liar(tail_unwritten),
-    "padded-stride-ignored": Liar(padded_stride_ignored, flags="pad-lda"),
-    "nan-swallowed": Liar(nan_swallowed),
-    "wrong-dtype": Liar(wrong_dtype),
-    "wrong-shape": Liar(wrong_shape),
-    "raises": Liar(raises, code="run-RuntimeError"),
+    # The loop over K.
+    "k-tail-dropped": Liar("the last K mod 48 products are left out", product(k_tail_dropped)),
+    "k-off-by-one": Liar("the last product is left out", product(k_off_by_one)),
+    "k-first-missing": Liar("the first product is left out", product(k_first_missing)),
+    "k-doubled": Liar("the product in the middle is added twice", product(k_doubled)),
+    "tail-block-moved-back": Liar("the last block overlaps the one before", product(tail_block_moved_back)),
+    "pipeline-stage-late": Liar("one block of B is the block before", product(pipeline_stage_late)),
+    "packed-pairs-swapped": Liar("the last two rows of packed B are exchanged", product(packed_pairs_swapped)),
+    "split-k-slice-dropped": Liar("one slice of four is not added", product(split_k_slice_dropped)),
+    "split-k-slice-doubled": Liar("one slice of four is added twice", product(split_k_slice_doubled)),
+    "split-k-partials-in-f16": Liar("partial sums are stored in f16", split_k_partials_in(torch.float16)),
+    "split-k-partials-in-bf16": Liar("partial sums are stored in bf16", split_k_partials_in(torch.bfloat16)),
+    "f16-accumulation": Liar("sums are kept in f16", accumulated_in(torch.float16)),
+    "bf16-accumulation": Liar("sums are kept in bf16", accumulated_in(torch.bfloat16)),
+    "f16-products": Liar("each product is rounded to f16", products_in(torch.float16)),
+    "bf16-products": Liar(
+        "each product is rounded to bf16",
+        products_in(torch.bfloat16),
+        equivalent=(("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),),
+    ),
+    "f16-sums-promoted": Liar("sums of 16 products are kept in f16", product(f16_between)),
+    "zeros-skipped": Liar(
+        "0 * NaN counts as 0",
+        product(zeros_skipped),
+        equivalent=(("int_mm:*", "integers have no NaN"),),
+    ),
+    "mask-of-b-only": Liar(
+        "what lies behind A's rows is multiplied by the zeros of B's mask",
+        product(functools.partial(one_side_masked, read_a=True, read_b=False)),
+        TRANSPOSED,
+        (_NO_NAN,),
+    ),
+    "mask-of-a-only": Liar(
+        "what lies behind B's columns is multiplied by the zeros of A's mask",
+        product(functools.partial(one_side_masked, read_a=False, read_b=True)),
+        TRANSPOSED,
+        (_NO_NAN,),
+    ),
+    "no-mask": Liar(
+        "both operands are read beyond K",
+        product(functools.partial(one_side_masked, read_a=True, read_b=True)),
+        TRANSPOSED,
+    ),
+    # Precision of inputs and sums.
+    "tf32-truncated": Liar("f32 inputs are cut to TF32", inputs(cut_to_tf32), plain("f32")),
+    "tf32-rounded": Liar("f32 inputs are rounded to TF32", inputs(rounded_to_tf32), plain("f32")),
+    "bf16-inputs": Liar("inputs are rounded to bf16", inputs(through(torch.bfloat16)), plain("f32", "f16")),
+    "f16-inputs": Liar("inputs go through f16", inputs(through(torch.float16)), plain("f32", "bf16")),
+    "bf16-twice": Liar(
+        "f32 as two bf16, four products",
+        in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0), (1, 1))),
+        plain("f32"),
+    ),
+    "bf16x3": Liar(
+        "f32 as two bf16, three products",
+        in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0))),
+        plain("f32"),
+    ),
+    "tf32x3": Liar("f32 as two TF32, three products", in_parts(cut_to_tf32, ((0, 0), (0, 1), (1, 0))), plain("f32")),
+    "fixed-point-16": Liar("rows and columns in fixed point of 16 bits", fixed_point(16), plain("f32")),
+    "strassen": Liar(
+        "Strassen's algorithm, whose error grows with the whole row",
+        product(strassen),
+        plain(*FLOATS),
+        tuple((f"*{d}*", "in float32 its error is far below what 8 or 11 bits show") for d in ("bf16", ":f16")),
+    ),
+    "f64-by-f32": Liar("f64 is multiplied in f32", inputs(through(torch.float32)), F64),
+    "autocast-truncates": Liar(
+        "the cast to the half type truncates",
+        spoilt(
+            lambda t, p: t.update((n, truncated(t[n].float(), torch_dtype(p.input_dtype)).float()) for n in ("a", "b"))
+        ),
+        AUTOCAST,
+    ),
+    "tail-in-tf32": Liar("the columns of the last tile are multiplied in TF32", product(tail_in_tf32), plain("f32")),
+    "tiny-inputs-dropped": Liar("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), plain(*FLOATS)),
+    "tiny-results-dropped": Liar("results below 1e-6 become 0", afterwards(flushed_below(1e-6)), plain("f32", "bf16")),
+    "f16-subnormals-dropped": Liar("subnormal results become 0", afterwards(flushed_below(2.0**-14)), plain("f16")),
+    "fp8-subnormals-dropped": Liar("subnormal inputs count as 0", inputs(flushed_fp8), FP8),
+    # The store.
+    "truncating-store": Liar("the result is cut, not rounded", stored(truncated), plain("bf16", "f16", "fp8")),
+    "ties-away": Liar("ties are rounded away from zero", stored(ties_away), plain("bf16", "f16", "fp8")),
+    "rounded-upwards": Liar("the result is rounded towards +Inf", stored(rounded_upwards), plain("bf16", "f16", "fp8")),
+    "rounded-at-random": Liar("stochastic rounding", stored(rounded_at_random), plain("bf16", "f16", "fp8")),
+    "bf16-detour": Liar("the result goes through bf16", stored_through(torch.bfloat16), plain("f32", "f16")),
+    "f16-detour": Liar(
+        "the result goes through f16: double rounding", stored_through(torch.float16), plain("f32", "bf16", "fp8")
+    ),
+    "infinity-saturates": Liar("an infinite result becomes the largest number", afterwards(saturated), plain(*FLOATS)),
+    "nan-swallowed": Liar(
+        "NaN becomes 0",
+        afterwards(functools.partial(torch.nan_to_num, nan=0.0, posinf=math.inf, neginf=-math.inf)),
+        plain("f32", "bf16", "f16", "fp8"),
+    ),
+    # Tiles and elements.
+    "tile-swap": Liar("two tiles are exchanged", summed(tile_swapped)),
+    "fragment-transposed": Liar("an 8 x 8 fragment is transposed", summed(fragment_transposed)),
+    "last-tile-zero": Liar("the last tile is never computed, over zeros", summed(last_tile_zero)),
+    "tail-unwritten": Liar("the columns of the last tile are not written", afterwards(tail_columns_unwritten)),
+    "last-row-repeats": Liar("a clamped index repeats the row before the last", summed(last_row_repeats)),
+    "lane-shifted": Liar("every 16th column is its neighbour's", summed(lane_shifted)),
+    "rows-shifted": Liar("all rows are one too low", summed(rows_shifted)),
+    "mirrored": Liar("half of a square result is mirrored", summed(mirrored), SQUARE),
+    "one-element-zeroed": Liar("one element is 0", summed(lambda c: _of_largest(c, lambda x: x * 0))),
+    "one-percent": Liar("one element is 1 % too large", summed(lambda c: _of_largest(c, lambda x: x * 1.01))),
+    "one-ulp": Liar("one element is the neighbouring number", afterwards(one_ulp)),
+    "padded-stride-ignored": Liar("A's rows are taken to be K apart", product(padded_stride_ignored), PADDED_A),
+    "padded-stride-of-b-ignored": Liar(
+        "B's columns are taken to be K apart", product(padded_stride_of_b_ignored), PADDED_B
+    ),
+    "base-rounded-down": Liar("A's address is rounded down", product(base_rounded_down), OFFSET_A),
+    "layout-ignored": Liar("column-major A is read as row-major", product(layout_ignored), COLUMN_MAJOR_A),
+    # State.
+    "cached-result": Liar("the first result answers every call", remembering(cached_result)),
+    "stale-packed-weight": Liar("the first weight answers for every later one", remembering(stale_packed_weight)),
+    "stale-workspace": Liar("the workspace is zeroed once only", remembering(stale_workspace)),
+    "shared-result": Liar("all calls return the same memory", remembering(shared_result), code="result-rewritten"),
+    "second-call-wrong": Liar("from the second call on a slice is missing", remembering(first_call_right)),
+    "not-deterministic": Liar(
+        "the order of the sum changes from call to call",
+        product(shuffled_sums),
+        equivalent=(_EXACT_ORDER, *((f"*{d}*", _HIDDEN_ORDER) for d in ("bf16", ":f16"))),
+        code="not-deterministic",
+    ),
+    "written-late": Liar("another thread writes the last row later", afterwards(written_late)),
+    "input-written": Liar("A is used as scratch memory", whole(a_written), code="inputs-written"),
+    "gap-written": Liar("the gap between A's rows is written", whole(gap_written), PADDED_A, code="inputs-written"),
+    "bias-written": Liar("the bias is overwritten", whole(bias_written), BIAS, code="inputs-written"),
+    "silent-fallback": Liar(
+        "ATen computes what the backend claims",
+        product(right),
+        BIAS,
+        code="foreign-kernel",
+        claims=Proof(chosen=("mine",), generated=("mine",), foreign=("aten.addmm",)),
+    ),
+    "nothing-executed": Liar(
+        "no generated kernel ran",
+        product(right),
+        code="nothing-executed",
+        claims=Proof(chosen=("mine",), generated=("mine",)),
+    ),
+    "wrong-dtype": Liar("the result is f64", afterwards(lambda c: c.double()), code="wrong-dtype"),
+    "wrong-shape": Liar("the last row is missing", afterwards(lambda c: c[:-1]), code="wrong-shape"),
+    "no-result": Liar("nothing is returned", afterwards(lambda _: None), code="wrong-type"),
+    "raises": Liar("an exception", product(raises), code="run-RuntimeError"),
+    # Bias, factors and activations.
+    "bias-missing": Liar("the bias is not added", changed(bias=torch.zeros_like), BIAS),
+    "bias-missing-on-last-tile": Liar("the last tile has no bias", changed(bias=zero_from_last_tile), BIAS),
+    "bias-shifted": Liar("the bias is one column off", changed(bias=lambda x: x.roll(1, -1)), BIAS),
+    "bias-twice": Liar("the bias is added twice", changed(bias=lambda x: x * 2), BIAS),
+    "bias-of-first-column": Liar(
+        "one element of the bias serves all", changed(bias=lambda x: x[..., :1].expand_as(x)), BIAS
+    ),
+    "bias-along-rows": Liar("the bias of column j is added to row j", whole(bias_along_rows), BIAS_SQUARE),
+    "bias-in-bf16": Liar(
+        "the bias is rounded to bf16", changed(bias=through(torch.bfloat16)), only(BIAS, "f32", "f16")
+    ),
+    "relu-before-bias": Liar("relu comes before the bias", whole(relu_before_bias), BIAS_RELU),
+    "relu-of-partials": Liar("relu is applied to the slices of K", whole(relu_of_partials), RELU),
+    "relu-swallows-nan": Liar("relu makes 0 of NaN", whole(relu_swallows_nan), RELU),
+    "relu-forgotten-in-the-tail": Liar("the last tile has no relu", whole(relu_forgotten_in_the_tail), RELU),
+    "gelu-by-tanh": Liar("the tanh form stands in for erf", whole(gelu_by_tanh), GELU),
+    "residual-after-relu": Liar("the residual is added after relu", whole(residual_after_relu), RESIDUAL),
+    "alpha-on-bias": Liar("alpha multiplies the bias too", whole(alpha_on_bias), ADDMM),
+    "alpha-forgotten": Liar("alpha is not applied", whole(alpha_forgotten), ADDMM),
+    "beta-forgotten": Liar("beta is not applied", whole(beta_forgotten), ADDMM),
+    "beta-zero-reads-bias": Liar("beta = 0 multiplies a NaN", whole(beta_zero_reads_bias), BETA_ZERO),
+    # Batches and groups.
+    "batch-stride-zero": Liar("all batches use the first B", changed(b=batch_stride_zero), BATCHED),
+    "batch-off-by-one": Liar("batch i uses the B of batch i - 1", changed(b=lambda x: x.roll(1, 0)), BATCHED),
+    "last-batch-missing": Liar("the last batch is never computed", afterwards(last_batch_missing), BATCHED),
+    "group-edge-off-by-one": Liar("a group's last row meets the next B", changed(offs=ends_too_early), GROUPED),
+    "group-stride-zero": Liar("all groups use the first B", changed(b=batch_stride_zero), GROUPED),
+    "empty-group-skipped": Liar("groups behind an empty one use the B before", spoilt(empty_group_skipped), GROUPED),
+    # int8.
+    "int8-read-unsigned": Liar("A is read as unsigned", changed(a=read_unsigned), plain("i8")),
+    "int8-lowest-clipped": Liar(
+        "-128 counts as -127", changed(a=lambda x: x.clamp(min=-127), b=lambda x: x.clamp(min=-127)), plain("i8")
+    ),
+    "int16-pairs-saturate": Liar(
+        "two products are added in saturating 16 bits", product(int16_pairs_saturate), plain("i8")
+    ),
+    "int32-by-f32": Liar(
+        "int8 is added up in f32",
+        product(summed_in_f32),
+        plain("i8"),
+        (("*x256", _SUMS_BELOW_2_24), ("*x1000", _SUMS_BELOW_2_24)),
+    ),
+    "int32-saturates": Liar(
+        "a sum beyond int32 saturates instead of wrapping around",
+        summed(lambda c: c.clamp(-(2.0**31), 2.0**31 - 1)),
+        plain("i8"),
+        (("*", "no sum of fewer than 131072 products of int8 leaves int32"),),
+    ),
+    # Weights in int8.
+    "weight-read-unsigned": Liar("the weight is read as unsigned", changed(b=read_unsigned), WEIGHT_ONLY),
+    "weight-zero-point": Liar("the zero point is off by one", changed(b=lambda x: x.to(torch.int16) + 1), WEIGHT_ONLY),
+    "weight-scale-shifted": Liar(
+        "the weight's scales are one column off", changed(scale=lambda x: x.roll(1, -1)), WEIGHT_ONLY
+    ),
+    "weight-dequantised-first": Liar(
+        "the weight is rounded after it is scaled", whole(dequantised_first), only(WEIGHT_ONLY, "bf16", "f16")
+    ),
+    "mixed-read-unsigned": Liar("the int8 side is read as unsigned", changed(b=read_unsigned), MIXED),
+    # fp8.
+    "reciprocal-scale": Liar("B is divided by its scale", changed(scale_b=lambda x: 1 / x), FP8),
+    "scale-of-a-forgotten": Liar("A's scale is not applied", changed(scale_a=torch.ones_like), FP8),
+    "scale-squared": Liar("A's scale is applied twice", changed(scale_a=torch.square), FP8),
+    "scale-in-bf16": Liar("A's scale is rounded to bf16", changed(scale_a=through(torch.bfloat16)), FP8),
+    "scale-of-first-row": Liar("one scale serves all rows", changed(scale_a=lambda x: x[:1].expand_as(x)), FP8),
+    "scale-shifted": Liar("B's scales are one column off", changed(scale_b=lambda x: x.roll(1, -1)), FP8),
+    "scale-transposed": Liar("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
+    "scales-exchanged": Liar("A's scales and B's are exchanged", spoilt(scales_exchanged), FP8_SQUARE),
+    "rounded-before-scale": Liar("the sum is rounded before it is scaled", product(rounded_before_scale), FP8),
+    "fp8-sum-in-few-bits": Liar("13 bits hold the sum where float32 is claimed", product(tensor_core(13, 32)), FP8),
+    "e5m2-read-as-e4m3": Liar("B's bits are read in the other format", spoilt(read_as_other_fp8), FP8_PAIR),
+    "fnuz-exponent": Liar("the exponent's bias is that of e4m3fnuz", changed(scale_a=lambda x: x * 0.5), FP8),
 }
 
-BIAS_LIARS: dict[str, Callable[[dict[str, torch.Tensor], Problem], None]] = {
-    "bias-missing-on-last-tile": bias_missing_on_last_tile,
-    "bias-shifted": bias_shifted,
-}
 
-# Where a bug shows only if the scales are vectors, and which go along with M = N.
-SCALE_LIARS: dict[str, _SpoiltLiar] = {
-    liar.name: liar
-    for liar in (
-        _SpoiltLiar("reciprocal-scale", "scaled_mm", reciprocal_scale),
-        _SpoiltLiar("scale-of-a-forgotten", "scaled_mm", scale_of_a_forgotten),
-        _SpoiltLiar("rounded-before-scale", "scaled_mm", untouched, lambda a, b: exact(a, b).to(torch.bfloat16)),
-        _SpoiltLiar("scales-exchanged", "scaled_mm", scales_exchanged),
-        _SpoiltLiar("scale-transposed", "scaled_mm", scale_transposed),
-        _SpoiltLiar("scale-shifted", "scaled_mm", scale_shifted),
-    )
-}
-NEEDS_VECTORS = ("scales-exchanged", "scale-transposed", "scale-shifted")
+# -- backends ----------------------------------------------------------------------------------------
 
-GROUP_LIARS: dict[str, _SpoiltLiar] = {
-    liar.name: liar
-    for liar in (
-        _SpoiltLiar("group-edge-off-by-one", "grouped_mm", group_edge_off_by_one, lambda a, b: store(exact(a, b), a)),
-        _SpoiltLiar("group-stride-zero", "grouped_mm", group_stride_zero, lambda a, b: store(exact(a, b), a)),
-    )
-}
+
+def contract_of(problem: Problem, contract: Contract | None = None) -> Contract:
+    """What a plain callable's program claims: ordinary sums, and PyTorch's roundings around them."""
+    wide: dict[str, Contract] = {"f64": Contract("f64"), "i32": Contract("i32")}
+    return dataclasses.replace(contract or wide.get(problem.dtypes.out.name, Contract()), epilogue="eager")
+
+
+@dataclasses.dataclass
+class _Prepared:
+    problem: Problem
+    program: Run
+    contract: Contract
+    evidence: Proof
+
+    def run(self, operands: Operands) -> Any:
+        return self.program(args(self.problem, operands))
+
+    def proof(self) -> Proof:
+        return self.evidence
+
+
+class Planted:
+    """A liar or an honest control as a backend, for the problems that it names."""
+
+    devices = ("cpu",)
+
+    def __init__(self, name: str, entry: Liar | Honest) -> None:
+        self.name = name
+        self.entry = entry
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        if any(Problem.parse(t.format(k=problem.shape.k)) == problem for t in self.entry.lines.values()):
+            return None
+        return Unsupported("problem", f"{self.name} is not made for this problem")
+
+    def prepare(self, problem: Problem, operands: Operands) -> _Prepared:
+        entry = self.entry
+        claimed = entry.contract if isinstance(entry, Honest) and problem.dtypes.out.is_float else None
+        evidence = entry.claims if isinstance(entry, Liar) else None
+        return _Prepared(
+            problem,
+            entry.plant(problem),
+            contract_of(problem, claimed),
+            evidence or Proof(executed=("planted",), provable=False),
+        )
+
+
+def backends() -> Iterator[Planted]:
+    """All honest controls, then all liars."""
+    for name, honest in HONEST.items():
+        yield Planted(name, honest)
+    for name, liar in LIARS.items():
+        yield Planted(name, liar)
 
 
 def register(registry: Registry) -> None:
     """Everything above, through the public registry."""
-    for name, matmul in HONEST.items():
-        registry.add_callable(name, matmul, dtypes=("f32", "bf16", "f16"), batched=False)
-    for name, liar in LIARS.items():
-        registry.add_callable(name, liar.matmul, dtypes=liar.dtypes, batched=False)
-    for name, spoil in BIAS_LIARS.items():
-        registry.add(_BiasLiar(name, spoil))
-    for liar_of_an_op in (*SCALE_LIARS.values(), *GROUP_LIARS.values()):
-        registry.add(liar_of_an_op)
-    registry.add(_SpoiltLiar("honest-scales", "scaled_mm", untouched))
-    registry.add(SilentFallback("silent-fallback", fell_back))
+    for backend in backends():
+        registry.add(backend)

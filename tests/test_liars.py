@@ -3,12 +3,158 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import liar_study
 import pytest
-from liars import BIAS_LIARS, GROUP_LIARS, HONEST, LIARS, NEEDS_VECTORS, SCALE_LIARS
+import torch
+from liars import HONEST, KS, LIARS, Honest, Liar, Planted, product, right, split_k_slice_dropped, whole
+
+from pytest_gemm.backend import Contract
+from pytest_gemm.judge import Judge
+from pytest_gemm.operands import FILLINGS
+from pytest_gemm.outcome import Status
+
+# Every liar at the smallest K, in every dtype; the plain products of f32 and int8 at the longer ones too, where K
+# matters.  The whole study is a command (liar_study.py), and its page is in docs/results.
+CASES: dict[str, list[str]] = {}
+for _name, _liar in LIARS.items():
+    for _, _k, _line in _liar.problems():
+        if _k == KS[0] or _line.startswith(("mm:f32:nn", "int_mm")):
+            CASES.setdefault(_line, []).append(_name)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for one another on a shared machine cost more than these small products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return liar_study.judge()
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_every_liar_is_caught_by_a_named_tier(judge: Judge, line: str) -> None:
+    got_away = []
+    for name in CASES[line]:
+        catch = liar_study.caught(judge, Planted(name, LIARS[name]), line)
+        if catch is None:
+            got_away.append(name)
+            continue
+        assert catch.tier, name
+        reason = catch.outcome.reason
+        assert reason is not None, name
+        assert LIARS[name].code in {"", reason.code}, name
+        assert catch.tier != "exception" or name == "raises", reason
+    assert not got_away
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_backend_passes(judge: Judge, name: str) -> None:
+    for dtype, template in HONEST[name].lines.items():
+        # The tensor core's model takes its time.
+        for k in KS if dtype == "f32" and "tensor" not in name else KS[:1]:
+            found = list(liar_study.outcomes(judge, Planted(name, HONEST[name]), template.format(k=k)))
+            assert {o.status for o in found} == {Status.PASSED}, found
+            assert len(found) >= 6
+
+
+def test_no_liar_is_only_excused() -> None:
+    # A bug that shows nowhere would be no liar; one is kept to say why.
+    assert [name for name, liar in LIARS.items() if not list(liar.problems())] == ["int32-saturates"]
+
+
+def test_a_liar_spoils_nothing_for_the_next_backend(judge: Judge) -> None:
+    line = "mm:f32:nn:20x40x256"
+    assert liar_study.caught(judge, Planted("input-written", LIARS["input-written"]), line)
+    assert not liar_study.caught(judge, Planted("blocked", HONEST["blocked"]), line)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_atomics_excuse_other_bits_and_no_wrong_ones(judge: Judge, late: bool) -> None:
+    calls: list[int] = []
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        again = len(calls) > len(FILLINGS)  # the run after all of them
+        order = torch.randperm(a.shape[-1])
+        return split_k_slice_dropped(a, b) if again and late else right(a[..., order], b[order])
+
+    backend = Planted("atomics", Honest("", product(run), contract=Contract(deterministic=False)))
+    catch = liar_study.caught(judge, backend, "mm:f32:nn:20x40x256")
+    if not late:
+        assert catch is None
+        return
+    assert catch is not None
+    assert "the second time" in str(catch.outcome.reason)
+
+
+def test_a_second_result_of_another_type_is_no_exception_of_ours(judge: Judge) -> None:
+    calls: list[int] = []
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+        calls.append(1)
+        return right(a, b) if len(calls) <= len(FILLINGS) else None
+
+    catch = liar_study.caught(judge, Planted("forgetful", Liar("", product(run))), "mm:f32:nn:20x40x256")
+    assert catch is not None
+    assert "another type or shape" in str(catch.outcome.reason)
+
+
+def test_a_result_of_one_element_may_have_any_stride(judge: Judge) -> None:
+    backend = Planted("strided", Honest("", whole(lambda t, _: right(t["a"], t["b"]).as_strided((1, 1), (0, 0)))))
+    assert not liar_study.caught(judge, backend, "mm:bf16:nn:1x1x9")
+
+
+# -- what is said about a catch ------------------------------------------------------------------------
+
+SHORT = "mm:f32:nn:20x40x250"
+BIAS = "linear:f32:nt:20x40x250:bias"
+ROWWISE = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x250:rowwise"
+SQUARE = ROWWISE.replace("20x40", "40x40")
+GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "words"),
+    [
+        ("k-tail-dropped", SHORT, "the products with k in [240, 250) of K = 250 are missing"),
+        ("k-off-by-one", SHORT, "the products with k = 249 of K = 250 are missing"),
+        ("k-doubled", SHORT, "k = 125 of K = 250"),
+        ("split-k-slice-dropped", "mm:f32:nn:20x40x256", "slice 3 of 4 of K"),
+        ("tile-swap", SHORT, "the 16x16 tile at (0, 0) holds the answer of the tile at (0, 16)"),
+        ("tf32-truncated", SHORT, "A and B were truncated to TF32"),
+        ("bf16-detour", SHORT, "a detour through bf16"),
+        ("cached-result", SHORT, "filling int-2, seed 0"),
+        ("tail-unwritten", SHORT, "every bad element has column >= 32"),
+        ("padded-stride-ignored", f"{SHORT}::pad-lda", "row >= 1"),
+        ("bias-missing-on-last-tile", BIAS, "every bad element has column >= 32"),
+        ("bias-missing-on-last-tile", BIAS, "the bias is missing"),
+        ("bias-shifted", BIAS, "the bias is shifted: column j has that of column j - 1"),
+        ("reciprocal-scale", ROWWISE, "the reciprocal of the scale of B was applied"),
+        ("scale-of-a-forgotten", ROWWISE, "the scale of A was not applied"),
+        ("scales-exchanged", SQUARE, "the scales of A's rows and B's columns are exchanged"),
+        ("scale-transposed", SQUARE, "the scales of A run along the columns of the result"),
+        ("group-edge-off-by-one", GROUPED, "every bad element is in the last row of its group"),
+        ("group-edge-off-by-one", GROUPED, "these rows were multiplied by the B of the group after"),
+        ("group-stride-zero", GROUPED, "these rows were multiplied by the B of group 0"),
+    ],
+)
+def test_a_mismatch_is_located(judge: Judge, name: str, line: str, words: str) -> None:
+    texts = [o.details for o in liar_study.outcomes(judge, Planted(name, LIARS[name]), line)]
+    assert any(words in text for text in texts), "\n".join(texts)
+
+
+# -- through pytest, as a stranger's backend -----------------------------------------------------------
 
 CONFTEST = """
     import sys
@@ -22,156 +168,67 @@ CONFTEST = """
 SUITE = """
     import pytest
 
-    @pytest.mark.gemm(problems={lines!r})
+    @pytest.mark.gemm(problems=["mm:f32:nn:20x40x256", "linear:bf16:nt:20x40x256:bias"])
     def test_product(gemm_case, gemm_check):
         gemm_check(gemm_case)
 """
 
-# K with a tail, K long enough for the partial sums to matter, N with a tail.
-LINES = [
-    *(f"mm:{dtype}:nn:20x40x{k}" for dtype in ("f32", "bf16", "f16") for k in (250, 1000, 8200)),
-    *(f"mm:{dtype}:nn:20x40x250::pad-lda" for dtype in ("f32", "bf16", "f16")),
-    *(f"linear:{dtype}:nt:20x40x250:bias" for dtype in ("f32", "bf16", "f16")),
-]
-# fp8 is no plain product: its scales and sums have liars of their own.
-SCALED_LINES = [
-    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x250:tensorwise+bias",
-    "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:40x40x250:rowwise",
-    "scaled_mm:f8e5m2-f8e4m3fn-f32:nt:40x40x1000:rowwise",
-]
-GROUPED_LINES = ["grouped_mm:bf16:nt:4x20x40x248", "grouped_mm:bf16:nn:3x33x40x1000"]
+BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fell-back", "raises": "crashed"}
 
 
-@pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """One run over all of them; outcomes by backend and problem."""
-    import subprocess
-    import sys
-    import textwrap
-
-    folder = tmp_path_factory.mktemp("liars")
-    (folder / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parent))))
-    lines = LINES + SCALED_LINES + GROUPED_LINES
-    (folder / "test_suite.py").write_text(textwrap.dedent(SUITE.format(lines=lines)))
-    own = [*SCALE_LIARS, *GROUP_LIARS, "honest-scales"]
-    names = ",".join([*HONEST, *LIARS, *BIAS_LIARS, "silent-fallback", *own])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--tb=no",
-        f"--gemm-backends={names}",
-        "--gemm-run-record=run.jsonl",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def test_liars_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parent))))
+    (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
+    command += [f"--gemm-backends={','.join(BY_STATUS)}", "--gemm-run-record=run.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for line in (folder / "run.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if "backend" not in record:  # the head and the totals
-            continue
-        found[record["backend"], record["problem"]].append(record)
-    return found
+    records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    for name, status in BY_STATUS.items():
+        found = {r["status"] for r in records if r.get("backend") == name}
+        assert found - {"unsupported"} <= {status, "passed"}, found
+        assert status in found
 
 
-def statuses(outcomes: list[dict[str, Any]]) -> set[str]:
-    return {o["status"] for o in outcomes}
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_backend_passes(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
-    for line in LINES + GROUPED_LINES:
-        outcomes = judged[name, line]
-        assert statuses(outcomes) == {"passed"}, outcomes
-        assert len(outcomes) >= 4
-
-
-def test_a_liar_spoils_nothing_for_the_next_backend(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    # "cached-result" comes after "inputs-written" and is right the first time that it sees a shape.
-    assert judged["cached-result", LINES[0]][0]["status"] == "passed"
-
-
-@pytest.mark.parametrize("name", LIARS)
-def test_a_liar_is_caught_at_every_k_and_dtype_where_it_lies(
-    judged: dict[tuple[str, str], list[dict[str, Any]]], name: str
-) -> None:
-    liar = LIARS[name]
-    concerned = [line for line in LINES if line.split(":")[1] in liar.dtypes and (not liar.flags or liar.flags in line)]
-    assert concerned
-    for line in concerned:
-        caught = statuses(judged[name, line]) & {"incorrect", "crashed"}
-        assert caught, f"{name} got away with {line}: {judged[name, line]}"
-        if liar.code:
-            assert liar.code in {o["reason"]["code"] for o in judged[name, line] if o["reason"]}
-
-
-@pytest.mark.parametrize("name", BIAS_LIARS)
-def test_a_wrong_bias_is_caught(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
-    for line in LINES:
-        expected = {"incorrect"} if "bias" in line else {"unsupported"}
-        assert expected <= statuses(judged[name, line])
-
-
-@pytest.mark.parametrize("name", SCALE_LIARS)
-def test_wrong_scales_are_caught(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
-    for line in SCALED_LINES:
-        # Two scalars commute.
-        shows = "rowwise" in line or name not in NEEDS_VECTORS
-        assert ("incorrect" in statuses(judged[name, line])) == shows, judged[name, line]
-
-
-def test_right_scales_pass(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    for line in SCALED_LINES:
-        assert statuses(judged["honest-scales", line]) == {"passed"}, judged["honest-scales", line]
-
-
-@pytest.mark.parametrize("name", GROUP_LIARS)
-def test_wrong_groups_are_caught(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str) -> None:
-    for line in GROUPED_LINES:
-        assert "incorrect" in statuses(judged[name, line]), judged[name, line]
-
-
-def test_a_plain_product_is_not_asked_for_fp8(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    outcomes = judged["reversed-order", SCALED_LINES[0]]
-    assert statuses(outcomes) == {"unsupported"}
-    assert "scales" in outcomes[0]["reason"]["text"]
-
-
-def test_a_right_result_by_somebody_else_is_a_fallback(judged: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    for line in LINES:
-        if "bias" in line:
-            assert statuses(judged["silent-fallback", line]) == {"fell-back"}
+# -- the study ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "line", "caught_by"),
     [
-        ("k-tail-dropped", "the products with k in [240, 250) of K = 250 are missing"),
-        ("k-off-by-one", "the products with k = 249 of K = 250 are missing"),
-        ("k-doubled", "k = 125 of K = 250"),
-        ("split-k-slice-dropped", "slice 3 of 4 of K"),
-        ("tile-swap", "the 16x16 tile at (0, 0) holds the answer of the tile at (0, 16)"),
-        ("tf32-inputs", "A and B were truncated to TF32"),
-        ("bf16-detour", "a detour through bf16"),
-        ("cached-result", "filling int-2, seed 0"),
-        ("tail-unwritten", "every bad element has column >= 32"),
-        ("padded-stride-ignored", "row >= 1"),
-        ("bias-missing-on-last-tile", "every bad element has column >= 32"),
-        ("bias-missing-on-last-tile", "the bias is missing"),
-        ("bias-shifted", "the bias is shifted: column j has that of column j - 1"),
-        ("reciprocal-scale", "the reciprocal of the scale of B was applied"),
-        ("scale-of-a-forgotten", "the scale of A was not applied"),
-        ("scales-exchanged", "the scales of A's rows and B's columns are exchanged"),
-        ("scale-transposed", "the scales of A run along the columns of the result"),
-        ("group-edge-off-by-one", "every bad element is in the last row of its group"),
-        ("group-edge-off-by-one", "these rows were multiplied by the B of the group after"),
-        ("group-stride-zero", "these rows were multiplied by the B of group 0"),
+        ("one-percent", "mm:bf16:nn:20x40x256", set()),
+        ("one-element-zeroed", "mm:f32:nn:20x40x256", {"assert_close", "rtol = atol = 1e-2", "same", "max norm"}),
+        ("rows-shifted", "mm:f32:nn:20x40x256", set(liar_study.PEERS)),
+        ("raises", "mm:f32:nn:20x40x256", set(liar_study.PEERS)),
     ],
 )
-def test_a_mismatch_is_located(judged: dict[tuple[str, str], list[dict[str, Any]]], name: str, words: str) -> None:
-    texts = [o["details"] for (backend, _), group in judged.items() if backend == name for o in group if o["details"]]
-    assert texts
-    assert any(words in text for text in texts), "\n".join(texts)
+def test_what_the_peers_catch(name: str, line: str, caught_by: set[str]) -> None:
+    found = liar_study.peers_reject(Planted(name, LIARS[name]), line)
+    assert {peer for peer, no in found.items() if no} == caught_by
+
+
+def test_a_peer_that_rejects_the_right_product_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liar_study, "PEERS", {"never content": lambda *_: False})
+    line = "mm:f16:nn:4x6x48"
+    assert liar_study.peers_reject(Planted("rows-shifted", LIARS["rows-shifted"]), line) == {"never content": None}
+    assert liar_study.peers_alarm(Planted("blocked", HONEST["blocked"]), line) == {"never content": True}
+
+
+def test_the_page_says_who_missed_what(judge: Judge) -> None:
+    line, name = "mm:bf16:nn:20x40x256", "one-percent"
+    backend = Planted(name, LIARS[name])
+    row = liar_study.Row(
+        name, "bf16", 256, liar_study.caught(judge, backend, line), liar_study.peers_reject(backend, line)
+    )
+    missed = liar_study.Row(name, "bf16", 1000, None, row.peers)
+    honest = liar_study.Row("blocked", "bf16", 256, None, dict.fromkeys(liar_study.PEERS, True))
+    text = liar_study.page([row, missed], [honest], 1.0, "")
+    assert "| pytest-gemm | 1 of 2 | 0 of 1 | 0 of 1 |" in text
+    assert "exact (int-2): bf16 at 256; **missed**: bf16 at 1000 | missed |" in text
+    assert "| `blocked` | blocks of 48 products | passed | **alarm** |" in text
+
+
+def test_a_flood_of_honest_products_accuses_nobody() -> None:
+    found = liar_study.flooded(0, 60)
+    assert not found.alarms
+    assert found.ends["passed"] >= 40

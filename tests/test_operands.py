@@ -379,6 +379,63 @@ def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
         assert (values == 2.0**tiny).sum() == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mm:f32:nn:20x40x256",
+        "mm:bf16:nn:1x40x96",
+        "bmm:f16:nn:3x9x8x40",
+        "bmm:f16:nn:3x9x8x40::bcast-b",
+        "mm:f32:nt:30x30x64::self",
+        "mixed_mm:bf16-i8-bf16:nn:20x40x64",
+        "grouped_mm:bf16:nt:3x20x40x64",
+    ],
+)
+def test_each_special_value_meets_a_zero(line: str) -> None:
+    o = make(line, "specials")
+    a, b = o.a.double(), o.b.double()
+    b = b if o.offs is None else b[0]  # all groups have zeros at the same k
+    for one, other in ((a, b.mT), (b.mT, a)):
+        at = (~one.isfinite()).nonzero()
+        for *_, k in at.tolist():
+            assert (other[..., k] == 0).any(), k
+    # B must not depend on M.
+    if "self" not in line and o.offs is None:
+        other_m = make(Problem.parse(line).with_m(7).line, "specials")
+        assert torch.equal(o.b.isnan(), other_m.b.isnan())
+        assert torch.equal(o.b == 0, other_m.b == 0)
+
+
+@pytest.mark.parametrize("k", [1000, 1100, 8200])
+def test_long_sums_of_int8_leave_what_f32_holds(k: int) -> None:
+    o = make(f"int_mm:i8-i8-i32:nn:5x8x{k}", "int-2")
+    c = o.a.double() @ o.b.double()
+    assert (float(c.abs().max()) > 2**24) == (k > 1024)
+    assert (c > 2**24).sum() <= 4  # two rows by two columns
+    assert (o.a[1] == 127).any()
+
+
+def test_small_f16_inputs_are_subnormal() -> None:
+    for k in (1, 256, 8200):
+        o = make(f"mm:f16:nn:8x8x{k}", "rand-small")
+        assert o.a.abs().max() < 2**-14
+        assert (o.a != 0).all()
+        assert (o.a.double() @ o.b.double()).abs().max() > 2**-14
+
+
+@pytest.mark.parametrize("epilogue", ["bias+alpha--1+beta--1+relu", "bias+scale--2+relu", "bias+relu"])
+def test_relu_leaves_something_of_a_result_of_one_sign(epilogue: str) -> None:
+    o = make(f"addmm:f32:nn:9x18x11:{epilogue}", "k-cover")
+    assert o.bias is not None
+    sign = -1.0 if "--" in epilogue else 1.0
+    assert (sign * (o.a @ o.b) > 0).all()
+
+
+def test_scales_leave_room_for_the_sum_before_them() -> None:
+    o = make("woq_int8:f32-i8-f32:nt:16x16x64", "rand-large")
+    assert (o.a.abs().double() @ o.b.abs().double()).max() < 2**126
+
+
 def test_specials_with_beta_0_make_the_addend_nan() -> None:
     o = make("addmm:f32:nn:9x8x7:bias+beta-0", "specials")
     assert o.bias is not None

@@ -12,8 +12,8 @@ import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import torch
 
+from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
-from pytest_gemm import oracle, program
 from pytest_gemm.backend import Contract
 from pytest_gemm.problem import DTYPES, Problem
 from pytest_gemm.rounding import round_to
@@ -620,3 +620,23 @@ def test_expected_is_rounded_once() -> None:
     span = span_of(line, dataclasses.replace(given, quantum=2.0**-21))
     assert span.expected.item() == 1.0009765625
     assert round_to(span.value, DTYPES["f16"]).item() == 1.0009765625
+
+
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_alpha_of_zero_may_read_the_operands_or_not(multiplied: bool) -> None:
+    # BLAS does not read A and B then; generated code multiplies their NaN by 0.
+    problem = Problem.parse("addmm:f32:nn:8x12x40:bias+alpha-0")
+    o = ops.make(problem, "specials", 0, "cpu")
+    interval = oracle.interval(problem, o, oracle.reference(problem, o), Contract(epilogue="eager"))
+    assert o.bias is not None
+    actual = torch.where((o.a @ o.b).isfinite() | (not multiplied), o.bias, torch.nan)
+    assert compare.compare(actual, interval, problem, o).ok
+    assert not compare.compare(actual + 1, interval, problem, o).ok
+
+
+def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
+    problem = Problem.parse("linear:f32:nt:6x6x9:bias:self")
+    o = ops.make(problem, "int-1", 0, "cpu")
+    found = program.build(problem)(**program.args(problem, o))
+    assert o.bias is not None
+    assert torch.equal(found, o.a @ o.a.T + o.bias)

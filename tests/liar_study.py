@@ -1,0 +1,626 @@
+"""What is caught, by us and by the usual comparisons: every liar, every honest control, and a flood of honest products.
+
+    python tests/liar_study.py [--out PAGE] [--honest COUNT] [--seed N]
+
+A liar is judged as the suite judges a backend, filling by filling in the order of ``--gemm-level=exhaustive``, until
+one of them catches it.  The peers get what they get in practice: one call on random data, compared with eager ATen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import multiprocessing
+import os
+import platform
+import random
+import resource
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import torch
+from liars import HONEST, KS, LIARS, Honest, Planted, product, right
+from torch._dynamo.utils import same
+
+from pytest_gemm import machine, operands, session
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.ledger import Ledger
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.precision import settings
+from pytest_gemm.problem import OPS, STEPS, Problem, ProblemError
+from pytest_gemm.program import args, build
+from pytest_gemm.selection import FILLINGS
+
+# The ledger that is shipped with the conformance suite.
+LEDGER: Final = Path(__file__).parent.parent / "conformance" / "known_failures.toml"
+
+# -- our verdict ---------------------------------------------------------------------------------------
+
+_BY_CODE: Final = {
+    "inputs-written": "input hashes",
+    "not-deterministic": "second run",
+    "result-rewritten": "second run",
+    "nan": "NaN and Inf",
+    "missing-nan": "NaN and Inf",
+    "infinite": "NaN and Inf",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Catch:
+    """Who caught a liar.
+
+    Attributes:
+        tier: ``exact``, ``hard`` or ``statistical``, or what stands beside the bound: ``NaN and Inf``, ``second run``,
+            ``input hashes``, ``type and shape``, ``proof``, ``exception``.
+        filling: which data it was.
+        outcome: the verdict itself.
+    """
+
+    tier: str
+    filling: str
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Catch | None:
+        """``None`` for an outcome that accuses nobody."""
+        code = outcome.reason.code if outcome.reason else ""
+        if outcome.status is Status.CRASHED:
+            tier = "exception"
+        elif outcome.status is Status.FELL_BACK:
+            tier = "proof"
+        elif outcome.status is not Status.INCORRECT:
+            return None
+        else:
+            tier = _BY_CODE.get(code) or ("type and shape" if code.startswith("wrong-") else outcome.tier)
+        return cls(tier, outcome.filling, outcome)
+
+
+@functools.cache
+def ledger() -> Ledger:
+    """The known failures of the released PyTorch: what eager must not be asked for."""
+    return Ledger.load(LEDGER)
+
+
+def judge() -> Judge:
+    """One that runs eager ATen only where that does not kill the process."""
+    return Judge(session.eager_is_safe(ledger()))
+
+
+def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
+    """All outcomes of a backend on a problem, filling by filling."""
+    problem = Problem.parse(line)
+    return who.judge(Case(backend, problem, operands.fillings_for(problem), seed, "cpu"))
+
+
+def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
+    """The first catch; the fillings behind it are not judged any more."""
+    return next(filter(None, map(Catch.of, outcomes(who, backend, line, seed))), None)
+
+
+# -- the peers -------------------------------------------------------------------------------------------
+
+# What a peer is shown: the result, eager's on the same operands, and the same in float64 or ``None``.
+Peer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool]
+
+MAX_NORM: Final = 1e-2
+
+
+def _assert_close(tolerance: float | None = None) -> Peer:
+    def close(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | None) -> bool:
+        torch.testing.assert_close(actual, eager, rtol=tolerance, atol=tolerance)
+        return True
+
+    return close
+
+
+def _dynamo(actual: torch.Tensor, eager: torch.Tensor, wide: torch.Tensor | None) -> bool:
+    # The tolerances of PyTorch's benchmark runner: 1e-3 for float16, 1e-4 for all others.
+    tol = 1e-3 if eager.dtype == torch.float16 else 1e-4
+    return bool(same(eager, actual, wide, tol=tol, equal_nan=True, log_error=lambda *_, **__: None))
+
+
+def _cosine(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | None) -> bool:
+    x, y = actual.flatten().double(), eager.flatten().double()
+    return bool(torch.nn.functional.cosine_similarity(x, y, dim=0) >= 0.99)
+
+
+def _max_norm(actual: torch.Tensor, eager: torch.Tensor, _wide: torch.Tensor | None) -> bool:
+    x, y = actual.double(), eager.double()
+    return bool((x - y).abs().max() <= MAX_NORM * y.abs().max())
+
+
+PEERS: Final[Mapping[str, Peer]] = {
+    "assert_close": _assert_close(),
+    "rtol = atol = 1e-2": _assert_close(1e-2),
+    "same": _dynamo,
+    "cosine": _cosine,
+    "max norm": _max_norm,
+}
+
+# Ops whose program runs in float64 too: there ``same`` gets its reference.
+_IN_F64: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear"})
+
+
+def everyday(problem: Problem, seed: int) -> operands.Operands:
+    """Operands as a test would draw them: normal, int8 uniform, with ordinary numbers between a view's rows."""
+    made = operands.make(problem, "rand", seed)
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(view: torch.Tensor) -> torch.Tensor:
+        count = view.untyped_storage().nbytes() // view.element_size()
+        if view.dtype.is_floating_point:
+            flat = torch.randn(count, generator=generator, dtype=torch.float64).to(torch.float32).to(view.dtype)
+        else:
+            flat = torch.randint(-128, 128, (count,), generator=generator).to(view.dtype)
+        return flat.as_strided(view.size(), view.stride(), view.storage_offset())
+
+    def scale(view: torch.Tensor | None) -> torch.Tensor | None:
+        return None if view is None else torch.rand(view.shape, generator=generator).to(view.dtype) + 0.5
+
+    return dataclasses.replace(
+        made,
+        a=drawn(made.a),
+        b=drawn(made.b),
+        bias=None if made.bias is None else drawn(made.bias),
+        residuals=tuple(map(drawn, made.residuals)),
+        scale_a=scale(made.scale_a),
+        scale_b=scale(made.scale_b),
+    )
+
+
+def _eager(problem: Problem, given: operands.Operands) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Eager's result and the same in float64 where the op has it; ``None`` where eager cannot or must not be asked."""
+    if AtenBackend().refusal(problem, "cpu") or not session.eager_is_safe(ledger())(problem, "cpu"):
+        return None
+    tensors = args(problem, given)
+    with settings(problem):
+        found = build(problem)(**tensors)
+        wide = None
+        if problem.op.name in _IN_F64 and not problem.autocast:
+            wide = build(problem)(**{n: t.double() for n, t in tensors.items()})
+    return found, wide
+
+
+def _rejected(backend: Planted, problem: Problem, seed: int) -> dict[str, bool]:
+    given = everyday(problem, seed)
+    other = _eager(problem, given)
+    if other is None:
+        return {}
+    try:
+        actual = backend.prepare(problem, given).run(given)
+    except Exception:
+        return dict.fromkeys(PEERS, True)  # an exception is seen by everybody
+
+    def content(peer: Peer) -> bool:
+        try:
+            return peer(actual, *other)
+        except Exception:  # that is how assert_close says no, and what a wrong type or shape ends in
+            return False
+
+    return {name: not content(peer) for name, peer in PEERS.items()}
+
+
+_RIGHT: Final = Planted("right", Honest("float32 sums by torch.matmul, one rounding", product(right)))
+
+
+@functools.lru_cache(maxsize=1)
+def _rejected_though_right(line: str, seed: int) -> dict[str, bool]:
+    return _rejected(_RIGHT, Problem.parse(line), seed)
+
+
+def peers_reject(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
+    """Which of the peers reject what the backend returns; empty where there is no eager to compare with.
+
+    ``None`` where a peer rejects the right product as well: then it has found nothing.
+    """
+    void = _rejected_though_right(line, seed)
+    found = _rejected(backend, Problem.parse(line), seed)
+    return {name: None if no and void[name] else no for name, no in found.items()}
+
+
+def peers_alarm(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
+    """The same of an honest backend: every rejection is a false alarm."""
+    return {**_rejected(backend, Problem.parse(line), seed)}
+
+
+# -- the table -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One liar or control in one dtype at one K."""
+
+    name: str
+    dtype: str
+    k: int
+    catch: Catch | None
+    peers: dict[str, bool | None]
+
+
+def _by_problem(
+    names: Iterable[tuple[str, Planted, Iterable[tuple[str, int, str]]]],
+) -> Iterator[tuple[str, list[tuple[str, str, int, Planted]]]]:
+    """All that is asked about one problem at a time: the judge keeps its operands and its reference."""
+    found: dict[str, list[tuple[str, str, int, Planted]]] = defaultdict(list)
+    for name, backend, problems in names:
+        for dtype, k, line in problems:
+            found[line].append((name, dtype, k, backend))
+    yield from found.items()
+
+
+def liar_rows(who: Judge) -> Iterator[Row]:
+    """Every liar wherever its bug shows."""
+    entries = ((name, Planted(name, liar), liar.problems()) for name, liar in LIARS.items())
+    for line, asked in _by_problem(entries):
+        for name, dtype, k, backend in asked:
+            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, line))
+
+
+def control_rows(who: Judge) -> Iterator[Row]:
+    """Every honest control, with all fillings: a catch is a false alarm."""
+    entries = (
+        (name, Planted(name, honest), [(d, k, t.format(k=k)) for d, t in honest.lines.items() for k in KS])
+        for name, honest in HONEST.items()
+    )
+    for line, asked in _by_problem(entries):
+        for name, dtype, k, backend in asked:
+            yield Row(name, dtype, k, caught(who, backend, line), peers_alarm(backend, line))
+
+
+def _where(cells: Sequence[tuple[str, int]], of: Sequence[tuple[str, int]]) -> str:
+    """``(dtype, K)`` pairs in few words: whole dtypes by name, others with their K."""
+    parts = []
+    for dtype in dict.fromkeys(d for d, _ in of):
+        mine, all_ = ([k for d, k in some if d == dtype] for some in (cells, of))
+        if mine:
+            parts.append(dtype if len(mine) == len(all_) else f"{dtype} at {', '.join(map(str, mine))}")
+    return "; ".join(parts)
+
+
+def _ours(rows: Sequence[Row]) -> str:
+    groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for row in rows:
+        groups[f"{row.catch.tier} ({row.catch.filling})" if row.catch else "**missed**"].append((row.dtype, row.k))
+    everywhere = [(row.dtype, row.k) for row in rows]
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{what}: {_where(cells, everywhere)}" for what, cells in groups.items())
+
+
+def _peer(rows: Sequence[Row], name: str, words: Mapping[bool | None, str]) -> str:
+    """The cell of a peer: ``words`` says what a rejection is called, a pass, and a rejection that means nothing."""
+    asked = [(row.dtype, row.k) for row in rows if name in row.peers]
+    if not asked:
+        return "no eager"
+    groups = {word: [(r.dtype, r.k) for r in rows if r.peers.get(name, "") is what] for what, word in words.items()}
+    groups = {word: cells for word, cells in groups.items() if cells}
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{word}: {_where(cells, asked)}" for word, cells in groups.items())
+
+
+def _prose(text: str) -> str:
+    """A paragraph on one line."""
+    return " ".join(text.split())
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)])
+
+
+def _grouped(rows: Iterable[Row], order: Iterable[str]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {name: [] for name in order}
+    for row in rows:
+        found[row.name].append(row)
+    return {name: mine for name, mine in found.items() if mine}
+
+
+_CAUGHT: Final[Mapping[bool | None, str]] = {True: "caught", False: "missed", None: "alarm"}
+_ALARMED: Final[Mapping[bool | None, str]] = {True: "**alarm**", False: "passed"}
+
+
+def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: str) -> str:
+    """The study as a page of Markdown."""
+    quick, known = FILLINGS["quick"], list(operands.FILLINGS)
+    by_liar, by_control = _grouped(liars, LIARS), _grouped(controls, HONEST)
+    asked = sum(1 for row in liars if row.peers)
+    late = [row for row in liars if row.catch and row.catch.filling in known[quick:]]
+    tiers = Counter(row.catch.tier for row in liars if row.catch)
+
+    def total(name: str, rows: Sequence[Row]) -> int:
+        return sum(bool(row.peers.get(name)) for row in rows)
+
+    summary = [
+        [
+            "pytest-gemm",
+            f"{sum(r.catch is not None for r in liars)} of {len(liars)}",
+            f"{sum(all(r.catch for r in mine) for mine in by_liar.values())} of {len(by_liar)}",
+            f"{sum(r.catch is not None for r in controls)} of {len(controls)}",
+        ]
+    ]
+    for name in PEERS:
+        full = sum(all(r.peers[name] for r in mine if r.peers) for mine in by_liar.values())
+        alarms = sum(1 for row in controls if row.peers)
+        summary.append(
+            [
+                f"`{name}`" if name in {"assert_close", "same"} else name,
+                f"{total(name, liars)} of {asked}",
+                f"{full} of {len(by_liar)}",
+                f"{total(name, controls)} of {alarms}",
+            ]
+        )
+    dtypes = {name: dict.fromkeys(r.dtype for r in mine) for name, mine in by_liar.items()}
+    body = [
+        [f"`{name}`", LIARS[name].what, " ".join(dtypes[name]), _ours(mine)]
+        + [_peer(mine, peer, _CAUGHT) for peer in PEERS]
+        for name, mine in by_liar.items()
+    ]
+    honest = [
+        [f"`{name}`", HONEST[name].what, _ours(mine).replace("**missed**", "passed")]
+        + [_peer(mine, peer, _ALARMED) for peer in PEERS]
+        for name, mine in by_control.items()
+    ]
+    excused = [[f"`{name}`", f"`{pattern}`", why] for name, liar in LIARS.items() for pattern, why in liar.equivalent]
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {machine.cpu().model}"
+    heads = ["assert_close", "1e-2", "same", "cosine", "max norm"]
+    parts = [
+        "# What the harness catches, and what the usual comparisons do",
+        _prose(
+            f"""{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables.  Made by
+            `python tests/liar_study.py --out docs/results/liars.md --honest 100000`; nothing here is by hand."""
+        ),
+        _prose(
+            f"""{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K =
+            {", ".join(map(str, KS))}, in every dtype in which they make sense.  A case is one of them in one dtype at
+            one K."""
+        ),
+        _table(["", "cases caught", "liars caught in every case", "false alarms on honest controls"], summary),
+        _prose(
+            f"""The peers get one call on random data (normal; int8 uniform), compared with eager ATen on the same
+            operands, which is what tests do.  `assert_close`: `torch.testing.assert_close` with its defaults.  1e-2:
+            the same with rtol = atol = 1e-2.  `same`: `torch._dynamo.utils.same` with a float64 reference where the op
+            runs in float64 (mm, addmm, bmm, linear), tol 1e-3 in f16 and 1e-4 elsewhere, as PyTorch's benchmark runner
+            has it.  cosine: similarity of at least 0.99.  max norm: `max |x - y| <= {MAX_NORM:g} max |y|`.  *alarm*: it
+            rejects the right product on these data too, and has found nothing.  Where eager would kill the process
+            there is nobody to compare with, and the case counts for us only."""
+        ),
+        _prose(
+            f"""Ours: the tier that caught it first, and the filling.  {_counted(tiers)}.  {len(liars) - len(late)}
+            cases are caught by the {quick} fillings of `--gemm-level=quick`, the others by a later one:
+            {", ".join(f"`{name}`" for name in dict.fromkeys(r.name for r in late)) or "none"}."""
+        ),
+        "## Liars",
+        _table(["liar", "what is wrong", "dtypes", "ours", *heads], body),
+        "## Honest controls",
+        "Judged with every filling that applies, under the contract that they declare.",
+        _table(["control", "what it is", "ours", *heads], honest),
+        "## Where a bug cannot show",
+        _prose(
+            """Equivalent mutants are no misses.  A problem line that fits the pattern is left out of the tables
+            above."""
+        ),
+        _table(["liar", "problems", "why"], excused),
+        _prose(
+            """Left out altogether: bugs of int4 weights (nibble order, zero points, groups along K), of which there are
+            no operands yet; tensor cores that truncate at f = 24 where float32 sums are claimed, which stay within the
+            bound of float32 sums in any order."""
+        ),
+    ]
+    return "\n\n".join([*parts, *([flood] if flood else [])]) + "\n"
+
+
+# -- honest products ------------------------------------------------------------------------------------
+
+# Dtypes of each op, of which all take part equally often.
+_DTYPES: Final[Mapping[str, Sequence[str]]] = {
+    "mm": ("f64", "f32", "bf16", "f16", "f32-f32-bf16", "f32-f32-f16"),
+    "addmm": ("f64", "f32", "bf16", "f16", "f32-f32-bf16"),
+    "bmm": ("f64", "f32", "bf16", "f16"),
+    "baddbmm": ("f64", "f32", "bf16", "f16"),
+    "linear": ("f64", "f32", "bf16", "f16", "f32-f32-bf16", "f32-f32-f16"),
+    "int_mm": ("i8-i8-i32",),
+    "mixed_mm": ("f32-i8-f32", "bf16-i8-bf16", "f16-i8-f16", "i8-f32-f32", "bf16-u8-bf16", "f64-i8-f64"),
+    "woq_int8": ("f32-i8-f32", "bf16-i8-bf16", "f16-i8-f16"),
+    "scaled_mm": tuple(
+        f"{a}-{b}-{out}"
+        for a in ("f8e4m3fn", "f8e5m2")
+        for b in ("f8e4m3fn", "f8e5m2")
+        for out in ("bf16", "f16", "f32")
+    ),
+    "grouped_mm": ("f32", "bf16", "f16"),
+}
+_FLAGS: Final = ("pad-lda", "pad-ldb", "off-a", "off-b", "bcast-a", "bcast-b", "self", "res-a", "tap")
+_NUMBERS: Final = {
+    "clamp": ("", "-0.5_0.75", "0_6"),
+    "leaky_relu": ("", "0.2"),
+    "scale": ("", "0.3", "-2"),
+    "cast": ("f32", "bf16", "f16", "f64"),
+}
+_STEPS: Final = tuple(name for name in STEPS if name not in {"bias", "alpha", "beta", "tensorwise", "rowwise", "group"})
+
+
+def drawn_problem(draw: random.Random) -> Problem:
+    """A random problem that the grammar allows: op, dtypes, layout, small sizes, an epilogue, flags."""
+    while True:
+        op = draw.choice(list(_DTYPES))
+        size = [draw.choice((draw.randint(0, 3), draw.randint(1, 40), draw.randint(1, 40))) for _ in range(2)]
+        k = draw.choice((draw.randint(0, 9), draw.randint(1, 100), draw.randint(1, 100), draw.randint(100, 1500)))
+        kind = OPS[op]
+        batch = kind.batch == "always" or (kind.batch == "optional" and draw.random() < 0.3)
+        sizes = [*([draw.randint(1, 5)] if batch else []), *size, k]
+        steps = [draw.choice(kind.scales)] if kind.scales else []
+        if kind.addend or (op in {"linear", "scaled_mm"} and draw.random() < 0.5):
+            steps.append(draw.choice(("bias", "bias-1n", "bias-m1", "bias-mn")) if kind.addend else "bias")
+        if kind.addend:
+            steps += [f"{name}-{draw.choice(('0.5', '2', '-1', '0.3', '0'))}" for name in ("alpha", "beta")
+                      if draw.random() < 0.3]  # fmt: skip
+        if op == "int_mm" and draw.random() < 0.5:
+            steps.append(f"cast-{draw.choice(('f32', 'bf16', 'f16'))}")
+        if op != "int_mm" or len(steps) > 0:
+            for _ in range(draw.choice((0, 0, 1, 1, 2, 3))):
+                name = draw.choice(_STEPS)
+                number = draw.choice(_NUMBERS.get(name, ("",)))
+                steps.append(f"{name}-{number}" if number else name)
+        flags = draw.sample(_FLAGS, draw.choice((0, 0, 0, 1, 1, 2)))
+        if "self" in flags:
+            sizes[-2] = sizes[-3]
+        layout = draw.choice(kind.layouts).value
+        fields = [op, draw.choice(_DTYPES[op]), layout, "x".join(map(str, sizes)), "+".join(steps), "+".join(flags)]
+        try:
+            return Problem.parse(":".join(fields).rstrip(":"))
+        except ProblemError:
+            continue
+
+
+@dataclasses.dataclass
+class Flood:
+    """Honest products and how they were judged.
+
+    Attributes:
+        ends: number of products by status.
+        dtypes, ops: the same by dtypes and by op, of those that passed.
+        alarms: outcomes that accuse eager, and cannot be explained by the ledger.
+        doubts: cases whose data could not tell right from wrong.
+    """
+
+    ends: Counter[str] = dataclasses.field(default_factory=Counter)
+    dtypes: Counter[str] = dataclasses.field(default_factory=Counter)
+    ops: Counter[str] = dataclasses.field(default_factory=Counter)
+    alarms: list[str] = dataclasses.field(default_factory=list)
+    doubts: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, other: Flood) -> None:
+        """Both together."""
+        self.ends.update(other.ends)
+        self.dtypes.update(other.dtypes)
+        self.ops.update(other.ops)
+        self.alarms += other.alarms
+        self.doubts += other.doubts
+
+
+def flooded(seed: int, count: int) -> Flood:
+    """At least ``count`` random products of eager ATen, judged; the same seed gives the same ones."""
+    torch.set_num_threads(1)
+    draw, who, found, environment = random.Random(seed), judge(), Flood(), session.environment("cpu")
+    backend = AtenBackend()
+    while found.ends.total() < count:
+        problem = drawn_problem(draw)
+        names = operands.fillings_for(problem)
+        if not names or AtenBackend().refusal(problem, "cpu"):
+            continue
+        if ledger().applicable("aten", problem, "test_product", environment) is not None:
+            continue  # it can kill the process
+        case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), "cpu")
+        for outcome in who.judge(case):
+            status = outcome.status
+            if status is Status.UNSUPPORTED:
+                continue
+            accused = Catch.of(outcome) is not None
+            if accused and ledger().match(outcome, problem, environment) is not None:
+                status = Status.KNOWN_FAILURE
+            found.ends[status.value] += 1
+            text = f"{problem} {outcome.filling} seed {case.seed}: {outcome.reason}"
+            if accused and status is not Status.KNOWN_FAILURE:
+                found.alarms.append(text)
+            elif status is Status.MISTRUSTED:
+                found.doubts.append(text)
+            else:
+                found.dtypes[str(problem.dtypes)] += 1
+                found.ops[problem.op.name] += 1
+    return found
+
+
+def flood(count: int, seed: int, workers: int) -> tuple[Flood, float, float]:
+    """:func:`flooded` in several processes; with the seconds that it took, and those that cores computed."""
+    started, total, share = time.perf_counter(), Flood(), 1000
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        seeds = range(seed * 10**6, seed * 10**6 + -(-count // share))
+        for found in pool.map(flooded, seeds, [share] * len(seeds)):
+            total.add(found)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return total, time.perf_counter() - started, used.ru_utime + used.ru_stime
+
+
+def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
+    """The flood as a section of the page; ``cpu`` is the time that the workers computed, in seconds."""
+    total = found.ends.total()
+    known = found.ends[Status.KNOWN_FAILURE.value]
+    parts = [
+        "## A flood of honest products",
+        _prose(
+            f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f}
+            seconds in {workers} processes of one thread, {cpu:.0f} seconds of a core in all:
+            {1e3 * cpu / max(total, 1):.1f} ms a product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
+            epilogue, flags, filling and seed are drawn at random; a product is one filling of one problem, or a second
+            run that ends a case."""
+        ),
+        _prose(
+            f"""{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right
+            result from a wrong one (mistrusted), most of them epilogues that saturate whatever comes in (sigmoid, exp,
+            then clamp); they accuse nobody.  What can kill the process (bf16 `woq_int8` with K no multiple of 32) is
+            not run."""
+        ),
+        f"By op: {_counted(found.ops)}.",
+        f"By dtypes: {_counted(found.dtypes)}.",
+    ]
+    return "\n\n".join(parts)
+
+
+# -- the command -----------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 if a liar got away or an honest backend was accused."""
+    parser = argparse.ArgumentParser(description="Liars, honest controls, and a flood of honest products.")
+    parser.add_argument("--out", type=Path, help="write the page here (default: standard output)")
+    parser.add_argument(
+        "--honest", type=int, default=0, metavar="COUNT", help="judge so many random products of eager ATen"
+    )
+    parser.add_argument("--only-honest", action="store_true", help="leave the tables out")
+    parser.add_argument("--seed", type=int, default=0, help="of the flood (0)")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of the flood")
+    given = parser.parse_args(argv)
+    wrong = 0
+    text = ""
+    if given.honest:
+        found, seconds, cpu = flood(given.honest, given.seed, given.workers)
+        text = flood_text(found, seconds, cpu, given.workers)
+        for what in (*found.alarms, *found.doubts[:50]):
+            sys.stderr.write(f"{what}\n")
+        wrong += len(found.alarms)
+    if not given.only_honest:
+        torch.set_num_threads(1)
+        started, who = time.perf_counter(), judge()
+        liars, controls = list(liar_rows(who)), list(control_rows(who))
+        wrong += sum(row.catch is None for row in liars) + sum(row.catch is not None for row in controls)
+        text = page(liars, controls, time.perf_counter() - started, text)
+        for row in liars:
+            if row.catch is None:
+                sys.stderr.write(f"got away: {row.name} {row.dtype} K = {row.k}\n")
+        for row in controls:
+            if row.catch is not None:
+                sys.stderr.write(f"accused: {row.name} {row.dtype} K = {row.k}: {row.catch.outcome.details}\n")
+    if given.out:
+        given.out.write_text(text)
+    else:
+        sys.stdout.write(text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
