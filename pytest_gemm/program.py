@@ -140,7 +140,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
 
     def native(t: dict[str, torch.Tensor]) -> torch.Tensor:
         a = t["a"]
-        b = a.mT if problem.has("self") else t["b"]
+        own = a if op in WEIGHT_OPS else a.mT
+        b = own if problem.has("self") else t["b"]
         if op == "addmm":
             return torch.addmm(t["bias"], a, b, beta=beta, alpha=alpha)
         if op == "baddbmm":

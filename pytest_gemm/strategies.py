@@ -241,7 +241,7 @@ def _problem(draw: st.DrawFn, by_op: dict[str, list[Form]], work: int) -> Proble
     flags = _fitting(form, layout, epilogue, wanted)
     if "self" in flags:
         n = m
-    batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()))
+    batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
     shape = _within(m, n, k, min(batch, 5) if batched else None, work, square="self" in flags)
     if "res-a" in flags:
         k = min(shape.n, max(1, work // max(1, shape.m * shape.n * (shape.batch or 1))))

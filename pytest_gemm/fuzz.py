@@ -1,0 +1,394 @@
+"""Fuzzing: draw trials until the time is up, shrink what fails, remember it, and go on behind it.
+
+Hypothesis draws (:mod:`pytest_gemm.strategies`) and shrinks.  It would stop at the first failure; here a search ends
+with it and the next one begins, which counts what is known by now and looks for something else.  A *defect* is told
+from others by op, dtypes, status and reason code: what fails alike in another shape is counted, not shrunk again.
+
+Shrunk trials are kept in the database of the user's Hypothesis profile (``.hypothesis/examples`` by default), as text
+and not as Hypothesis' own choices, so that they outlive a change of the strategies.  The next run begins with them, and
+forgets those that pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+
+from pytest_gemm import report
+from pytest_gemm.backend import Backend
+from pytest_gemm.elsewhere import PROPERTY
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.strategies import Trial, forms, size_of, trials
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+__all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "summary"]
+
+# Op, dtypes, status, reason code.
+Key = tuple[str, str, str, str]
+
+# How long one defect is shrunk: a share of the time that the backend has, and seconds at least.
+_SHRINK_SHARE: Final = 0.15
+_SHRINK_SECONDS: Final = 20.0
+# Problems that are named where nothing could be told.
+_NAMED: Final = 3
+
+_FAILED: Final = frozenset(status for status in Status if status.is_failure) - {Status.MISTRUSTED}
+
+
+@dataclasses.dataclass
+class Defect:
+    """Something new that is wrong, in its smallest form.
+
+    Attributes:
+        outcome: how the smallest trial ends.
+        trial: the smallest one found.
+        drawn: the problem line that was drawn when it was found.
+        shrinks: how many trials were judged to make it smaller.
+        complete: whether the shrinking came to its own end, not to that of its time.
+        again: how many more trials failed alike.
+        before: whether an earlier run had found it.
+    """
+
+    outcome: Outcome
+    trial: Trial
+    drawn: str
+    shrinks: int = 0
+    complete: bool = True
+    again: int = 0
+    before: bool = False
+
+
+@dataclasses.dataclass
+class Findings:
+    """What came of fuzzing one backend.
+
+    Attributes:
+        backend: its name.
+        device: where it computed.
+        seconds: how long it took, wall clock.
+        trials: how many were drawn and judged; shrinking is not counted.
+        problems: lines of the problems judged.
+        cases: outcomes, by status; shrinking is not counted.
+        reported: properties that do not hold and need not, by their sentence.
+        known: outcomes by the entry of the ledger that explains them.
+        refused: outcomes that were refused late, by reason.
+        mistrusted: problems whose data could tell nothing.
+        defects: what is new.
+        compile_seconds: of all compiles, shrinking included.
+        mended: trials of earlier runs that pass now.
+        exhausted: whether everything there is to draw had been drawn.
+    """
+
+    backend: str
+    device: str
+    seconds: float = 0.0
+    trials: int = 0
+    problems: set[str] = dataclasses.field(default_factory=set)
+    cases: Counter[Status] = dataclasses.field(default_factory=Counter)
+    reported: Counter[str] = dataclasses.field(default_factory=Counter)
+    known: Counter[str] = dataclasses.field(default_factory=Counter)
+    refused: Counter[str] = dataclasses.field(default_factory=Counter)
+    mistrusted: list[str] = dataclasses.field(default_factory=list)
+    defects: list[Defect] = dataclasses.field(default_factory=list)
+    compile_seconds: float = 0.0
+    mended: list[str] = dataclasses.field(default_factory=list)
+    exhausted: bool = False
+
+
+class _TimeIsUp(BaseException):
+    """Ends a search from inside a trial; no exception that Hypothesis would take for a failure."""
+
+
+class _FailedError(Exception):
+    """A trial that is to be shrunk."""
+
+
+def _key(outcome: Outcome) -> Key:
+    op, dtypes, *_ = outcome.problem.split(":")
+    return op, dtypes, str(outcome.status), outcome.reason.code if outcome.reason else ""
+
+
+@dataclasses.dataclass
+class _Shrink:
+    """A failure on its way to its smallest form.
+
+    Attributes:
+        like: status and reason code, which stay; op and dtypes may become smaller.
+        until: when its time is up.
+        drawn: the first problem of the trial that was drawn.
+        found: every trial that fails like that, with its outcome.
+        judged: how many were judged.
+    """
+
+    like: tuple[str, str]
+    until: float
+    drawn: str
+    found: dict[Trial, Outcome] = dataclasses.field(default_factory=dict)
+    judged: int = 0
+
+
+class Fuzzer:
+    """Fuzzes one backend.
+
+    Args:
+        backend: whose kernels are judged.
+        device: where it computes; for the report.
+        judge: gives the outcomes of a trial, as the ledger leaves them.
+        seed_: the same seed draws the same trials, as long as the same ones fail.
+        ops: names of ops to draw from; empty: all.
+        store: where shrunk trials are kept, ``None``: nowhere.
+        tell: is told of each trial and each defect as they come.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        device: str,
+        judge: Callable[[Trial], Sequence[Outcome]],
+        *,
+        seed_: int = 0,
+        ops: tuple[str, ...] = (),
+        store: ExampleDatabase | None = None,
+        tell: Callable[[Findings, Defect | None], object] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.findings = Findings(backend.name, device)
+        self._backend = backend
+        self._judge_trial = judge
+        self._seed = seed_
+        self._ops = ops
+        self._store = store
+        self._tell = tell
+        self._clock = clock
+        self._until = 0.0
+        self._shrink_seconds = 0.0
+        self._covered: dict[Key, Defect] = {}
+        self._seen: set[int] = set()
+        self._memory: dict[Trial, list[Outcome]] = {}
+        self._shrink: _Shrink | None = None
+        self._drawn_key: Key = ("", "", "", "")
+
+    def run(self, seconds: float) -> Findings:
+        """Draw and judge until ``seconds`` have passed; the trial at hand is brought to its end."""
+        started = self._clock()
+        self._until = started + seconds
+        self._shrink_seconds = max(_SHRINK_SECONDS, _SHRINK_SHARE * seconds)
+        self._replay()
+        attempt = 0
+        if forms(self._backend, self._ops):
+            while self._search(attempt):
+                attempt += 1
+        self.findings.seconds = self._clock() - started
+        return self.findings
+
+    # -- what earlier runs found -------------------------------------------------------------------
+
+    @property
+    def _place(self) -> bytes:
+        return f"pytest-gemm/{self._backend.name}/{self.findings.device}".encode()
+
+    def _replay(self) -> None:
+        """Judge what is kept: it is still wrong, or is forgotten."""
+        if self._store is None:
+            return
+        for kept in sorted(self._store.fetch(self._place)):
+            if self._clock() >= self._until:
+                return
+            try:
+                trial = Trial.from_text(kept.decode())
+            except ValueError:  # of another version of the grammar
+                self._store.delete(self._place, kept)
+                continue
+            if self._ops and trial.problems[0].op.name not in self._ops:
+                continue
+            outcomes = self._judged(trial, count=True)
+            failed = [o for o in outcomes if o.status in _FAILED]
+            if failed:
+                self._keep(Defect(failed[0], trial, trial.problems[0].line, before=True), map(_key, failed))
+            elif all(o.status in {Status.PASSED, Status.DROPPED, Status.UNSUPPORTED} for o in outcomes):
+                self._store.delete(self._place, kept)
+                self.findings.mended.append(trial.problems[0].line)
+
+    # -- searching ---------------------------------------------------------------------------------
+
+    def _search(self, attempt: int) -> bool:
+        """Draw until something new fails, and shrink it; ``False`` when there is no more to be done."""
+        self._shrink = None
+
+        # Hypothesis follows each random example with variations of it, and each of them would be a compile.  They share
+        # its ticket, so they can be told and left out.
+        @seed(random.Random(f"{self._seed} {attempt}").getrandbits(64))
+        @settings(
+            max_examples=10**9,
+            database=None,
+            deadline=None,
+            derandomize=False,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+            print_blob=False,
+            report_multiple_bugs=False,
+        )
+        @given(ticket=st.integers(0, 2**64 - 1), trial=trials(self._backend, ops=self._ops))
+        def search(ticket: int, trial: Trial) -> None:
+            if self._fails(ticket, trial):
+                raise _FailedError  # always here: to Hypothesis an exception from another line is another failure
+
+        complete = True
+        try:
+            search()
+        except _TimeIsUp:
+            complete = False
+        except _FailedError:
+            pass
+        else:
+            self.findings.exhausted = True
+            return False
+        shrink = self._shrink
+        if shrink is None:
+            return False
+        smallest = min(shrink.found, key=size_of)
+        defect = Defect(shrink.found[smallest], smallest, shrink.drawn, shrink.judged, complete)
+        self._keep(defect, map(_key, shrink.found.values()) if complete else [_key(defect.outcome), self._drawn_key])
+        self._shrink = None
+        return self._clock() < self._until
+
+    def _fails(self, ticket: int, trial: Trial) -> bool:
+        """Whether what was drawn, or what Hypothesis made smaller, is what it is to look for."""
+        if self._shrink is not None:
+            return self._still_fails(self._shrink, trial)
+        if self._clock() >= self._until:
+            raise _TimeIsUp
+        if ticket in self._seen or trial in self._memory:
+            return False
+        self._seen.add(ticket)
+        outcomes = self._judged(trial, count=True)
+        for outcome in outcomes:
+            if outcome.status not in _FAILED:
+                continue
+            key = _key(outcome)
+            if key in self._covered:
+                self._covered[key].again += 1
+                continue
+            self._drawn_key = key
+            until = self._clock() + self._shrink_seconds
+            self._shrink = _Shrink(key[2:], until, trial.problems[0].line, {trial: outcome})
+            return True
+        return False
+
+    def _still_fails(self, shrink: _Shrink, trial: Trial) -> bool:
+        """Whether a trial fails like the one that is shrunk, and not like a defect that is known."""
+        known = trial in self._memory
+        if not known:
+            if self._clock() >= shrink.until:
+                raise _TimeIsUp
+            shrink.judged += 1
+        for outcome in self._judged(trial, count=False):
+            key = _key(outcome)
+            if outcome.status in _FAILED and key[2:] == shrink.like and key not in self._covered:
+                shrink.found.setdefault(trial, outcome)
+                return True
+        return False
+
+    # -- keeping -----------------------------------------------------------------------------------
+
+    def _judged(self, trial: Trial, *, count: bool) -> list[Outcome]:
+        """The outcomes of a trial, judged once: what a flaky kernel does the second time is not asked."""
+        if trial in self._memory:
+            return self._memory[trial]
+        outcomes = list(self._judge_trial(trial))
+        # Only what failed is asked for again.
+        self._memory[trial] = [outcome for outcome in outcomes if outcome.status in _FAILED]
+        self.findings.compile_seconds += sum(outcome.seconds.compile for outcome in outcomes)
+        if count:
+            self._count(trial, outcomes)
+            self._tell(self.findings, None)
+        return outcomes
+
+    def _count(self, trial: Trial, outcomes: Sequence[Outcome]) -> None:
+        found = self.findings
+        found.trials += 1
+        found.problems.update(problem.line for problem in trial.problems)
+        for outcome in outcomes:
+            found.cases[outcome.status] += 1
+            if outcome.known_failure:
+                found.known[outcome.known_failure] += 1
+            elif outcome.status is Status.UNSUPPORTED and outcome.reason is not None:
+                found.refused[outcome.reason.text] += 1
+            elif outcome.status is Status.MISTRUSTED and outcome.problem not in found.mistrusted:
+                found.mistrusted.append(f"{outcome.problem}, filling {outcome.filling}, seed {outcome.seed}")
+            elif outcome.test == PROPERTY and outcome.status is Status.PASSED and outcome.details:
+                found.reported[outcome.details.partition(":")[0]] += 1
+
+    def _keep(self, defect: Defect, keys: Iterable[Key]) -> None:
+        """A defect is done with: tell it, remember it, and do not look for it again."""
+        for key in keys:
+            self._covered.setdefault(key, defect)
+        self.findings.defects.append(defect)
+        if self._store is not None:
+            self._store.save(self._place, defect.trial.to_text().encode())
+        self._tell(self.findings, defect)
+
+
+def database() -> ExampleDatabase | None:
+    """Where the user's Hypothesis keeps examples; ``None`` where it keeps none, as in its profile for CI."""
+    found: ExampleDatabase | None = settings().database
+    return found
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def failure(defect: Defect, rerun: Callable[[Defect], report.Rerun]) -> str:
+    """A defect as the report of a failed test has it, with how it was found."""
+    line = ",".join(problem.line for problem in defect.trial.problems)
+    told = report.failure(dataclasses.replace(defect.outcome, problem=line), rerun(defect))
+    how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
+    if defect.before:
+        how = "found by an earlier run, and kept"
+    elif not defect.complete:
+        how += ", not to the end: its time was up"
+    if defect.again:
+        how += f"; {defect.again} more failed alike"
+    head, *rest = told.splitlines()
+    return "\n".join([head, *rest[:-1], f"  {how}", rest[-1]])
+
+
+def summary(found: Findings) -> list[str]:
+    """What came of one backend, in the lines of the terminal's summary."""
+    cases = sum(found.cases.values())
+    known = sum(found.known.values())
+    before = sum(defect.before for defect in found.defects)
+    lines = [
+        f"{found.backend} on {found.device}: {len(found.problems)} problems in {found.trials} trials, "
+        f"{cases} cases judged in {found.seconds:.0f} s, of which {found.compile_seconds:.0f} s were compiles",
+        f"  {found.cases[Status.PASSED]} passed, {found.cases[Status.UNSUPPORTED]} unsupported, "
+        f"{known} known failures, {len(found.mistrusted)} could not be told, "
+        f"{len(found.defects)} defects" + (f" ({before} known from earlier runs)" if before else ""),
+    ]
+    lines += [
+        f"  defect {defect.outcome.problem}: {defect.outcome.status}: "
+        f"{defect.outcome.reason.code if defect.outcome.reason else ''}, filling {defect.outcome.filling or '-'}, "
+        f"seed {defect.outcome.seed}; {defect.again} more failed alike"
+        for defect in found.defects
+    ]
+    lines += [f"  known failure {name}: {count}" for name, count in found.known.most_common()]
+    lines += [f"  refused {count}: {text}" for text, count in found.refused.most_common(_NAMED)]
+    lines += [f"  could tell nothing: {line}" for line in found.mistrusted[:_NAMED]]
+    lines += [f"  not so in {count}, which is no error: {text}" for text, count in found.reported.most_common()]
+    lines += [f"  passes now, and is forgotten: {line}" for line in found.mended]
+    if not found.trials and not found.exhausted:
+        lines.append("  nothing was drawn: it claims no product" if found.seconds < 1 else "  nothing was drawn")
+    if found.exhausted:
+        lines.append("  all that can be drawn was drawn before the time was up")
+    return lines
