@@ -30,7 +30,7 @@ from pytest_gemm.strategies import Trial, forms, size_of, trials
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-__all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "summary"]
+__all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "found_line", "summary"]
 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]
@@ -364,6 +364,13 @@ def failure(defect: Defect, rerun: Callable[[Defect], report.Rerun]) -> str:
     return "\n".join([head, *rest[:-1], f"  {how}", rest[-1]])
 
 
+def found_line(defect: Defect) -> str:
+    """A defect in one line, for the moment when it is found."""
+    outcome = defect.outcome
+    reason = outcome.reason.text if outcome.reason else ""
+    return f"{outcome.problem} on {outcome.backend}: {outcome.status}: {reason}"
+
+
 def summary(found: Findings) -> list[str]:
     """What came of one backend, in the lines of the terminal's summary."""
     cases = sum(found.cases.values())
@@ -377,9 +384,7 @@ def summary(found: Findings) -> list[str]:
         f"{len(found.defects)} defects" + (f" ({before} known from earlier runs)" if before else ""),
     ]
     lines += [
-        f"  defect {defect.outcome.problem}: {defect.outcome.status}: "
-        f"{defect.outcome.reason.code if defect.outcome.reason else ''}, filling {defect.outcome.filling or '-'}, "
-        f"seed {defect.outcome.seed}; {defect.again} more failed alike"
+        f"  defect {found_line(defect)}; {defect.again} more failed alike"
         for defect in found.defects
     ]
     lines += [f"  known failure {name}: {count}" for name, count in found.known.most_common()]
