@@ -272,5 +272,3 @@ def judged(
         for outcome in explained(problem, PROPERTY, judge.relate(case)):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything
                 yield outcome
-
-

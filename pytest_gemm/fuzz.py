@@ -373,20 +373,22 @@ def found_line(defect: Defect) -> str:
 
 def summary(found: Findings) -> list[str]:
     """What came of one backend, in the lines of the terminal's summary."""
-    cases = sum(found.cases.values())
-    known = sum(found.known.values())
+    cases, compiles = sum(found.cases.values()), f"{found.compile_seconds:.0f} s were compiles"
     before = sum(defect.before for defect in found.defects)
+    drawn = f"{len(found.problems)} problems in {found.trials} trials, {cases} cases"
+    new = f"{len(found.defects)} defects" + (f" ({before} known from earlier runs)" if before else "")
+    counts = (
+        f"{found.cases[Status.PASSED]} passed",
+        f"{found.cases[Status.UNSUPPORTED]} unsupported",
+        f"{sum(found.known.values())} known failures",
+        f"{len(found.mistrusted)} could not be told",
+        new,
+    )
     lines = [
-        f"{found.backend} on {found.device}: {len(found.problems)} problems in {found.trials} trials, "
-        f"{cases} cases judged in {found.seconds:.0f} s, of which {found.compile_seconds:.0f} s were compiles",
-        f"  {found.cases[Status.PASSED]} passed, {found.cases[Status.UNSUPPORTED]} unsupported, "
-        f"{known} known failures, {len(found.mistrusted)} could not be told, "
-        f"{len(found.defects)} defects" + (f" ({before} known from earlier runs)" if before else ""),
+        f"{found.backend} on {found.device}: {drawn} judged in {found.seconds:.0f} s, of which {compiles}",
+        f"  {', '.join(counts)}",
     ]
-    lines += [
-        f"  defect {found_line(defect)}; {defect.again} more failed alike"
-        for defect in found.defects
-    ]
+    lines += [f"  defect {found_line(defect)}; {defect.again} more failed alike" for defect in found.defects]
     lines += [f"  known failure {name}: {count}" for name, count in found.known.most_common()]
     lines += [f"  refused {count}: {text}" for text, count in found.refused.most_common(_NAMED)]
     lines += [f"  could tell nothing: {line}" for line in found.mistrusted[:_NAMED]]

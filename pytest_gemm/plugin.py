@@ -31,7 +31,6 @@ from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
-    from pytest_gemm.elsewhere import Elsewhere
     from pytest_gemm.judge import Case, Judge
     from pytest_gemm.measure import Meter
 
@@ -48,7 +47,7 @@ _HEALTHY = pytest.StashKey[bool]()
 _HARVEST = pytest.StashKey[list[ahead.Harvest]]()
 _MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
 _VERDICTS = pytest.StashKey[list[str]]()
-_ELSEWHERE = pytest.StashKey["Elsewhere"]()
+_ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.elsewhere.Elsewhere; not imported in vain
 _FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
@@ -673,7 +672,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
     lines = lines if config.stash[_CONFIG].compile_only else []
     if config.stash[_CONFIG].fuzz:
-        lines += config.stash.get(_FUZZED, [])
+        lines += config.stash[_FUZZED] if _FUZZED in config.stash else []
         lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
     elif not config.stash.get(_MEASURED, None) or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
         lines += state.summary()

@@ -34,7 +34,18 @@ from pytest_gemm.watch import Words, death
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case
 
-__all__ = ["MarkerError", "Pick", "Request", "available", "missing", "case_of", "crashed", "read_marker", "select", "test_name"]
+__all__ = [
+    "MarkerError",
+    "Pick",
+    "Request",
+    "available",
+    "missing",
+    "case_of",
+    "crashed",
+    "read_marker",
+    "select",
+    "test_name",
+]
 
 # Code of the reason of a backend that has no part in --gemm-compile-only.
 NOTHING_AHEAD: Final = "nothing-ahead"

@@ -21,7 +21,6 @@ Needs Hypothesis, which the package itself does not: ``pip install hypothesis``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Iterable
 from itertools import product
@@ -215,11 +214,6 @@ def problems(
     Returns:
         A strategy; an empty one where the backend claims nothing.
     """
-    return _problems(backend, tuple(ops), work)
-
-
-@functools.lru_cache(maxsize=64)
-def _problems(backend: Backend | None, ops: tuple[str, ...], work: int) -> st.SearchStrategy[Problem]:
     by_op: dict[str, list[Form]] = {}
     for form in forms(backend, ops):
         by_op.setdefault(form.op.name, []).append(form)
@@ -268,9 +262,8 @@ def _own_steps(draw: st.DrawFn, op: Op) -> tuple[Step, ...]:
         steps.append(Step(draw(st.sampled_from([s for s in op.scales if s != "group"]))))
     if op.addend:
         steps.append(Step("bias", draw(st.sampled_from(("", "1n", "m1", "mn")))))
-        for name in ("alpha", "beta"):
-            if number := draw(st.sampled_from(_FACTORS)):
-                steps.append(Step(name, number))
+        factors = {name: draw(st.sampled_from(_FACTORS)) for name in ("alpha", "beta")}
+        steps += [Step(name, number) for name, number in factors.items() if number]
     elif op.name not in {"int_mm", "woq_int8"} and draw(st.booleans()):
         steps.append(Step("bias"))
     return tuple(steps)
@@ -318,14 +311,16 @@ def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int
     """Problems with fillings and a seed; several M where one artifact serves them all.
 
     Args:
-        backend, ops, work: as in :func:`problems`.
+        backend: draw only what it ``supports``; ``None``: everything.
+        ops: names of ops to draw from; empty: all.
+        work: as in :func:`problems`.
     """
-    return _trial(backend, tuple(ops), work)
+    return _trial(problems(backend, ops=ops, work=work), backend, work)
 
 
 @st.composite
-def _trial(draw: st.DrawFn, backend: Backend | None, ops: tuple[str, ...], work: int) -> Trial:
-    problem = draw(problems(backend, ops=ops, work=work))
+def _trial(draw: st.DrawFn, one: st.SearchStrategy[Problem], backend: Backend | None, work: int) -> Trial:
+    problem = draw(one)
     found = {problem.line: problem}
     if problem.has("dyn-m"):
         for m in draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)):
