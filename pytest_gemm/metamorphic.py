@@ -124,6 +124,11 @@ def _rows_alike(p: Problem) -> bool:
     return _free(p) and not p.grouped and not binary and (bias is None or bias.text in {"", "1n"})
 
 
+def _exact_factors(p: Problem) -> bool:
+    """Alpha and beta are powers of two: others may be multiplied in anywhere, and round."""
+    return all(math.frexp(abs(x))[0] in {0.0, 0.5} for x in (p.alpha, p.beta))
+
+
 def _sums_of_ones_fit(p: Problem) -> bool:
     """K ones add up to a number that the result's type holds exactly."""
     return p.shape.k >= 2 and p.shape.k <= 2**p.dtypes.out.precision
@@ -265,7 +270,7 @@ PROPERTIES: Final[tuple[Property, ...]] = (
         "on integers whose sums are exact the order of K does not matter",
         "int-2",
         True,
-        lambda p: _free(p) and p.shape.k >= 2,
+        lambda p: _free(p) and _exact_factors(p) and p.shape.k >= 2,
         _other_k_order,
     ),
     Property(

@@ -357,7 +357,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     else:
         start = value
         span, tier = _product_span(problem, operands, reference, contract, value)
-        free = _may_overflow(problem, operands, reference, contract)
+        free = _undetermined(problem, operands, reference, contract)
 
     value = start
     dtype = problem.dtypes.out
@@ -704,6 +704,20 @@ def _may_overflow(
         gauge = gauge + addend.abs()
     mixed = reference.c.abs() < reference.big * (1.0 - 2.0**-10)
     return (gauge > limit / 2) & mixed & reference.c.isfinite()
+
+
+def _undetermined(
+    problem: Problem, operands: Operands, reference: Reference, contract: Contract
+) -> torch.Tensor | None:
+    """Elements of the product that may be anything; ``None`` for none.
+
+    Those whose partial sums may overflow, and with alpha = 0 those that a NaN or an infinity would reach: BLAS does not
+    read A and B then, others multiply by 0, and PyTorch promises neither.
+    """
+    if problem.alpha == 0.0:
+        wild = ~reference.c.isfinite()
+        return wild if bool(wild.any()) else None
+    return _may_overflow(problem, operands, reference, contract)
 
 
 def _wrap_int32(c: torch.Tensor) -> torch.Tensor:

@@ -672,7 +672,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
     lines = lines if config.stash[_CONFIG].compile_only else []
     if config.stash[_CONFIG].fuzz:
-        lines += config.stash[_FUZZED] if _FUZZED in config.stash else []
+        fuzzed: list[str] = config.stash.get(_FUZZED, [])
+        lines += fuzzed
         lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
     elif not config.stash.get(_MEASURED, None) or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
         lines += state.summary()
