@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -243,9 +244,9 @@ def judged(
         found = Outcome(backend.name, problem.line, "", trial.seed, Status.KNOWN_FAILURE, reason, choice=choice)
         return dataclasses.replace(found, known_failure=entry.id)
 
-    def explained(problem: Problem, test: str, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    def explained(problem: Problem, test: str, judging: Callable[[], Iterator[Outcome]]) -> Iterator[Outcome]:
         try:
-            for outcome in outcomes:
+            for outcome in judging():
                 yield session.explain([dataclasses.replace(outcome, test=test)], problem, config.ledger, env)[0][0]
         except Exception as error:  # in the oracle, in a filling: what a kernel raises has become an outcome
             kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
@@ -261,7 +262,7 @@ def judged(
             yield withheld
             continue
         case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
-        judging = judge.judge(case, withheld=lambda choice, problem=problem: held(problem, choice))  # type: ignore[misc]  # mypy: a lambda's default
+        judging = functools.partial(judge.judge, case, withheld=functools.partial(held, problem))
         for outcome in explained(problem, PRODUCT, judging):
             well = well and outcome.status in {Status.PASSED, Status.DROPPED}
             yield outcome
@@ -269,6 +270,6 @@ def judged(
         problem = trial.problems[0]
         case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
         begin(env)
-        for outcome in explained(problem, PROPERTY, judge.relate(case)):
+        for outcome in explained(problem, PROPERTY, functools.partial(judge.relate, case)):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything
                 yield outcome

@@ -1,7 +1,8 @@
 """Fuzzing: draw trials until the time is up, shrink what fails, remember it, and go on behind it.
 
-Hypothesis draws (:mod:`pytest_gemm.strategies`) and shrinks.  It would stop at the first failure; here a search ends
-with it and the next one begins, which counts what is known by now and looks for something else.  A *defect* is told
+Hypothesis draws (:mod:`pytest_gemm.strategies`) and shrinks.  Each draw is a
+search of its own, so that there is a next one behind a failure, which counts what is known by now and looks for
+something else.  A *defect* is told
 from others by op, dtypes, status and reason code: what fails alike in another shape is counted, not shrunk again.
 
 Shrunk trials are kept in the database of the user's Hypothesis profile (``.hypothesis/examples`` by default), as text
@@ -18,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from pytest_gemm import report
 from pytest_gemm.backend import Backend
@@ -85,7 +87,6 @@ class Findings:
         defects: what is new.
         compile_seconds: of all compiles, shrinking included.
         mended: trials of earlier runs that pass now.
-        exhausted: whether everything there is to draw had been drawn.
     """
 
     backend: str
@@ -101,7 +102,14 @@ class Findings:
     defects: list[Defect] = dataclasses.field(default_factory=list)
     compile_seconds: float = 0.0
     mended: list[str] = dataclasses.field(default_factory=list)
-    exhausted: bool = False
+
+
+@st.composite
+def _random(draw: st.DrawFn, strategy: st.SearchStrategy[Trial]) -> Trial:
+    """The strategy without its smallest example, with which Hypothesis begins and would be content."""
+    if draw(st.integers(0, 2**32)) == 0:
+        reject()
+    return draw(strategy)
 
 
 class _TimeIsUp(BaseException):
@@ -122,14 +130,14 @@ class _Shrink:
     """A failure on its way to its smallest form.
 
     Attributes:
-        like: status and reason code, which stay; op and dtypes may become smaller.
+        key: of the failure that was drawn; its status and reason code stay, op and dtypes may become smaller.
         until: when its time is up.
         drawn: the first problem of the trial that was drawn.
         found: every trial that fails like that, with its outcome.
         judged: how many were judged.
     """
 
-    like: tuple[str, str]
+    key: Key
     until: float
     drawn: str
     found: dict[Trial, Outcome] = dataclasses.field(default_factory=dict)
@@ -143,7 +151,7 @@ class Fuzzer:
         backend: whose kernels are judged.
         device: where it computes; for the report.
         judge: gives the outcomes of a trial, as the ledger leaves them.
-        seed_: the same seed draws the same trials, as long as the same ones fail.
+        seed_: the same seed draws the same trials.
         ops: names of ops to draw from; empty: all.
         store: where shrunk trials are kept, ``None``: nowhere.
         tell: is told of each trial and each defect as they come.
@@ -173,10 +181,9 @@ class Fuzzer:
         self._until = 0.0
         self._shrink_seconds = 0.0
         self._covered: dict[Key, Defect] = {}
-        self._seen: set[int] = set()
+        self._drawn = _random(trials(backend, ops=ops))
         self._memory: dict[Trial, list[Outcome]] = {}
         self._shrink: _Shrink | None = None
-        self._drawn_key: Key = ("", "", "", "")
 
     def run(self, seconds: float) -> Findings:
         """Draw and judge until ``seconds`` have passed; the trial at hand is brought to its end."""
@@ -184,10 +191,11 @@ class Fuzzer:
         self._until = started + seconds
         self._shrink_seconds = max(_SHRINK_SECONDS, _SHRINK_SHARE * seconds)
         self._replay()
-        attempt = 0
-        if forms(self._backend, self._ops):
-            while self._search(attempt):
-                attempt += 1
+        number = 0
+        claims = bool(forms(self._backend, self._ops))
+        while claims and self._clock() < self._until:
+            self._search(number)
+            number += 1
         self.findings.seconds = self._clock() - started
         return self.findings
 
@@ -221,15 +229,15 @@ class Fuzzer:
 
     # -- searching ---------------------------------------------------------------------------------
 
-    def _search(self, attempt: int) -> bool:
-        """Draw until something new fails, and shrink it; ``False`` when there is no more to be done."""
+    def _search(self, number: int) -> None:
+        """Draw one trial, judge it, and shrink it if it fails in a new way."""
         self._shrink = None
 
-        # Hypothesis follows each random example with variations of it, and each of them would be a compile.  They share
-        # its ticket, so they can be told and left out.
-        @seed(random.Random(f"{self._seed} {attempt}").getrandbits(64))
+        # One valid example a call: Hypothesis follows each random example with variations of it otherwise, and every
+        # one of them would be a compile.  And so a draw depends on its number alone, not on what came of others.
+        @seed(random.Random(f"{self._seed} {number}").getrandbits(64))
         @settings(
-            max_examples=10**9,
+            max_examples=1,
             database=None,
             deadline=None,
             derandomize=False,
@@ -239,39 +247,33 @@ class Fuzzer:
             print_blob=False,
             report_multiple_bugs=False,
         )
-        @given(ticket=st.integers(0, 2**64 - 1), trial=trials(self._backend, ops=self._ops))
-        def search(ticket: int, trial: Trial) -> None:
-            if self._fails(ticket, trial):
-                raise _FailedError  # always here: to Hypothesis an exception from another line is another failure
+        @given(self._drawn)
+        def search(trial: Trial) -> None:
+            if self._fails(trial):
+                raise _FailedError
 
         complete = True
         try:
             search()
         except _TimeIsUp:
             complete = False
-        except _FailedError:
+        except (_FailedError, Unsatisfiable):  # the latter: a backend that claims next to nothing
             pass
-        else:
-            self.findings.exhausted = True
-            return False
-        shrink = self._shrink
-        if shrink is None:
-            return False
+        if (shrink := self._shrink) is None:
+            return
         smallest = min(shrink.found, key=size_of)
         defect = Defect(shrink.found[smallest], smallest, shrink.drawn, shrink.judged, complete)
-        self._keep(defect, map(_key, shrink.found.values()) if complete else [_key(defect.outcome), self._drawn_key])
+        self._keep(defect, [shrink.key, *map(_key, shrink.found.values())] if complete else [shrink.key])
         self._shrink = None
-        return self._clock() < self._until
 
-    def _fails(self, ticket: int, trial: Trial) -> bool:
+    def _fails(self, trial: Trial) -> bool:
         """Whether what was drawn, or what Hypothesis made smaller, is what it is to look for."""
         if self._shrink is not None:
             return self._still_fails(self._shrink, trial)
         if self._clock() >= self._until:
             raise _TimeIsUp
-        if ticket in self._seen or trial in self._memory:
+        if trial in self._memory:
             return False
-        self._seen.add(ticket)
         outcomes = self._judged(trial, count=True)
         for outcome in outcomes:
             if outcome.status not in _FAILED:
@@ -280,9 +282,8 @@ class Fuzzer:
             if key in self._covered:
                 self._covered[key].again += 1
                 continue
-            self._drawn_key = key
             until = self._clock() + self._shrink_seconds
-            self._shrink = _Shrink(key[2:], until, trial.problems[0].line, {trial: outcome})
+            self._shrink = _Shrink(key, until, trial.problems[0].line, {trial: outcome})
             return True
         return False
 
@@ -295,7 +296,7 @@ class Fuzzer:
             shrink.judged += 1
         for outcome in self._judged(trial, count=False):
             key = _key(outcome)
-            if outcome.status in _FAILED and key[2:] == shrink.like and key not in self._covered:
+            if outcome.status in _FAILED and key[2:] == shrink.key[2:] and key not in self._covered:
                 shrink.found.setdefault(trial, outcome)
                 return True
         return False
@@ -394,8 +395,6 @@ def summary(found: Findings) -> list[str]:
     lines += [f"  could tell nothing: {line}" for line in found.mistrusted[:_NAMED]]
     lines += [f"  not so in {count}, which is no error: {text}" for text, count in found.reported.most_common()]
     lines += [f"  passes now, and is forgotten: {line}" for line in found.mended]
-    if not found.trials and not found.exhausted:
-        lines.append("  nothing was drawn: it claims no product" if found.seconds < 1 else "  nothing was drawn")
-    if found.exhausted:
-        lines.append("  all that can be drawn was drawn before the time was up")
+    if not found.trials:
+        lines.append("  nothing was drawn: it claims nothing that can be")
     return lines
