@@ -37,7 +37,7 @@ __all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "found_line", 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]
 
-# How long one defect is shrunk: a share of the time that the backend has, and seconds at least.
+# How long one defect is shrunk: a share of the time that the backend has, and so many seconds at least, if it has them.
 _SHRINK_SHARE: Final = 0.15
 _SHRINK_SECONDS: Final = 20.0
 # Problems that are named where nothing could be told.
@@ -186,14 +186,14 @@ class Fuzzer:
         self._shrink: _Shrink | None = None
 
     def run(self, seconds: float) -> Findings:
-        """Draw and judge until ``seconds`` have passed; the trial at hand is brought to its end."""
+        """Draw and judge until ``seconds`` have passed; one trial at least, and the one at hand is brought to its end."""
         started = self._clock()
         self._until = started + seconds
-        self._shrink_seconds = max(_SHRINK_SECONDS, _SHRINK_SHARE * seconds)
+        self._shrink_seconds = max(min(_SHRINK_SECONDS, seconds), _SHRINK_SHARE * seconds)
         self._replay()
         number = 0
         claims = bool(forms(self._backend, self._ops))
-        while claims and self._clock() < self._until:
+        while claims and (not self.findings.trials or self._clock() < self._until):
             self._search(number)
             number += 1
         self.findings.seconds = self._clock() - started
@@ -270,8 +270,6 @@ class Fuzzer:
         """Whether what was drawn, or what Hypothesis made smaller, is what it is to look for."""
         if self._shrink is not None:
             return self._still_fails(self._shrink, trial)
-        if self._clock() >= self._until:
-            raise _TimeIsUp
         if trial in self._memory:
             return False
         outcomes = self._judged(trial, count=True)

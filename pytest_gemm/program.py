@@ -120,7 +120,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         if op in {"mixed_mm", "woq_int8"}:
             a, b = a.to(out), b.to(out)
         if op == "linear" and a.dim() == 3:
-            c = matmul(a.flatten(0, 1), b).unflatten(0, a.shape[:2])
+            c = matmul(a.flatten(0, 1), b).reshape(*a.shape[:-1], b.shape[-1])
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
         else:

@@ -166,7 +166,8 @@ def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> 
     shape = Shape(64, 64, 64, 3 if op.batch == "always" else None)
     plain = Problem(op, dtypes, layout, shape, epilogue)
     other = dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
-    return any(backend.supports(problem) is None for problem in (plain, other))
+    biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
+    return any(backend.supports(problem) is None for problem in (plain, other, biased))
 
 
 def _needed(op: Op) -> tuple[Step, ...]:
