@@ -384,7 +384,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         choices=_choices(values["choices"], values["level"]),
         fillings=_fillings(values["fillings"]),
-        fuzz=_fuzz(values, workers),
+        fuzz=_fuzz(values, distributed=bool(getattr(config.option, "numprocesses", None)) or workers > 1),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
         jobs=_whole("--gemm-jobs", values["jobs"], 1) if values["jobs"] else cores(),
@@ -518,7 +518,7 @@ def _fillings(text: str) -> tuple[str, ...]:
     return names
 
 
-def _fuzz(values: Mapping[str, str], workers: int) -> float:
+def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
     """The time to fuzz, after a look at what does not go with it."""
     text = values["fuzz"]
     if not text:
@@ -527,7 +527,7 @@ def _fuzz(values: Mapping[str, str], workers: int) -> float:
         raise pytest.UsageError(f"--gemm-fuzz={text}: give the time in seconds, 60 for instance")
     if find_spec("hypothesis") is None:
         raise pytest.UsageError("--gemm-fuzz needs Hypothesis, which is not installed: pip install hypothesis")
-    if workers > 1:
+    if distributed:
         raise pytest.UsageError("--gemm-fuzz draws one problem after the other: leave out -n")
     for name, instead in (
         ("problem", "--gemm-ops narrows down what is drawn"),

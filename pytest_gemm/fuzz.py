@@ -37,7 +37,7 @@ __all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "found_line", 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]
 
-# How long one defect is shrunk: a share of the time that the backend has, and so many seconds at least, if it has them.
+# How long one defect is shrunk: a share of the time that the backend has, and so many seconds at least if there are any.
 _SHRINK_SHARE: Final = 0.15
 _SHRINK_SECONDS: Final = 20.0
 # Problems that are named where nothing could be told.
@@ -186,7 +186,7 @@ class Fuzzer:
         self._shrink: _Shrink | None = None
 
     def run(self, seconds: float) -> Findings:
-        """Draw and judge until ``seconds`` have passed; one trial at least, and the one at hand is brought to its end."""
+        """Draw and judge until ``seconds`` have passed: one trial at least, and the one at hand to its end."""
         started = self._clock()
         self._until = started + seconds
         self._shrink_seconds = max(min(_SHRINK_SECONDS, seconds), _SHRINK_SHARE * seconds)

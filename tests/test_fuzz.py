@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
-from pytest_gemm import operands, strategies
+from pytest_gemm import operands, selection, strategies
 from pytest_gemm.backend import Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
@@ -72,6 +74,13 @@ def test_every_op_that_can_be_judged_can_be_drawn() -> None:
 def test_a_kept_trial_of_another_grammar_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Trial.from_text(text)
+
+
+def test_without_hypothesis_the_strategies_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pytest_gemm.strategies")
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install hypothesis"):
+        importlib.import_module("pytest_gemm.strategies")
 
 
 # -- what is found -----------------------------------------------------------------------------------
@@ -284,6 +293,16 @@ def test_a_defect_of_the_harness_is_a_find_too() -> None:
     assert outcome.reason.code == "harness-ZeroDivisionError"
 
 
+def test_a_rerun_judges_the_fillings_that_it_names_where_they_apply() -> None:
+    registry = registry_with()
+    asked = SimpleNamespace(
+        registry=registry, level="quick", seed=3, device_of=lambda _: "cpu", choices="", fillings=("specials", "rand")
+    )
+    for line, names in (("mm:f32:nn:4x4x4", ("specials", "rand")), ("mm:f32:nn:4x4x0", ("rand",))):
+        case = selection.case_of(selection.Pick("blocked", Problem.parse(line), ()), cast("GemmConfig", asked))
+        assert case.fillings == names
+
+
 # -- the option --------------------------------------------------------------------------------------
 
 USER = """
@@ -319,7 +338,7 @@ def test_a_run_survives_the_kernels_that_it_finds(pytester: pytest.Pytester) -> 
     [
         (["--gemm-fuzz=soon"], "--gemm-fuzz=soon: give the time in seconds"),
         (["--gemm-fuzz=0"], "--gemm-fuzz=0: give the time in seconds"),
-        (["--gemm-fuzz=9", "-n2"], "leave out -n"),
+        (["--gemm-fuzz=9", "-n1"], "leave out -n"),
         (["--gemm-fuzz=9", "--gemm-problem=mm:f32:nn:1x1x1"], "leave out --gemm-problem; --gemm-ops narrows"),
         (["--gemm-fuzz=9", "--gemm-fillings=rand"], "leave out --gemm-fillings"),
         (["--gemm-fillings=rnad"], "unknown filling 'rnad' (did you mean 'rand'?)"),
