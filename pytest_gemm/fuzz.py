@@ -37,7 +37,7 @@ __all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "found_line", 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]
 
-# How long one defect is shrunk: a share of the time that the backend has, and so many seconds at least if there are any.
+# How long one defect is shrunk: a share of the time that the backend has, and so many seconds if it has them.
 _SHRINK_SHARE: Final = 0.15
 _SHRINK_SECONDS: Final = 20.0
 # Problems that are named where nothing could be told.
