@@ -249,7 +249,7 @@ def test_a_known_failure_is_counted_and_no_find(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     registry, one = registry_with(columns=columns_beyond_sixteen), Judge()
-    outcomes = []
+    outcomes: list[Outcome] = []
     for line in ("linear:f32:nt:1x17x3", "mm:f32:nn:1x17x3"):
         trial = Trial((Problem.parse(line),), ("int-2",))
         outcomes += judged(config(Ledger.load(ledger)), one, registry["columns"], trial)
