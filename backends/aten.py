@@ -53,6 +53,8 @@ class AtenBackend:
             return Unsupported("op", f"{op} has no program yet")
         if problem.grouped and problem.dtypes.out.name == "f64":
             return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
+        if op == "woq_int8" and problem.has("pad-ldb") and problem.shape.n > 1:
+            return Unsupported("b-strided", "_weight_int8pack_mm asks for a contiguous weight", "drop pad-ldb")
         return tensor_core.odd_groups(problem)
 
     def prepare(self, problem: Problem, operands: Operands) -> AtenPrepared:

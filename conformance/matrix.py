@@ -33,6 +33,7 @@ __all__ = [
     "products",
     "recompiled",
     "recompiled_elsewhere",
+    "related",
     "scaled",
 ]
 
@@ -728,3 +729,31 @@ def recompiled_elsewhere(level: str) -> tuple[Problem, ...]:
     """The same with the first compile in a process of its own, which costs seconds: one problem at quick."""
     found = recompiled(level)
     return found if _at_least(level, "full") else tuple(p for p in found if str(p) == "mm:f16:nn:32x48x65")
+
+
+_RELATED_QUICK = (
+    "mm:f32:nn:17x65x127",
+    "mm:f16:nt:17x65x127",
+    "linear:bf16:nt:17x65x127:bias",
+    "bmm:bf16:nn:3x32x16x24",
+    "linear:f32:nt:16x65x97:bias+relu:dyn-m",
+)
+
+
+def related(level: str) -> tuple[Problem, ...]:
+    """Problems whose results are held against one another: one a kind of kernel, with tails."""
+    quick = tuple(map(Problem.parse, _RELATED_QUICK))
+    if not _at_least(level, "full"):
+        return quick
+    forms = (
+        "mm:{dtype}:nn:64x48x1000",
+        "mm:{dtype}:tt:33x65x127::var-b",
+        "linear:{dtype}:nt:8x256x2664:bias+gelu",
+        "linear:{dtype}:nt:100x65x97:bias:dyn-m",
+        "addmm:{dtype}:nn:33x65x127:bias-m1+alpha-0.5+beta-2",
+        "bmm:{dtype}:nt:4x128x96x192",
+        "baddbmm:{dtype}:nn:3x17x33x65:bias-mn",
+        "grouped_mm:{dtype}:nt:4x33x64x128",
+    )
+    cases = Cases().combine(dtype=FLOATS)
+    return unique(quick + tuple(problem for form in forms for problem in cases.problems(form)))

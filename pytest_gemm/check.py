@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -50,12 +51,29 @@ class GemmCheck:
             every failure.
         """
         env = session.environment(case.device)
+
+        def judging(done: frozenset[str]) -> Iterator[Outcome]:
+            return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, env, choice))
+
+        return self._check(case, env, judging)
+
+    def properties(self, case: Case) -> list[Outcome]:
+        """Ask of ``case`` what :mod:`pytest_gemm.metamorphic` has; the test ends as it does for a judgement."""
+
+        def judging(done: frozenset[str]) -> Iterator[Outcome]:
+            return iter(()) if "" in done else self._judge.relate(case)
+
+        return self._check(case, session.environment(case.device), judging)
+
+    def _check(
+        self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
+    ) -> list[Outcome]:
+        """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
         held = self._withheld(case, env, "")
         if held is not None:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
             pytest.xfail(f"{held.known_failure}: {held.reason}")
-
-        return self.finish(case, self._judged(case, env))
+        return self.finish(case, self._judged(case, env, judging))
 
     def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
@@ -67,13 +85,14 @@ class GemmCheck:
         outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
         return dataclasses.replace(outcome, known_failure=held.id)
 
-    def _judged(self, case: Case, env: Environment) -> list[Outcome]:
+    def _judged(
+        self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
+    ) -> list[Outcome]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
         earlier = self._diary.open_call(env)
         outcomes = list(earlier.outcomes)
         if not earlier.complete:
-            judging = self._judge.judge(case, done=earlier.choices, withheld=lambda c: self._withheld(case, env, c))
-            for outcome in judging:
+            for outcome in judging(earlier.choices):
                 outcomes.append(outcome)
                 self._diary.judged(outcome)
                 if self._judge.has_lost(case.device):

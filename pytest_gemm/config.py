@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import pytest
 from pytest_gemm.backend import Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
-from pytest_gemm.problem import OPS, Problem, ProblemError
+from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +82,15 @@ OPTIONS = (
     ),
     Option("problem", "", "LINE", "run just this problem (several: separate by commas), in every test that takes it"),
     Option("ops", "", "LIST", "only problems of these ops, comma separated"),
-    Option("seed", "0", "N", "seed of all values"),
+    Option("fillings", "", "LIST", "only these fillings, comma separated; default: the level's most telling ones"),
+    Option("seed", "0", "N", "seed of all values, and of what --gemm-fuzz draws"),
+    Option(
+        "fuzz",
+        "",
+        "SECONDS",
+        "draw problems until this time is up, shared by the selected backends, instead of running the matrix; "
+        "needs Hypothesis",
+    ),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
     Option("threads", "", "N", "CPU threads of each test process; default: the cores divided by the xdist workers"),
     Option("timeout", "60", "SECONDS", "time limit of one run of a kernel; with -n the worker is replaced, 0: none"),
@@ -224,7 +233,9 @@ class GemmConfig:
         level: ``quick``, ``full`` or ``exhaustive``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
+        fillings: restrict to these; empty: the level's.
         seed: of all values.
+        fuzz: how long to draw problems, in seconds; 0: not at all.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: CPU threads of this process.
         ledger: the known failures.
@@ -258,6 +269,8 @@ class GemmConfig:
     artifacts: Path | None
     choices: str = ""
     reference: str = "auto"
+    fillings: tuple[str, ...] = ()
+    fuzz: float = 0.0
     timeout: float = 60.0
     compile_timeout: float = 1800.0
     jobs: int = 1
@@ -404,6 +417,8 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         choices=_choices(values["choices"], values["level"]),
         reference=values["reference"],
+        fillings=_fillings(values["fillings"]),
+        fuzz=_fuzz(values, distributed=bool(getattr(config.option, "numprocesses", None)) or workers > 1),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
         jobs=_whole("--gemm-jobs", values["jobs"], 1) if values["jobs"] else cores(),
@@ -525,6 +540,41 @@ def _ops(text: str) -> tuple[str, ...]:
         if name not in OPS:
             raise pytest.UsageError(f"--gemm-ops={text}: unknown op {name!r}; known: {', '.join(OPS)}")
     return names
+
+
+def _fillings(text: str) -> tuple[str, ...]:
+    names = _list(text)
+    if names:
+        from pytest_gemm.operands import FILLINGS  # imports torch
+
+        for name in names:
+            if name not in FILLINGS:
+                hint = did_you_mean(name, FILLINGS)
+                raise pytest.UsageError(
+                    f"--gemm-fillings={text}: unknown filling {name!r}{hint}; known: {', '.join(FILLINGS)}"
+                )
+    return names
+
+
+def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
+    """The time to fuzz, after a look at what does not go with it."""
+    text = values["fuzz"]
+    if not text:
+        return 0.0
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0.0:
+        raise pytest.UsageError(f"--gemm-fuzz={text}: give the time in seconds, 60 for instance")
+    if find_spec("hypothesis") is None:
+        raise pytest.UsageError("--gemm-fuzz needs Hypothesis, which is not installed: pip install hypothesis")
+    if distributed:
+        raise pytest.UsageError("--gemm-fuzz draws one problem after the other: leave out -n")
+    for name, instead in (
+        ("problem", "--gemm-ops narrows down what is drawn"),
+        ("fillings", "it draws fillings, too"),
+        ("compile-only", "what it compiles follows from what it finds"),
+    ):
+        if values[name] not in {"", "no"}:
+            raise pytest.UsageError(f"--gemm-fuzz draws its own problems: leave out --gemm-{name}; {instead}")
+    return float(text)
 
 
 def _ledger(text: str, default: Path) -> Ledger:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, operands, oracle, program, sampled
+from pytest_gemm import compare, device_kernels, faults, metamorphic, operands, oracle, program, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -178,6 +178,80 @@ class Judge:
         if starved:
             self._known, self._earlier = (("", 0, ""), {}), ("", {})
             faults.release()
+
+    def relate(self, case: Case) -> Iterator[Outcome]:
+        """The outcomes of the properties that results of a case have to one another, one a property.
+
+        The backend picks its candidate by itself.  No reference is asked: see :mod:`pytest_gemm.metamorphic`.
+        """
+        self.evidence.clear()
+        case = _by_tuning(dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else ""))
+        if case.device in self._lost:
+            yield self._not_run(case)
+            return
+        try:
+            refusal = case.backend.supports(case.problem)
+        except Exception as error:  # any exception of a backend is its case's failure
+            yield _crash(case, "", error, "supports", Seconds())
+            return
+        asked = metamorphic.applicable(case.problem)
+        if refusal is None and not asked:
+            refusal = Unsupported("no-property", f"no property says anything about {case.problem}")
+        if refusal is not None:
+            yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
+            return
+        started, phase = time.perf_counter(), "prepare"
+        try:
+            first = operands.make(case.problem, asked[0].filling, case.seed, case.device)
+            with self._doing(case, "compile", asked[0].filling), _quiet():
+                prepared = case.backend.prepare(case.problem, first)
+            seconds, phase = Seconds(compile=time.perf_counter() - started), "run"
+            bases: dict[str, torch.Tensor] = {}
+            for one in asked:
+                yield self._related(case, prepared, one, bases, seconds)
+                seconds = _NO_TIME
+                if self.has_lost(case.device):
+                    return
+        except Unsupported as late:
+            yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
+        except Exception as error:  # as above
+            yield self._crashed(case, asked[0].filling, error, phase, Seconds(compile=time.perf_counter() - started))
+
+    def _related(
+        self,
+        case: Case,
+        prepared: Prepared,
+        one: metamorphic.Property,
+        bases: dict[str, torch.Tensor],
+        seconds: Seconds,
+    ) -> Outcome:
+        """Whether one property holds; ``bases`` keeps the result on each filling's own operands."""
+
+        def make(problem: Problem) -> operands.Operands:
+            return operands.make(problem, one.filling, case.seed, case.device)
+
+        def run(given: operands.Operands) -> torch.Tensor:
+            other = given.problem != case.problem
+            artifact = case.backend.prepare(given.problem, given) if other else prepared
+            return _run(artifact, given, case.device)[-1].detach().clone()
+
+        started, kernels = time.perf_counter(), _kernels_of(prepared)
+        try:
+            with self._doing(case, "run", one.filling, kernels), _quiet():
+                if one.filling not in bases:
+                    bases[one.filling] = run(make(case.problem))
+                bench = metamorphic.Bench(case.problem, prepared.contract, make, run, bases[one.filling])
+                text = one.check(bench)
+        except Exception as error:  # as above
+            seconds += Seconds(run=time.perf_counter() - started)
+            return self._crashed(case, one.filling, error, "run", seconds, kernels)
+        seconds += Seconds(run=time.perf_counter() - started)
+        proved: dict[str, Any] = {"kernels": _kernels_of(prepared), "seconds": seconds}
+        if text and one.gated:
+            reason = Reason(f"property-{one.name}", f"{one.help}; here {text}")
+            return _outcome(case, one.filling, Status.INCORRECT, reason, **proved)
+        told = f"{one.help}: not here, {text}, which is no error" if text else ""
+        return _outcome(case, one.filling, Status.PASSED, details=told, **proved)
 
     def _cases(
         self,

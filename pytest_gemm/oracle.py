@@ -425,12 +425,16 @@ def _product_span(
     # (a plain callable does, and so do some paths of ATen and oneDNN), or to do it all in the accumulator.
     alone, _ = _error(problem, operands, reference, contract, None, None, reference.c)
     parts = (_Span(reference.c, reference.c) if alone is None else _around(reference.c, alone)).hull(out)
+    # A product with a factor is rounded to f32 before it is rounded to a half type: near a tie that makes a difference.
+    basic = _Arithmetic(DTYPES["f64" if out.name == "f64" else "f32"], contract.epilogue).basic
     if scale is not None:
         parts = _times(parts, scale).hull(out)
     if addend is not None:
         if problem.alpha != 1.0:
-            parts = _times(parts, torch.tensor(_f32(problem.alpha), dtype=torch.float64)).hull(out)
-        term = _Span(addend, addend).hull(out)
+            alpha = problem.alpha if out.name == "f64" else _f32(problem.alpha)
+            parts = basic(_times(parts, torch.tensor(alpha, dtype=torch.float64))).hull(out)
+        term = _Span(addend, addend)
+        term = (term if problem.beta == 1.0 else basic(term)).hull(out)
         if problem.shape.k == 0:
             # ATen scales the bias alone there, by a beta that it rounds to the tensor's dtype first.
             beta = float(round_to(torch.tensor(problem.beta, dtype=torch.float64), out))

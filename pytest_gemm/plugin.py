@@ -47,6 +47,8 @@ _HEALTHY = pytest.StashKey[bool]()
 _HARVEST = pytest.StashKey[list[ahead.Harvest]]()
 _MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
 _VERDICTS = pytest.StashKey[list[str]]()
+_ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.elsewhere.Elsewhere; not imported in vain
+_FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
 MARKER = "gemm(problems, fillings, any_problem): a test over GEMM problems and backends; see pytest_gemm.selection"
@@ -105,6 +107,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del config.stash[_STDERR]
     if _DIARIES in config.stash:
         config.stash[_DIARIES].close()
+    if _ELSEWHERE in config.stash:
+        config.stash[_ELSEWHERE].close()
+        del config.stash[_ELSEWHERE]
 
 
 def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
@@ -209,9 +214,15 @@ def _workers(config: pytest.Config) -> int:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a marked test its cases: every selected backend times every selected problem."""
     marker = metafunc.definition.get_closest_marker("gemm")
+    settings = metafunc.config.stash[_CONFIG]
+    if "gemm_fuzz" in metafunc.fixturenames:
+        names = [backend.name for backend in selection.available(settings)] if settings.fuzz else []
+        metafunc.parametrize("gemm_fuzz", names, indirect=True)
     if "gemm_case" not in metafunc.fixturenames:
         return
-    settings = metafunc.config.stash[_CONFIG]
+    if settings.fuzz:
+        metafunc.parametrize("gemm_case", [], indirect=True)
+        return
     try:
         request = selection.read_marker(marker)
         found = selection.select(request, settings)
@@ -265,6 +276,13 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
         kept = [timed[pair] for pair in Request.read(folder).cases if pair in timed]
     else:
         kept = [item for item in items if not _is_placeholder(item)]
+    if config.stash[_CONFIG].fuzz:
+        kept = [item for item in kept if "gemm_fuzz" in getattr(item, "fixturenames", ())]
+        if items and not kept and selection.available(config.stash[_CONFIG]):
+            raise pytest.UsageError(
+                "--gemm-fuzz: none of these tests fuzzes; name conformance/test_fuzz.py, "
+                "or --pyargs pytest_gemm.conformance where the package is installed"
+            )
     if gone := set(items) - set(kept):
         items[:] = kept
         config.hook.pytest_deselected(items=list(gone))
@@ -283,7 +301,10 @@ def _is_placeholder(item: pytest.Item) -> bool:
     """Whether pytest made it up for a marked test that no problem was selected for."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return False
-    return "gemm_case" in item.callspec.params and not isinstance(item.callspec.params["gemm_case"], selection.Pick)
+    params = item.callspec.params
+    if "gemm_fuzz" in params and not isinstance(params["gemm_fuzz"], str):
+        return True
+    return "gemm_case" in params and not isinstance(params["gemm_case"], selection.Pick)
 
 
 def _timed(item: pytest.Item) -> tuple[str, str] | None:
@@ -490,6 +511,28 @@ def gemm_speed(
     yield check
 
 
+@pytest.fixture
+def gemm_fuzz(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Callable[[], None]:
+    """``gemm_fuzz()`` fuzzes one backend for its share of ``--gemm-fuzz``; the test fails with what is new."""
+    from pytest_gemm.fuzz_check import FuzzCheck
+
+    config = request.config
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
+    display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
+    check = FuzzCheck(gemm_config, config.stash[_ELSEWHERE], display, uncaptured, config.invocation_params.dir)
+    request.node.stash[_JUDGED] = check.judged
+    share = gemm_config.fuzz / len(selection.available(gemm_config))
+
+    def fuzz() -> None:
+        try:
+            check(gemm_config.registry[request.param], share)
+        finally:
+            config.stash.setdefault(_FUZZED, []).extend(check.lines)
+
+    return fuzz
+
+
 def _target(item: pytest.Function) -> str:
     """How to name this test on pytest's command line."""
     path = item.path
@@ -578,7 +621,13 @@ class _Collector:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start gathering.  Who is missing is asked here: with xdist this process collects nothing."""
-    if not _is_worker(session.config) and not session.config.stash[_CONFIG].screen:
+    settings = session.config.stash[_CONFIG]
+    if settings.fuzz and not settings.screen and not session.config.option.collectonly:
+        from pytest_gemm.elsewhere import Elsewhere
+
+        session.config.stash[_STATE].narrowed = True  # a drawn case does not show that an entry of the ledger is stale
+        session.config.stash[_ELSEWHERE] = Elsewhere(settings)  # before a backend is asked whether it is available
+    if not _is_worker(session.config) and not settings.screen:
         session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
         session.config.pluginmanager.register(_Collector(session.config.stash[_STATE]), "gemm-collector")
 
@@ -623,7 +672,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     state = config.stash[_STATE]
     lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
     lines = lines if config.stash[_CONFIG].compile_only else []
-    if not config.stash.get(_MEASURED, None) or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
+    if config.stash[_CONFIG].fuzz:
+        fuzzed: list[str] = config.stash.get(_FUZZED, [])
+        lines += fuzzed
+        lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
+    elif not config.stash.get(_MEASURED, None) or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
         lines += state.summary()
     if lines:
         terminalreporter.section("GEMM backends")

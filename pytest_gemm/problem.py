@@ -611,8 +611,8 @@ class Problem:
                 fail("flags", "self needs one dtype for A and B", "drop self")
             if self.layout not in (Layout.NT, Layout.TN):
                 fail("flags", "B is A transposed", "self goes with nt or tn")
-            if self.op.name == "linear" and shape.batch is not None:
-                fail("flags", "a weight is one matrix, A is a batch of them", "drop the batch, or use bmm")
+            if self.op.batch == "optional" and shape.batch is not None:
+                fail("flags", f"{self.op.name} has one B for the whole batch, and self one for each A", "drop self")
             for other in ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m"):
                 if self.has(other):
                     fail("flags", f"self and {other} contradict each other", f"drop {other}")

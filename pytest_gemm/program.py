@@ -120,7 +120,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         if op in {"mixed_mm", "woq_int8"}:
             a, b = a.to(out), b.to(out)
         if op == "linear" and a.dim() == 3:
-            c = matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+            c = matmul(a.flatten(0, 1), b).reshape(*a.shape[:-1], b.shape[-1])
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
         else:
@@ -140,8 +140,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
 
     def native(t: dict[str, torch.Tensor]) -> torch.Tensor:
         a = t["a"]
-        # With ``self`` A is its own weight, as stored.
-        b = t["b"] if not problem.has("self") else a if op in WEIGHT_OPS else a.mT
+        own = a if op in WEIGHT_OPS else a.mT
+        b = own if problem.has("self") else t["b"]
         if op == "addmm":
             return torch.addmm(t["bias"], a, b, beta=beta, alpha=alpha)
         if op == "baddbmm":

@@ -34,7 +34,18 @@ from pytest_gemm.watch import Words, death
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case
 
-__all__ = ["MarkerError", "Pick", "Request", "missing", "case_of", "crashed", "read_marker", "select", "test_name"]
+__all__ = [
+    "MarkerError",
+    "Pick",
+    "Request",
+    "available",
+    "missing",
+    "case_of",
+    "crashed",
+    "read_marker",
+    "select",
+    "test_name",
+]
 
 # Code of the reason of a backend that has no part in --gemm-compile-only.
 NOTHING_AHEAD: Final = "nothing-ahead"
@@ -97,11 +108,16 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     Raises:
         MarkerError: when the marker's problems cannot be read.
     """
-    ready = [b for b in config.backends if _state(config, b).ok]
+    ready = available(config)
     wanted = {b.name: _problems(request, config, config.device_of(b)) for b in ready}
     together = dict.fromkeys(problem for problems in wanted.values() for problem in problems)
     members = {name: frozenset(problems) for name, problems in wanted.items()}
     return [Pick(b.name, p, request.fillings) for p in together for b in ready if p in members[b.name]]
+
+
+def available(config: GemmConfig) -> list[Backend]:
+    """The selected backends that can run here."""
+    return [b for b in config.backends if _state(config, b).ok]
 
 
 def missing(config: GemmConfig) -> dict[str, Reason]:
@@ -179,7 +195,9 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
         if name not in KNOWN:
             raise MarkerError(f"unknown filling {name!r}; known: {', '.join(KNOWN)}")
     backend = config.registry[pick.backend]
-    fillings = pick.fillings or fillings_for(pick.problem)[: FILLINGS[config.level]]
+    apply = fillings_for(pick.problem)
+    wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
+    fillings = pick.fillings or wanted or apply[: FILLINGS[config.level]]
     return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend), config.choices)
 
 

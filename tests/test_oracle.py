@@ -468,6 +468,26 @@ def test_beta_zero_ignores_a_nan_bias() -> None:
     assert span.lo.isfinite().all()
 
 
+def test_alpha_zero_may_ignore_a_nan_or_let_it_through() -> None:
+    line = "addmm:f32:nn:1x2x1:bias+alpha-0"
+    span = span_of(line, fixed(line, [[2.0]], [[math.nan, 4.0]], [5.0, 6.0]))
+    for first in (5.0, math.nan):
+        assert rejected(torch.tensor([[first, 6.0]]), span) == 0
+    assert rejected(torch.tensor([[5.0, 7.0]]), span) == 1
+
+
+def test_eager_code_rounds_a_product_with_alpha_to_f32_before_a_half_type() -> None:
+    def rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.float() @ b.float()).to(a.dtype)
+
+    # 5.81e-5 in f16 times 0.3 lies next to a tie, onto which f32 rounds it.
+    line = "addmm:f16:nn:1x1x1:bias+alpha-0.3"
+    given = fixed(line, [[1.0]], [[975 * 2.0**-24]], [-0.0006561279296875])
+    problem = Problem.parse(line)
+    result = program.build(problem, rounded)(**program.args(problem, given))
+    assert rejected(result, span_of(line, given, epilogue="eager")) == 0
+
+
 def test_k_zero_gives_beta_times_bias() -> None:
     line = "addmm:f32:nn:2x3x0:bias+beta-2"
     problem = Problem.parse(line)

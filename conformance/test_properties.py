@@ -1,0 +1,21 @@
+"""Do a kernel's results agree with one another?  Properties that need no reference, see ``pytest_gemm.metamorphic``.
+
+A few problems at ``quick``, which other tests compile as well; ``--gemm-fuzz`` asks the same of every problem it draws.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gemm.conformance import matrix
+
+if TYPE_CHECKING:
+    from pytest_gemm.check import GemmCheck
+    from pytest_gemm.judge import Case
+
+
+@pytest.mark.gemm(problems=matrix.related, any_problem=True)
+def test_properties(gemm_case: Case, gemm_check: GemmCheck) -> None:
+    gemm_check.properties(gemm_case)

@@ -1,0 +1,275 @@
+"""Trials judged in another process, which may die with a kernel without taking the fuzzing along.
+
+::
+
+    this process                 keeper                          judge
+    draws, shrinks, reports      forks one judge after another   compiles, runs, compares
+          |  a trial, as a line of JSON                            |
+          |------------------------------------------------------->|
+          |<------------------------------- outcomes, line by line |
+          |<---- "it died, with this status" --|   (if it does)
+
+All three share one socket.  The keeper has imported torch and has computed nothing, so a new judge costs a fork, not an
+interpreter; and it is forked before anybody has asked for a CUDA device, which no child could use any more otherwise.
+What a judge was doing when it died stands in its diary (``watch.py``), and its limits are those of every test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import functools
+import json
+import os
+import signal
+import socket
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from pytest_gemm import session
+from pytest_gemm.backend import Backend
+from pytest_gemm.outcome import Activity, Outcome, Reason, Status
+from pytest_gemm.problem import Problem
+from pytest_gemm.report import from_record, to_record
+from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
+
+if TYPE_CHECKING:
+    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.judge import Judge
+    from pytest_gemm.ledger import Environment
+    from pytest_gemm.strategies import Trial
+
+__all__ = ["PRODUCT", "PROPERTY", "Elsewhere", "judged"]
+
+# The tests that run a trial again, and under whose names the ledger is asked.
+PRODUCT: Final = "test_product"
+PROPERTY: Final = "test_properties"
+
+# Trials after which a judge is replaced: a compiler keeps something of every program it has made.
+_TRIALS: Final = 300
+# Characters of what a dying process said that are shown.
+_LAST_WORDS: Final = 600
+
+
+class Elsewhere:
+    """Judges trials in a process of its own, and starts another one when that is gone.
+
+    Created before this process has asked any backend whether it is available: see the module.
+
+    Args:
+        config: what the run was asked for.
+
+    Attributes:
+        deaths: how many processes have ended in the middle of a trial.
+    """
+
+    def __init__(self, config: GemmConfig) -> None:
+        self.deaths = 0
+        self._config = config
+        self._diaries = Diaries()
+        self._errors = self._diaries.folder / "stderr"
+        self._errors.touch()
+        here, there = socket.socketpair()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns when there are threads; none of them is needed there
+            self._keeper = os.fork()
+        if self._keeper == 0:
+            here.close()
+            _keep(config, there, self._diaries.folder, self._errors)
+        there.close()
+        self._socket = here
+        self._lines = here.makefile("rb")
+
+    def judge(self, backend: Backend, trial: Trial) -> list[Outcome]:
+        """The outcomes of a trial, as the ledger leaves them; the last one may be the death of the process.
+
+        Raises:
+            RuntimeError: when there is nobody any more to judge.
+        """
+        said = self._errors.stat().st_size
+        request = {"backend": backend.name, "trial": trial.to_text()}
+        outcomes: list[Outcome] = []
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            for message in self._messages():
+                if "outcome" in message:
+                    outcomes.append(from_record(message["outcome"]))
+                elif "exit" in message:
+                    self.deaths += 1
+                    return [*outcomes, self._dead(backend, trial, message["process"], message["exit"], said)]
+                elif message["leaves"]:
+                    next(message for message in self._messages() if "exit" in message)
+                    return outcomes
+                else:
+                    return outcomes
+        except OSError:
+            pass
+        raise RuntimeError(f"the process that starts the judges is gone: {self._tail(said) or 'nothing is known'}")
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines:
+            try:
+                message = json.loads(line)
+            except ValueError:  # half a line of a process that died in it
+                continue
+            assert isinstance(message, dict)
+            yield message
+
+    def _dead(self, backend: Backend, trial: Trial, process: str, status: int, said: int) -> Outcome:
+        """How the case ended that a process died with."""
+        words = self._diaries.words(process)
+        if words is None or words.activity is None:
+            words = Words(activity=Activity(backend.name, trial.problems[0].line, "the harness", seed=trial.seed))
+        outcome = death(words, status)
+        details = "\n".join(filter(None, (outcome.details, self._tail(said))))
+        outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
+        env = session.environment_elsewhere(words.environment, self._config.device_of(backend))
+        return session.explain([outcome], Problem.parse(outcome.problem), self._config.ledger, env)[0][0]
+
+    def _tail(self, said: int) -> str:
+        """What was written to stderr since then, the end of it."""
+        with self._errors.open("rb") as file:
+            file.seek(said)
+            return file.read().decode(errors="replace").strip()[-_LAST_WORDS:]
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing, and remove what they left."""
+        self._lines.close()
+        self._socket.close()
+        try:
+            os.killpg(self._keeper, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(self._keeper, signal.SIGKILL)  # it had not come to founding its group
+        os.waitpid(self._keeper, 0)
+        self._diaries.close()
+
+
+# -- in the keeper ---------------------------------------------------------------------------------
+
+
+def _keep(config: GemmConfig, there: socket.socket, folder: Path, errors: Path) -> NoReturn:
+    """Fork judges, one after the other, until nobody listens any more."""
+    try:
+        os.setpgid(0, 0)  # out of reach of Ctrl-C; with its judges and their compilers it is ended as one
+        null, said = os.open(os.devnull, os.O_RDWR), os.open(errors, os.O_WRONLY | os.O_APPEND)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.dup2(said, 2)
+        faulthandler.disable()  # it would write to a file of the parent's
+        import pytest_gemm.judge  # noqa: F401  # for the judges, who need not import torch any more
+
+        number = 0
+        while True:
+            name = f"judge-{number}"
+            judge = os.fork()
+            if judge == 0:
+                _serve(config, there, folder, name)
+                os._exit(0)
+            _, status = os.waitpid(judge, 0)
+            message = {"exit": os.waitstatus_to_exitcode(status), "process": name}
+            there.sendall(b"\n" + json.dumps(message).encode() + b"\n")
+            number += 1
+    except OSError:  # nobody listens
+        os._exit(0)
+    except BaseException:  # nothing may go on in a copy of pytest
+        os.write(2, traceback.format_exc().encode())
+        os._exit(1)
+
+
+# -- in a judge ------------------------------------------------------------------------------------
+
+
+def _serve(config: GemmConfig, there: socket.socket, folder: Path, name: str) -> None:
+    """Judge what comes through the socket."""
+    import torch
+
+    from pytest_gemm.judge import Judge
+    from pytest_gemm.strategies import Trial
+
+    torch.set_num_threads(config.threads)
+    diary = Diary(folder, name)
+    assert diary.stacks is not None
+    faulthandler.enable(file=diary.stacks, all_threads=False)
+    watch = Watch(config.timeout, config.compile_timeout, diary, fence=diary.stacks)
+    judge = Judge(session.eager_is_safe(config.ledger), watch)
+
+    def say(**message: object) -> None:
+        there.sendall(json.dumps(message).encode() + b"\n")
+
+    for count, line in enumerate(there.makefile("rb"), 1):
+        request = json.loads(line)
+        backend, trial = config.registry[request["backend"]], Trial.from_text(request["trial"])
+        diary.begin(f"trial {count}")
+        for outcome in judged(config, judge, backend, trial, diary.open_call):
+            say(outcome=to_record(outcome))
+        watch.rest()
+        diary.end()
+        leaves = count >= _TRIALS or judge.has_lost(config.device_of(backend))
+        say(end=True, leaves=leaves)
+        if leaves:
+            return
+
+
+def judged(
+    config: GemmConfig,
+    judge: Judge,
+    backend: Backend,
+    trial: Trial,
+    begin: Callable[[Environment], object] = lambda _: None,
+) -> Iterator[Outcome]:
+    """The outcomes of a trial, as the ledger leaves them: its problems, then their properties if all is well.
+
+    An exception of the harness itself is an outcome, too: fuzzing finds its defects as well.
+
+    Args:
+        config: what the run was asked for.
+        judge: judges.
+        backend: whose kernels they are.
+        trial: what to judge.
+        begin: is told of every problem where it is judged.
+    """
+    from pytest_gemm.judge import Case
+
+    device = config.device_of(backend)
+    env = session.environment(device)
+
+    def held(problem: Problem, choice: str = "") -> Outcome | None:
+        entry = config.ledger.applicable(backend.name, problem, PRODUCT, env, choice)
+        if entry is None:
+            return None
+        reason = Reason("can-crash", f"not run, it can kill the process: {entry.reason}")
+        found = Outcome(backend.name, problem.line, "", trial.seed, Status.KNOWN_FAILURE, reason, choice=choice)
+        return dataclasses.replace(found, known_failure=entry.id)
+
+    def explained(problem: Problem, test: str, judging: Callable[[], Iterator[Outcome]]) -> Iterator[Outcome]:
+        try:
+            for outcome in judging():
+                yield session.explain([dataclasses.replace(outcome, test=test)], problem, config.ledger, env)[0][0]
+        except Exception as error:  # in the oracle, in a filling: what a kernel raises has become an outcome
+            kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
+            reason = Reason(f"harness-{kind}", f"{kind} in pytest-gemm itself: {first}", "please report it")
+            crash = Outcome(backend.name, problem.line, trial.fillings[0], trial.seed, Status.CRASHED, reason)
+            yield dataclasses.replace(crash, test=test, details=traceback.format_exc()[-2000:])
+
+    well = True
+    for problem in trial.problems:
+        begin(env)
+        if (withheld := held(problem)) is not None:
+            well = False
+            yield withheld
+            continue
+        case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
+        judging = functools.partial(judge.judge, case, withheld=functools.partial(held, problem))
+        for outcome in explained(problem, PRODUCT, judging):
+            well = well and outcome.status in {Status.PASSED, Status.DROPPED}
+            yield outcome
+    if well and config.choices in {"", "one", "winner"} and not judge.has_lost(device):
+        problem = trial.problems[0]
+        case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
+        begin(env)
+        for outcome in explained(problem, PROPERTY, functools.partial(judge.relate, case)):
+            if outcome.status is not Status.UNSUPPORTED:  # no property need say anything
+                yield outcome

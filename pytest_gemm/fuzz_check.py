@@ -1,0 +1,108 @@
+"""The fixture ``gemm_fuzz``: fuzz a backend, show what comes, and end the test with what is new."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gemm import fuzz, report
+from pytest_gemm.ahead import Display
+from pytest_gemm.backend import Backend
+from pytest_gemm.config import GemmConfig
+from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
+
+__all__ = ["FuzzCheck"]
+
+_MODULES = {PRODUCT: "test_products", PROPERTY: "test_properties"}
+
+
+class FuzzCheck:
+    """Fuzzes for one test.
+
+    Args:
+        config: what the run was asked for.
+        elsewhere: judges.
+        display: where progress is shown.
+        uncaptured: a block in which the terminal can be written to.
+        here: folder that the command of a rerun is typed in.
+
+    Attributes:
+        judged: plain data of the defects, for the report and the run record.
+        lines: for the summary of the run.
+    """
+
+    def __init__(
+        self,
+        config: GemmConfig,
+        elsewhere: Elsewhere,
+        display: Display,
+        uncaptured: Callable[[], AbstractContextManager[None]],
+        here: Path,
+    ) -> None:
+        self._config = config
+        self._elsewhere = elsewhere
+        self._display = display
+        self._uncaptured = uncaptured
+        self._here = here
+        self.judged: dict[str, Any] = {"outcomes": [], "use": {}}
+        self.lines: list[str] = []
+
+    def __call__(self, backend: Backend, seconds: float) -> None:
+        """Fuzz ``backend`` for ``seconds``.
+
+        Raises:
+            pytest's own failure: with every defect, each in its smallest form and with its rerun line.
+        """
+        fuzzer = fuzz.Fuzzer(
+            backend,
+            self._config.device_of(backend),
+            lambda trial: self._elsewhere.judge(backend, trial),
+            seed_=self._config.seed,
+            ops=self._config.ops,
+            store=fuzz.database(),
+            tell=self._tell,
+        )
+        try:
+            fuzzer.run(seconds)
+        finally:  # what was found by then, also where somebody has had enough
+            found = fuzzer.findings
+            self.lines += fuzz.summary(found)
+            outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
+            self.judged["outcomes"] += map(report.to_record, outcomes)
+        if found.defects:
+            pytest.fail("\n".join(fuzz.failure(defect, self.rerun) for defect in found.defects), pytrace=False)
+
+    def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
+        with self._uncaptured():
+            if defect is not None:
+                self._display.line(fuzz.found_line(defect))
+            else:
+                self._display.progress(
+                    f"fuzzing {found.backend}: {found.trials} trials, {sum(found.cases.values())} cases, "
+                    f"{len(found.defects)} defects"
+                )
+
+    def rerun(self, defect: fuzz.Defect) -> report.Rerun:
+        """How to run a defect's trial again: its problems in one process, with its fillings in their order."""
+        test = defect.outcome.test or PRODUCT
+        options = self._config.rerun_options()
+        if test == PRODUCT:
+            options = (*options, f"--gemm-fillings={','.join(defect.trial.fillings)}")
+        return report.Rerun(_target(test, self._here), options)
+
+
+def _target(test: str, here: Path) -> str:
+    """How to name a test of the conformance suite on pytest's command line."""
+    spec = find_spec("pytest_gemm.conformance")
+    assert spec is not None, "the conformance suite is part of the package"
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / f"{_MODULES[test]}.py"
+    if path.is_relative_to(here) and "site-packages" not in path.parts:
+        return f"{path.relative_to(here).as_posix()}::{test}"
+    return f"--pyargs pytest_gemm.conformance.{_MODULES[test]}::{test}"

@@ -1,0 +1,342 @@
+"""Hypothesis strategies for problems, fillings and trials: what ``--gemm-fuzz`` draws, and what your own tests can.
+
+::
+
+    from hypothesis import given
+    from pytest_gemm import strategies
+
+    @given(strategies.problems(ops=["mm", "linear"]))
+    def test_mine(problem): ...
+
+Every problem that comes out can be written as a line and read back, and operands of it can be made.  With a backend
+given, only what it claims is drawn.  An example shrinks towards the smallest line: one problem instead of several, no
+flag, no epilogue, ``mm``, ``f32``, ``nn``, dimensions of 1.
+
+Dimensions come from one list, :data:`SIZES`: all of 1 to 20, one below, at and one above multiples of what kernels
+tile and vectorise by, a few long ones, and 0.
+
+Needs Hypothesis, which the package itself does not: ``pip install hypothesis``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from itertools import product
+from typing import Final
+
+try:
+    from hypothesis import reject
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    text = "pytest_gemm.strategies needs Hypothesis, which is not installed: pip install hypothesis"
+    raise ModuleNotFoundError(text, name="hypothesis") from error
+
+from pytest_gemm.backend import Backend
+from pytest_gemm.operands import FILLINGS, fillings_for
+from pytest_gemm.problem import DTYPES, OPS, DTypes, Layout, Op, Problem, ProblemError, Shape, Step, StepKind
+from pytest_gemm.program import PROGRAMS
+
+__all__ = ["SIZES", "Form", "Trial", "fillings", "forms", "problems", "size_of", "trials"]
+
+
+# In the order in which they shrink: 0 is a case of its own, not the smallest one, so it stands last.
+SIZES: Final = (
+    *range(1, 21),
+    *(23, 24, 25, 31, 32, 33, 40, 47, 48, 49, 56, 63, 64, 65, 72, 80, 95, 96, 97, 100, 112, 127, 128, 129, 136, 144),
+    *(160, 191, 192, 193, 255, 256, 257, 264, 384, 385, 512, 1000, 1024, 2664, 4096, 16384),
+    0,
+)  # fmt: skip
+
+# The order in which dtypes shrink; the others follow in that of the table.
+_DTYPES: Final = ("f32", "bf16", "f16", "f64", *(d for d in DTYPES if d not in {"f32", "bf16", "f16", "f64"}))
+
+# One text a step, in the order in which they shrink.  Numbers that are powers of two, and others.
+_PASSES: Final = (
+    *("relu", "add", "mul", "sub", "div", "cast-f32", "cast-bf16", "cast-f16", "scale-0.125", "scale-0.3"),
+    *("gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "leaky_relu-0.1"),
+    *("clamp--1_2", "clamp-0_6"),
+)  # fmt: skip
+_LONGEST_CHAIN: Final = 3
+_FACTORS: Final = ("", "0.5", "2", "-1", "0.3", "0")
+_MOST_FLAGS: Final = 3
+# Further M of an artifact for any M.
+_MORE_M: Final = 4
+
+# Largest number of elements of a result, and of products: what the reference computes in milliseconds.
+_ELEMENTS: Final = 1 << 16
+_WORK: Final = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """An op in given dtypes: what decides which layouts, steps and flags make sense."""
+
+    op: Op
+    dtypes: DTypes
+    layouts: tuple[Layout, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What is judged in one go: one artifact, so that a compile is paid once.
+
+    Attributes:
+        problems: one problem; with ``dyn-m`` several that differ in M only.
+        fillings: names of fillings, each of which applies to all of the problems.
+        seed: of all values.
+    """
+
+    problems: tuple[Problem, ...]
+    fillings: tuple[str, ...]
+    seed: int = 0
+
+    def to_text(self) -> str:
+        """The trial as one line of JSON; :meth:`from_text` reads it."""
+        lines = [problem.line for problem in self.problems]
+        return json.dumps({"problems": lines, "fillings": self.fillings, "seed": self.seed})
+
+    @classmethod
+    def from_text(cls, text: str) -> Trial:
+        """Read a trial.
+
+        Raises:
+            ValueError: when it is none, or none any more: the grammar may have changed since.
+        """
+        data = json.loads(text)
+        try:
+            found = tuple(map(Problem.parse, data["problems"])), tuple(map(str, data["fillings"])), int(data["seed"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a trial: {text}") from error
+        if not (found[0] and found[1]) or not set(found[1]) <= FILLINGS.keys():
+            raise ValueError(f"not a trial: {text}")
+        return cls(*found)
+
+
+def size_of(trial: Trial) -> tuple[int, ...]:
+    """What makes one trial smaller than another, the weightiest first; compare these as tuples."""
+    problem = trial.problems[0]
+    shape = problem.shape
+    sizes = (shape.m, shape.n, shape.k, *(() if shape.batch is None else (shape.batch,)))
+    return (
+        len(trial.problems),
+        len(problem.epilogue) + len(problem.flags),
+        list(OPS).index(problem.op.name),
+        sum(_DTYPES.index(d.name) for d in (problem.dtypes.a, problem.dtypes.b, problem.dtypes.out)),
+        list(Layout).index(problem.layout),
+        len(trial.fillings),
+        sum(SIZES.index(size) if size in SIZES else size for size in sizes),
+        sum(p.shape.m for p in trial.problems),
+        sum(map(list(FILLINGS).index, trial.fillings)),
+        trial.seed,
+    )
+
+
+# -- what there is to draw from ----------------------------------------------------------------------
+
+
+def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form, ...]:
+    """Ops and dtypes, in the order in which they shrink, with their layouts.
+
+    Args:
+        backend: leave out those of which it claims no plain product; ``None``: nobody is asked.
+        ops: names of ops; empty: all that operands and a program exist for.
+    """
+    wanted = frozenset(ops) or frozenset(PROGRAMS)
+    found = []
+    for op in OPS.values():
+        if op.name not in wanted or op.name not in PROGRAMS:
+            continue
+        triples = ((a, b, out) for a, b, out in product(_DTYPES, repeat=3) if op.dtypes(a, b, out))
+        uniform_first = sorted(triples, key=lambda names: len(set(names)))
+        for a, b, out in uniform_first:
+            dtypes = DTypes(DTYPES[a], DTYPES[b], DTYPES[out])
+            layouts = tuple(layout for layout in op.layouts if _claims(backend, op, dtypes, layout))
+            if layouts:
+                found.append(Form(op, dtypes, layouts))
+    return tuple(found)
+
+
+def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> bool:
+    """Whether the backend claims at least one of some harmless problems of this form."""
+    if backend is None:
+        return True
+    epilogue = _needed(op)
+    shape = Shape(64, 64, 64, 3 if op.batch == "always" else None)
+    plain = Problem(op, dtypes, layout, shape, epilogue)
+    other = dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
+    biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
+    return any(backend.supports(problem) is None for problem in (plain, other, biased))
+
+
+def _needed(op: Op) -> tuple[Step, ...]:
+    """The steps without which the op is none."""
+    return (Step("bias"),) if op.addend else (Step(op.scales[0]),) if op.scales else ()
+
+
+def _flags_of(form: Form) -> tuple[str, ...]:
+    """Flags that may make sense, in the order in which they shrink; :func:`_fitting` has the last word."""
+    op, names = form.op, {form.dtypes.a.name, form.dtypes.b.name}
+    found = ["pad-lda", "pad-ldb", "off-a", "off-b", "var-b" if op.constant_b else "const-b", "dyn-m", "tap", "res-a"]
+    if op.batch == "always":
+        found += ["bcast-b"] if op.name == "grouped_mm" else ["bcast-b", "bcast-a"]
+    if len(names) == 1 and op.name != "grouped_mm":
+        found.append("self")
+    if op.name == "scaled_mm":
+        found.append("fast-acc")
+    found += [flag for flag in ("tf32", "reduced") if _makes_sense(form, flag)]
+    return tuple(found)
+
+
+def _makes_sense(form: Form, flag: str) -> bool:
+    """Whether the grammar takes a flag that speaks of the product's precision."""
+    shape = Shape(1, 1, 1, 1 if form.op.batch == "always" else None)
+    try:
+        Problem(form.op, form.dtypes, form.layouts[0], shape, _needed(form.op), (flag,))
+    except ProblemError:
+        return False
+    return True
+
+
+# -- strategies --------------------------------------------------------------------------------------
+
+
+def problems(
+    backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK
+) -> st.SearchStrategy[Problem]:
+    """Problems of every op that operands exist for, or of those that a backend claims.
+
+    Args:
+        backend: draw only what it ``supports``; ``None``: everything.
+        ops: names of ops to draw from; empty: all.
+        work: how many products M N K (times the batch) a problem may have at most; longer K are cut to it.
+
+    Returns:
+        A strategy; an empty one where the backend claims nothing.
+    """
+    by_op: dict[str, list[Form]] = {}
+    for form in forms(backend, ops):
+        by_op.setdefault(form.op.name, []).append(form)
+    if not by_op:
+        return st.nothing()
+    made = _problem(by_op, work).filter(lambda problem: bool(fillings_for(problem)))
+    return made if backend is None else made.filter(lambda problem: backend.supports(problem) is None)
+
+
+@st.composite
+def _problem(draw: st.DrawFn, by_op: dict[str, list[Form]], work: int) -> Problem:
+    """One problem, field by field; what contradicts an earlier field is left out, not drawn again."""
+    form = draw(st.sampled_from(by_op[draw(st.sampled_from(list(by_op)))]))
+    op, dtypes = form.op, form.dtypes
+    layout = draw(st.sampled_from(form.layouts))
+    m, n, k, batch = (draw(st.sampled_from(SIZES)) for _ in range(4))
+    epilogue = (*_own_steps(draw, op), *_chain(draw, form))
+    wanted = draw(st.lists(st.sampled_from(_flags_of(form)), max_size=_MOST_FLAGS))
+    flags = _fitting(form, layout, epilogue, wanted)
+    if "self" in flags:
+        n = m
+    batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
+    shape = _within(m, n, k, min(batch, 5) if batched else None, work, square="self" in flags)
+    if "res-a" in flags:
+        k = min(shape.n, max(1, work // max(1, shape.m * shape.n * (shape.batch or 1))))
+        shape = dataclasses.replace(shape, k=k, n=k, m=k if "self" in flags else shape.m)
+    return Problem(op, dtypes, layout, shape, epilogue, flags)
+
+
+def _within(m: int, n: int, k: int, batch: int | None, work: int, *, square: bool) -> Shape:
+    """These sizes, cut to what is quickly judged: first the longer of M and N, then K."""
+    most = max(1, min(_ELEMENTS, work) // max(1, 1 if batch is None else batch))
+    if square:
+        m = n = min(m, int(most**0.5))
+    elif m * n > most:
+        m, n = (min(m, max(1, most // n)), n) if m >= n else (m, min(n, max(1, most // m)))
+        n = min(n, max(1, most // max(1, m)))
+    longest = max(1, work // max(1, m * n * max(1, 1 if batch is None else batch)))
+    return Shape(m, n, min(k, longest), batch)
+
+
+def _own_steps(draw: st.DrawFn, op: Op) -> tuple[Step, ...]:
+    """Scales, the bias with its shape, alpha and beta."""
+    steps: list[Step] = []
+    if op.scales:
+        steps.append(Step(draw(st.sampled_from([s for s in op.scales if s != "group"]))))
+    if op.addend:
+        steps.append(Step("bias", draw(st.sampled_from(("", "1n", "m1", "mn")))))
+        factors = {name: draw(st.sampled_from(_FACTORS)) for name in ("alpha", "beta")}
+        steps += [Step(name, number) for name, number in factors.items() if number]
+    elif op.name not in {"int_mm", "woq_int8"} and draw(st.booleans()):
+        steps.append(Step("bias"))
+    return tuple(steps)
+
+
+def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
+    """The steps that follow; a cast to what the value is already is no step, and an int32 is cast first."""
+    value = form.dtypes.out.name
+    found: list[Step] = []
+    for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
+        name, _, parameter = token.partition("-")
+        step = Step(name, parameter)
+        if value == "i32" and step.kind is not StepKind.CAST:
+            found.append(Step("cast", value := "f32"))
+        if step.kind is StepKind.CAST:
+            if parameter == value:
+                continue
+            value = parameter
+        found.append(step)
+    return tuple(found)
+
+
+def _fitting(form: Form, layout: Layout, epilogue: tuple[Step, ...], wanted: list[str]) -> tuple[str, ...]:
+    """Of these flags those that the grammar takes together, the earlier ones first.
+
+    Its own rules decide: each is tried on a shape of equal sizes, which meets those about sizes.
+    """
+    shape = Shape(8, 8, 8, 2 if form.op.batch == "always" else None)
+    found: tuple[str, ...] = ()
+    for flag in dict.fromkeys(wanted):
+        try:
+            Problem(form.op, form.dtypes, layout, shape, epilogue, (*found, flag))
+        except ProblemError:
+            continue
+        found = (*found, flag)
+    return found
+
+
+def fillings(problem: Problem) -> st.SearchStrategy[tuple[str, ...]]:
+    """Some of the fillings that apply to a problem, each once; at least one."""
+    # Not "unique" to Hypothesis: it draws each from those that are left, and one less changes the others.
+    names = fillings_for(problem)
+    return st.lists(st.sampled_from(names), min_size=1, max_size=len(names)).map(
+        lambda some: tuple(dict.fromkeys(some))
+    )
+
+
+def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK) -> st.SearchStrategy[Trial]:
+    """Problems with fillings and a seed; several M where one artifact serves them all.
+
+    Args:
+        backend: draw only what it ``supports``; ``None``: everything.
+        ops: names of ops to draw from; empty: all.
+        work: as in :func:`problems`.
+    """
+    return _trial(problems(backend, ops=ops, work=work), backend, work)
+
+
+@st.composite
+def _trial(draw: st.DrawFn, one: st.SearchStrategy[Problem], backend: Backend | None, work: int) -> Trial:
+    problem = draw(one)
+    found = {problem.line: problem}
+    if problem.has("dyn-m"):
+        for m in draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)):
+            shape = problem.shape
+            within = _within(m, shape.n, shape.k, shape.batch, work, square=False)
+            other = problem.with_m(within.m)
+            if within.n == shape.n and within.k == shape.k and (backend is None or backend.supports(other) is None):
+                found[other.line] = other
+    together = tuple(found.values())
+    names = draw(fillings(problem))
+    names = tuple(name for name in names if all(name in fillings_for(other) for other in together))
+    if not names:
+        reject()
+    return Trial(together, names, draw(st.integers(0, 999)))

@@ -1,0 +1,357 @@
+"""Fuzzing: what is drawn can be judged, what is planted is found and shrunk, and what is known is not found again."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import liars
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.database import InMemoryExampleDatabase
+
+from pytest_gemm import operands, selection, strategies
+from pytest_gemm.backend import Registry
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.config import GemmConfig
+from pytest_gemm.elsewhere import judged
+from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
+from pytest_gemm.judge import Judge
+from pytest_gemm.ledger import Ledger
+from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.problem import OPS, Problem
+from pytest_gemm.program import PROGRAMS
+from pytest_gemm.report import Rerun
+from pytest_gemm.session import eager_is_safe
+from pytest_gemm.strategies import Trial
+
+SHIPPED = Path(__file__).parent.parent / "conformance" / "known_failures.toml"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# -- what is drawn -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, database=None)
+@given(strategies.trials())
+def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
+    assert trial.fillings
+    for problem in trial.problems:
+        assert Problem.parse(problem.line) == problem
+        assert set(trial.fillings) <= set(operands.fillings_for(problem))
+    first = trial.problems[0]
+    assert len(trial.problems) == 1 or first.has("dyn-m")
+    assert all(problem.with_m(first.shape.m) == first for problem in trial.problems)
+    assert Trial.from_text(trial.to_text()) == trial
+
+
+@settings(max_examples=60, database=None)
+@given(strategies.problems(CppBackend()))
+def test_with_a_backend_only_what_it_claims_is_drawn(problem: Problem) -> None:
+    assert CppBackend().supports(problem) is None
+
+
+def test_every_op_that_can_be_judged_can_be_drawn() -> None:
+    assert {form.op.name for form in strategies.forms()} == set(PROGRAMS)
+    assert [form.op.name for form in strategies.forms(ops=["bmm"])] == ["bmm"] * 6
+    assert {form.op.name for form in strategies.forms(CppBackend())} < set(OPS)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"problems": [], "fillings": ["rand"], "seed": 0}', "[1]", '{"problems": 1}']
+)
+def test_a_kept_trial_of_another_grammar_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Trial.from_text(text)
+
+
+def test_without_hypothesis_the_strategies_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pytest_gemm.strategies")
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install hypothesis"):
+        importlib.import_module("pytest_gemm.strategies")
+
+
+# -- what is found -----------------------------------------------------------------------------------
+
+
+class Clock:
+    """Every look at it is a second; after ``defects`` of them it says that the time is up.  Nothing here is timed."""
+
+    def __init__(self, defects: int = 1) -> None:
+        self._seconds = itertools.count()
+        self._left = defects
+        self.trials = 0
+
+    def __call__(self) -> float:
+        return next(self._seconds) + (1e9 if self._left <= 0 else 0)
+
+    def tell(self, _: Findings, defect: Defect | None) -> None:
+        self.trials += defect is None
+        self._left -= defect is not None
+
+
+def config(ledger: Ledger) -> GemmConfig:
+    return cast("GemmConfig", SimpleNamespace(ledger=ledger, choices="", device_of=lambda _: "cpu"))
+
+
+def fuzz(
+    registry: Registry,
+    name: str,
+    clock: Clock,
+    ledger: Ledger | None = None,
+    seconds: float = 5000,
+    judge: Callable[[Trial], list[Outcome]] | None = None,
+    **options: Any,
+) -> Findings:
+    backend, known = registry[name], ledger or Ledger.load(SHIPPED)
+    one = Judge(eager_is_safe(Ledger.load(SHIPPED)))
+
+    def in_this_process(trial: Trial) -> list[Outcome]:
+        return list(judged(config(known), one, backend, trial))
+
+    options |= {"tell": clock.tell, "clock": clock}
+    return Fuzzer(backend, "cpu", judge or in_this_process, **options).run(seconds)
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return liars.store(liars.exact(a, b), a)
+
+
+def columns_beyond_sixteen(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = product(a, b)
+    if a.shape[-1] >= 3:
+        c[..., 16:] = 0
+    return c
+
+
+def transposed_b_of_several_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = product(a, b)
+    if b.stride(-2) == 1 and b.stride(-1) > 1 and b.shape[-2] > 1:
+        c = c + 1
+    return c
+
+
+def registry_with(**matmuls: Any) -> Registry:
+    registry = Registry()
+    liars.register(registry)
+    for name, matmul in matmuls.items():
+        registry.add_callable(name, matmul, dtypes=("f32", "bf16"))
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "code"),
+    [
+        ("columns", "mm:f32:nn:1x17x3", "outside-bound"),
+        ("transposed", "mm:f32:nt:1x1x2", "outside-bound"),
+        ("bias-shifted", "linear:f32:nt:1x2x1:bias", "outside-bound"),
+    ],
+)
+def test_a_planted_bug_is_found_and_shrunk_to_its_smallest_line(name: str, line: str, code: str) -> None:
+    registry = registry_with(columns=columns_beyond_sixteen, transposed=transposed_b_of_several_rows)
+    found = fuzz(registry, name, Clock(), ops=("mm", "linear") if line.startswith("mm") else ("linear",))
+    (defect,) = found.defects
+    assert defect.outcome.problem == line
+    assert [problem.line for problem in defect.trial.problems] == [line]
+    assert len(defect.trial.fillings) == 1
+    assert defect.trial.seed == 0
+    assert defect.complete
+    assert defect.outcome.reason is not None
+    assert defect.outcome.reason.code == code
+
+
+def test_an_honest_backend_has_no_defect() -> None:
+    found = fuzz(registry_with(), "reversed-order", Clock(), seconds=40)
+    assert not found.defects, summary(found)
+    assert found.cases[Status.PASSED] > 50
+
+
+# -- what is not found again: outcomes by rule, nothing is computed ------------------------------------
+
+
+def by_rule(rule: Callable[[Problem], str]) -> Callable[[Trial], list[Outcome]]:
+    """A judge of problems for which ``rule`` gives the code of what is wrong, "" for nothing."""
+
+    def judge(trial: Trial) -> list[Outcome]:
+        outcomes = []
+        for problem in trial.problems:
+            code = rule(problem)
+            status = Status.INCORRECT if code else Status.PASSED
+            reason = Reason(code, code) if code else None
+            outcomes.append(Outcome("x", problem.line, trial.fillings[0], trial.seed, status, reason))
+        return outcomes
+
+    return judge
+
+
+def large(problem: Problem) -> str:
+    if str(problem.dtypes) != "f32":
+        return ""
+    if problem.op.name == "bmm":
+        return "long" if problem.shape.k > 30 else ""
+    return "wide" if problem.shape.n > 40 else ""
+
+
+def test_two_defects_are_two_and_the_same_one_is_counted() -> None:
+    clock = Clock(defects=99)
+    found = fuzz(registry_with(columns=product), "columns", clock, judge=by_rule(large), seconds=500, ops=("mm", "bmm"))
+    # 47 is the next size that there is.
+    assert {d.outcome.problem for d in found.defects} == {"mm:f32:nn:1x47x1", "bmm:f32:nn:1x1x1x31"}
+    assert len(found.defects) == 2
+    assert sum(defect.again for defect in found.defects) > 5
+    assert found.trials == clock.trials
+
+
+def test_a_bug_that_takes_two_fillings_keeps_both() -> None:
+    def stale(trial: Trial) -> list[Outcome]:
+        return by_rule(lambda _: "stale" if {"int-2", "rand"} <= set(trial.fillings) else "")(trial)
+
+    (defect,) = fuzz(registry_with(), "blocked", Clock(), judge=stale).defects
+    assert set(defect.trial.fillings) == {"int-2", "rand"}
+    told = failure(defect, lambda d: Rerun("t.py::t", (f"--gemm-fillings={','.join(d.trial.fillings)}",)))
+    assert told.splitlines()[-1].endswith(f"--gemm-fillings={','.join(defect.trial.fillings)}")
+    assert "made smaller in" in told
+
+
+def test_the_same_seed_draws_the_same_and_another_one_does_not() -> None:
+    def drawn(seed: int) -> list[str]:
+        lines: list[str] = []
+
+        def judge(trial: Trial) -> list[Outcome]:
+            lines.append(trial.to_text())
+            return by_rule(large)(trial)
+
+        fuzz(registry_with(), "blocked", Clock(defects=99), judge=judge, seconds=40, seed_=seed)
+        return lines
+
+    first = drawn(7)
+    assert first == drawn(7)
+    assert len(set(first) & set(drawn(8))) < len(first) / 2
+
+
+def test_a_known_failure_is_counted_and_no_find(tmp_path: Path) -> None:
+    ledger = tmp_path / "known.toml"
+    ledger.write_text(
+        '[[known-failure]]\nid = "wide"\nbackend = "columns"\nreason = "r"\nstatus = ["incorrect"]\n'
+        '[[known-failure]]\nid = "never"\nbackend = "columns"\nreason = "r"\ncrashes = true\nwhere = { op = "mm" }\n',
+        encoding="utf-8",
+    )
+    registry, one = registry_with(columns=columns_beyond_sixteen), Judge()
+    outcomes: list[Outcome] = []
+    for line in ("linear:f32:nt:1x17x3", "mm:f32:nn:1x17x3"):
+        trial = Trial((Problem.parse(line),), ("int-2",))
+        outcomes += judged(config(Ledger.load(ledger)), one, registry["columns"], trial)
+    assert [(o.status, o.known_failure) for o in outcomes] == [
+        (Status.KNOWN_FAILURE, "wide"),
+        (Status.KNOWN_FAILURE, "never"),
+    ]
+    found = fuzz(registry, "columns", Clock(), judge=lambda _: outcomes, seconds=6)
+    assert not found.defects
+    assert any("known failure wide" in line for line in summary(found))
+
+
+def test_a_find_is_kept_and_judged_first_and_forgotten_when_it_is_mended() -> None:
+    store, clock = InMemoryExampleDatabase(), Clock()
+    rule = by_rule(large)
+    (defect,) = fuzz(registry_with(), "blocked", clock, judge=rule, store=store, ops=("mm",)).defects
+
+    again = fuzz(registry_with(), "blocked", Clock(defects=1), judge=rule, store=store, ops=("mm",))
+    assert [d.trial for d in again.defects] == [defect.trial]
+    assert again.defects[0].before
+    assert again.trials == 1
+
+    mended = fuzz(registry_with(), "blocked", Clock(), judge=by_rule(lambda _: ""), store=store, seconds=50)
+    assert mended.mended == [defect.outcome.problem]
+    assert not mended.defects
+    after = fuzz(registry_with(), "blocked", Clock(), judge=by_rule(lambda _: ""), store=store, seconds=50)
+    assert not after.mended
+
+
+def test_a_defect_of_the_harness_is_a_find_too() -> None:
+    registry = registry_with()
+
+    class Broken(Judge):
+        def judge(self, *_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError("in the oracle")
+
+    trial = Trial((Problem.parse("mm:f32:nn:1x1x1"),), ("rand",))
+    (outcome,) = judged(config(Ledger()), Broken(), registry["blocked"], trial)
+    assert outcome.status is Status.CRASHED
+    assert outcome.reason is not None
+    assert outcome.reason.code == "harness-ZeroDivisionError"
+
+
+def test_a_rerun_judges_the_fillings_that_it_names_where_they_apply() -> None:
+    registry = registry_with()
+    asked = SimpleNamespace(
+        registry=registry, level="quick", seed=3, device_of=lambda _: "cpu", choices="", fillings=("specials", "rand")
+    )
+    for line, names in (("mm:f32:nn:4x4x4", ("specials", "rand")), ("mm:f32:nn:4x4x0", ("rand",))):
+        case = selection.case_of(selection.Pick("blocked", Problem.parse(line), ()), cast("GemmConfig", asked))
+        assert case.fillings == names
+
+
+# -- the option --------------------------------------------------------------------------------------
+
+USER = """
+    import ctypes
+
+    def deadly(a, b):
+        ctypes.string_at(0)
+
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("deadly", deadly, dtypes=("f32",))
+"""
+
+
+def test_a_run_survives_the_kernels_that_it_finds(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(USER)
+    fuzzing = ("--pyargs", "pytest_gemm.conformance", "--gemm-fuzz=1", "--gemm-ops=mm", "--gemm-threads=1")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *fuzzing, "--gemm-backends=deadly")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.assert_outcomes(failed=1, deselected=4)
+    out = done.stdout.str()
+    assert "on deadly: crashed: the test process died in run: SIGSEGV" in out
+    assert re.search(
+        r"rerun: pytest --pyargs pytest_gemm.conformance.test_products::test_product --gemm-backends=deadly "
+        r"--gemm-problem=mm:f32:\S+ --gemm-seed=\d+ --gemm-threads=1 --gemm-fillings=[\w,-]+\n",
+        out,
+    )
+    assert "1 defects" in out
+    assert list(pytester.path.glob(".hypothesis/examples/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gemm-fuzz=soon"], "--gemm-fuzz=soon: give the time in seconds"),
+        (["--gemm-fuzz=0"], "--gemm-fuzz=0: give the time in seconds"),
+        (["--gemm-fuzz=9", "-n1"], "leave out -n"),
+        (["--gemm-fuzz=9", "--gemm-problem=mm:f32:nn:1x1x1"], "leave out --gemm-problem; --gemm-ops narrows"),
+        (["--gemm-fuzz=9", "--gemm-fillings=rand"], "leave out --gemm-fillings"),
+        (["--gemm-fillings=rnad"], "unknown filling 'rnad' (did you mean 'rand'?)"),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error(pytester: pytest.Pytester, arguments: list[str], words: str) -> None:
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"*{words.replace('[', '[[]')}*"])
+
+
+def test_tests_that_do_not_fuzz_are_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_other():\n    pass\n")
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-fuzz=9", "--gemm-backends=aten")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*none of these tests fuzzes; name conformance/test_fuzz.py*"])
