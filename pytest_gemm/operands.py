@@ -377,8 +377,8 @@ def _drawn_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 class _Lines:
     """A large stack of matrices made of few lines.
 
-    Line i of all is drawn line ``i mod R``, rotated by ``2 ((i // R) step mod K / 2)`` places; the last element of an odd
-    K stays where it is.  A rotation by an even number keeps what the fillings promise of a line as such and of even
+    Line i of all is drawn line ``i mod R``, rotated by ``2 ((i // R) step mod K / 2)`` places; the last element of an
+    odd K stays where it is.  A rotation by an even number keeps what the fillings promise of a line as such and of even
     against odd k, and no two lines are the same up to R K / 2 of them.
 
     Attributes:
@@ -641,8 +641,8 @@ def _real(frame: _Frame) -> type[np.floating[Any]]:
 def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
     """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}.
 
-    A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.  In the
-    same way the sums of a large problem are kept within what its output's type holds.
+    A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.  In
+    the same way the sums of a large problem are kept within what its output's type holds.
     """
     out = frame.problem.dtypes.out
     kept = frame.k
@@ -1552,7 +1552,7 @@ class Operands:
         return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
     def digest(self) -> str:
-        """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  1 ms for 1 MB, of large ones less."""
+        """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 2 ms for 1 MB."""
         return " ".join(f"{g.name}={g.digest()}" for g in self.buffers)
 
     def changed(self, before: str) -> tuple[str, ...]:
