@@ -321,12 +321,12 @@ class _Frame:
     @property
     def a_drawn(self) -> tuple[int, int, int]:
         """How many lines of A a filling draws whose lines are alike, in the shape of :attr:`a_shape`."""
-        return self.a_shape if self.whole else _drawn_shape(self.a_shape)
+        return self.a_shape if self.whole else _drawn_stack(self.a_shape)
 
     @property
     def b_drawn(self) -> tuple[int, int, int]:
         """The same of B."""
-        return self.b_shape if self.whole else _drawn_shape(self.b_shape)
+        return self.b_shape if self.whole else _drawn_stack(self.b_shape)
 
     @property
     def wide(self) -> bool:
@@ -363,14 +363,20 @@ class _Frame:
         return e - e // 2, e // 2
 
 
-def _drawn_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape to draw for one of ``(..., lines, K)``: fewer lines of a single matrix where there are too many.
+def _drawn_stack(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The shape to draw for one of ``(matrices, lines, K)``: fewer lines of a single matrix where there are too many.
 
     A handful of lines is drawn whole, however long they are.
     """
-    lines, k = math.prod(shape[:-1]), shape[-1]
+    matrices, lines, k = shape
     most = max(16, _DRAWN // max(k, 1))
-    return shape if lines <= most else (*(1,) * (len(shape) - 2), most, k)
+    return shape if matrices * lines <= most else (1, most, k)
+
+
+def _drawn_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The same for a matrix or a stack of them."""
+    matrices, lines, k = (1, *shape)[-3:]
+    return _drawn_stack((matrices, lines, k))[3 - len(shape) :]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -101,7 +101,8 @@ def lines_of(size: int, key: str) -> torch.Tensor:
     rest = wanted - len(picked)
     bounds = torch.arange(rest + 1) * size // rest
     spread = bounds[:-1] + (torch.rand(rest, generator=generator, dtype=torch.float64) * bounds.diff()).long()
-    return torch.cat([torch.tensor(picked, dtype=torch.int64), spread]).unique()
+    lines: torch.Tensor = torch.cat([torch.tensor(picked, dtype=torch.int64), spread]).unique()
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +128,8 @@ class _Lines:
             return x.detach().cpu()
         x, index = x.detach(), self.index.to(x.device)
         if x.element_size() == 1 and x.is_floating_point():  # what torch can do with fp8 differs by device
-            return x.view(torch.uint8).index_select(self.dim, index).view(x.dtype).cpu()
-        return x.index_select(self.dim, index).cpu()
+            return torch.index_select(x.view(torch.uint8), self.dim, index).view(x.dtype).cpu()
+        return torch.index_select(x, self.dim, index).cpu()
 
     def shape(self, problem: Problem) -> Problem:
         """The problem whose result these lines are."""
@@ -448,9 +449,9 @@ def _matrix_of(b: torch.Tensor, place: int) -> torch.Tensor:
 
 def _norms(x: torch.Tensor, order: int = 2) -> torch.Tensor:
     """Norms of the rows, float64."""
-    if x.is_floating_point():
-        return torch.linalg.vector_norm(x, order, 1, dtype=torch.float64)
-    return torch.linalg.vector_norm(x.to(torch.float32), order, 1, dtype=torch.float64)
+    real = x if x.is_floating_point() else x.to(torch.float32)
+    found: torch.Tensor = torch.linalg.vector_norm(real, order, 1, dtype=torch.float64)
+    return found
 
 
 def _plane_of(x: torch.Tensor, place: int, planes: int) -> torch.Tensor:
