@@ -503,7 +503,12 @@ def _together(
             columns[lines.index] |= v.bad.reshape(-1, v.bad.shape[-1]).any(0)
     last = wrong[-1]
     count, total = int(last.bad.sum()), last.bad.numel()
-    scope = f"elements of the {len(last.slab.lines.index)} {last.slab.lines.name} that were judged"
+    size, name = len(last.slab.lines.index), last.slab.lines.name
+    scope = (
+        f"elements of {size} {name} that were judged in full"
+        if size > 1
+        else f"elements of 1 {name[:-1]} that was judged in full"
+    )
     if suspects is not None and last is verdicts[-1] and tier == "exact":
         # Freivalds' check has named every bad row.
         rows |= suspects

@@ -539,7 +539,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-def test_the_hash_of_large_storages_notices_every_byte_and_signs_that_flip_in_pairs() -> None:
+def test_the_hash_of_large_storages_notices_every_byte_and_what_changes_places() -> None:
     x = torch.arange(200_003, dtype=torch.float32).to(torch.float16)
     before = room._checksum(x)
     assert room._checksum(x.clone()) == before
@@ -547,6 +547,9 @@ def test_the_hash_of_large_storages_notices_every_byte_and_signs_that_flip_in_pa
         raw = x.clone().view(torch.uint8)
         raw[2 * place] ^= 1
         assert room._checksum(raw.view(torch.float16)) != before
+    swapped = x.clone()
+    swapped[[10, 11, 70_010, 70_011]] = x[[70_010, 70_011, 10, 11]]
+    assert room._checksum(swapped) != before
     flipped = x.clone()
     flipped[[11, 13, 70_001, 70_003]] *= -1.0
     assert room._checksum(flipped) != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem import Problem
+from pytest_gemm.program import args, build
 
 EAGER = Contract(epilogue="eager")
 SHAPE = "300x260x1000"
@@ -96,7 +98,7 @@ def test_the_lines_are_spread_over_all_of_them_and_hold_both_ends(size: int) -> 
     assert lines == sorted(set(lines))
     assert lines[0] == 0
     assert lines[-1] == size - 1
-    gaps = [b - a for a, b in zip(lines, lines[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(lines)]
     # Two thirds of an M-th of 64, one in each stretch: neighbours are less than two stretches apart.
     assert not gaps or max(gaps) < max(2 * 64 * 1.5, 2 * size / 10)
     assert size < 4096 or {127, 128} <= set(lines)
@@ -134,6 +136,18 @@ def test_an_honest_product_passes_with_every_filling(line: str) -> None:
     # The whole reference says the same, and of the same tier.
     full = judged(product, line, fillings[:2], "full")
     assert [(o.status, o.tier, o.sampled) for o in full] == [(o.status, o.tier, "") for o in outcomes[:2]]
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
+@pytest.mark.parametrize("line", ["mm:{}:nn:200x136x513", "addmm:{}:nt:200x136x100:bias-1n+sub"])
+def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
+    problem = Problem.parse(line.format(dtype))
+    for filling in operands.fillings_for(problem):
+        made = operands.make(problem, filling, 1)
+        c = build(problem)(**args(problem, made))
+        suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
+        assert (suspects is None) == (filling == "specials"), how
+        assert suspects is None or not suspects.any(), (filling, how)
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -197,14 +211,27 @@ def test_bad_batches_and_tails_are_located() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_a_row_of_random_data_that_no_line_meets_is_found_by_its_projection(dtype: str) -> None:
+def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(dtype: str) -> None:
     problem = Problem.parse(f"mm:{dtype}:nn:{SHAPE}")
     made = operands.make(problem, "rand", 3)
     c = store(exact(made.a, made.b), made.a)
-    row = 77
-    assert row not in sampled.lines_of(300, f"{problem.line} rand 3 -2")
-    assert sampled.Sample(made).judge(problem, c, EAGER).comparison.ok
-    c[row] = store(exact(made.a[row : row + 1, :992], made.b[:992]), made.a)[0]
+    rows, columns = (sampled.lines_of(n, f"{problem.line} rand 3 {d}") for n, d in ((300, -2), (260, -1)))
+    unseen = c.clone()
+    unseen[rows] = 0.0
+    unseen[:, columns] = 0.0
+    at = divmod(int(unseen.abs().argmax()), 260)
+    c[at] = 0.0
+    mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
+    assert mismatch is not None
+    assert (mismatch.index, mismatch.actual) == (at, 0.0)
+    assert mismatch.summary() == "1 of 260 elements of 1 row that was judged in full outside the bound"
+
+
+def test_what_is_missing_from_a_single_row_is_said() -> None:
+    problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
+    made = operands.make(problem, "rand", 3)
+    c = exact(made.a, made.b)
+    c[77] = exact(made.a[77:78, :992], made.b[:992])[0]
     mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
     assert mismatch is not None
     assert "row 77" in mismatch.pattern
