@@ -626,9 +626,7 @@ class Judge:
                 known = truths[filling] = _Truth(made, made.digest())
         return known
 
-    def _beside_eager(
-        self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], contract: Contract
-    ) -> str:
+    def _beside_eager(self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], contract: Contract) -> str:
         if case.backend.name == "aten":
             return ""
         if not self._may_run_eager(case.problem, case.device):

@@ -11,7 +11,7 @@ import torch
 from pytest_gemm import operands as room
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.problem import DTYPES, Problem, StepKind
-from pytest_gemm.program import torch_dtype
+from pytest_gemm.program import args, torch_dtype
 
 EXACT = [name for name, filling in room.FILLINGS.items() if filling.exact]
 
@@ -521,3 +521,92 @@ def test_the_most_telling_filling_comes_first() -> None:
     assert names[:3] == ("int-2", "rand", "k-cover")
     assert set(names) == set(room.FILLINGS)
     assert set(room.fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4"))) == {*EXACT, "rand"}
+
+
+# -- large ones -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as are drawn of a large operand: 16 lines here."""
+    monkeypatch.setattr(room, "_DRAWN", 64)
+
+
+@pytest.mark.usefixtures("few_are_drawn")
+@pytest.mark.parametrize(
+    "line", ["mm:f32:nt:90x70x64", "mm:bf16:tn:90x70x65::pad-lda+pad-ldb", "bmm:f32:nn:3x40x70x33"]
+)
+@pytest.mark.parametrize("filling", ["int-2", "int-1", "rand"])
+def test_a_large_operand_is_made_of_few_lines_and_keeps_its_filling_s_promise(line: str, filling: str) -> None:
+    made = make(line, filling, 1)
+    a, b = made.a.double(), made.b.double()
+    for lines in (a.reshape(-1, a.shape[-1]), b.mT.reshape(-1, b.shape[-2])):
+        # Rotated, and no two alike.
+        assert len(lines.sort(1).values.unique(dim=0)) <= 16
+        assert len(lines.unique(dim=0)) == len(lines)
+    if made.quantum:
+        assert float((a.abs() @ b.abs()).amax()) <= made.reach * made.quantum <= 2**24 * made.quantum
+    assert made.guards_intact()
+    again = make(line, filling, 1)
+    assert again.digest() == made.digest() != make(line, filling, 2).digest()
+
+
+@pytest.mark.usefixtures("few_are_drawn")
+def test_a_large_constant_and_a_large_residual_are_the_same_for_every_m() -> None:
+    few, many = (make(f"mm:f32:nn:{m}x70x64:add", "rand", 1) for m in (20, 90))
+    assert torch.equal(few.b, many.b)
+    assert many.residuals[0].shape == (90, 70)
+    assert len(many.residuals[0].unique(dim=0)) == 90
+
+
+@pytest.mark.parametrize(
+    ("line", "filling"),
+    [
+        ("addmm:f32:tn:17x24x40:bias-1n+add:pad-lda+off-b", "int-2"),
+        ("mm:f32:nt:24x24x40:add:self", "rand"),
+        ("bmm:bf16:nn:3x8x16x16:add:bcast-b+res-a", "rand"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:rowwise+bias", "int-1"),
+        ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
+    ],
+)
+def test_a_clone_is_the_same_elsewhere(line: str, filling: str) -> None:
+    made = make(line, filling, 1)
+    other = made.clone()
+    assert other.digest() == made.digest()
+    assert other.guards_intact()
+    pairs = list(zip(args(made.problem, made).items(), args(other.problem, other).items(), strict=True))
+    for (name, x), (same, y) in pairs:
+        assert name == same
+        assert x.stride() == y.stride()
+        assert torch.equal(_bits(x), _bits(y))
+        assert x.data_ptr() != y.data_ptr()
+        assert x.data_ptr() % 64 == y.data_ptr() % 64
+    other.a.zero_()
+    assert other.changed(made.digest()) == ("a",)
+    assert made.changed(make(line, filling, 1).digest()) == ()
+    # B that is A, and a residual that is A, still are.
+    assert (other.b.data_ptr() == other.a.data_ptr()) == (made.b.data_ptr() == made.a.data_ptr())
+    if made.residuals:
+        assert (other.residuals[0].data_ptr() == other.a.data_ptr()) == (
+            made.residuals[0].data_ptr() == made.a.data_ptr()
+        )
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def test_the_hash_of_large_storages_notices_every_byte_and_what_changes_places() -> None:
+    x = torch.arange(200_003, dtype=torch.float32).to(torch.float16)
+    before = room._checksum(x)
+    assert room._checksum(x.clone()) == before
+    for place in (0, 1, 131_071, 131_072, 199_999, 200_002):
+        raw = x.clone().view(torch.uint8)
+        raw[2 * place] ^= 1
+        assert room._checksum(raw.view(torch.float16)) != before
+    swapped = x.clone()
+    swapped[[10, 11, 70_010, 70_011]] = x[[70_010, 70_011, 10, 11]]
+    assert room._checksum(swapped) != before
+    flipped = x.clone()
+    flipped[[11, 13, 70_001, 70_003]] *= -1.0
+    assert room._checksum(flipped) != before

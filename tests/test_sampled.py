@@ -1,0 +1,263 @@
+"""Large results: judged by sample they get the verdict that the whole reference gives, for less."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from liars import HONEST, LIARS, Matmul, exact, store
+
+from pytest_gemm import freivalds, operands, report, sampled
+from pytest_gemm.backend import Contract
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.plain import CallableBackend
+from pytest_gemm.problem import Problem
+from pytest_gemm.program import args, build
+
+EAGER = Contract(epilogue="eager")
+SHAPE = "300x260x1000"
+# Of few elements more than the everyday filling: that all of them are seen depends on the output's type.
+FILLINGS = {"f32": ("int-2", "rand"), "bf16": ("int-1", "int-2", "rand"), "f16": ("int-1", "int-2", "rand")}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems that a test can afford take the way of large ones."""
+    monkeypatch.setattr(operands, "LARGE", 0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take longer than products as small as these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def judged(matmul: Matmul, line: str, fillings: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
+    problem = Problem.parse(line)
+    names = frozenset({"f64", "f32", "bf16", "f16", "i8", "i32"})
+    backend = CallableBackend("some", matmul, names, True, EAGER)
+    return list(Judge(lambda *_: False, reference=mode).judge(Case(backend, problem, fillings, 3, "cpu")))
+
+
+def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
+    """A right product with something done to it."""
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c = store(exact(a, b), a)
+        spoil(c)
+        return c
+
+    return matmul
+
+
+# -- the arithmetic --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.sampled_from([1, 7, 4096, 5000])),
+    bits=st.sampled_from([1, 8, 16, 24, 31]),
+    unit=st.sampled_from([1.0, 2.0**-7, 2.0**30]),
+    turned=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_products_modulo_the_prime_are_exact(
+    shape: tuple[int, int], bits: int, unit: float, turned: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    integers = torch.randint(-(2**bits), 2**bits + 1, shape, generator=generator)
+    v = torch.randint(freivalds.PRIME - 5, freivalds.PRIME, shape[1:], generator=generator)
+    x = integers.to(torch.float64) * unit
+    found = freivalds.times(x.T.contiguous().T if turned else x, unit, bits, v)
+    assert found is not None
+    expected = [sum(a * b for a, b in zip(row, v.tolist(), strict=True)) % freivalds.PRIME for row in integers.tolist()]
+    assert found.tolist() == expected
+
+
+def test_elements_off_the_grid_are_faults_of_their_rows_only() -> None:
+    x = torch.ones(6, 300)
+    x[1, 7], x[2, 0], x[3, 299], x[4, 5] = 0.5, float("nan"), float("inf"), 2.0**20
+    faults = torch.zeros(6, dtype=torch.bool)
+    found = freivalds.times(x, 1.0, 16, torch.ones(300, dtype=torch.int64), faults)
+    assert faults.tolist() == [False, True, True, True, True, False]
+    assert found is not None
+    assert found[[0, 5]].tolist() == [300, 300]
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 300, 4097, 65536])
+def test_the_lines_are_spread_over_all_of_them_and_hold_both_ends(size: int) -> None:
+    lines = sampled.lines_of(size, "some").tolist()
+    assert lines == sorted(set(lines))
+    assert lines[0] == 0
+    assert lines[-1] == size - 1
+    gaps = [b - a for a, b in itertools.pairwise(lines)]
+    # Two thirds of an M-th of 64, one in each stretch: neighbours are less than two stretches apart.
+    assert not gaps or max(gaps) < max(2 * 64 * 1.5, 2 * size / 10)
+    assert size < 4096 or {127, 128} <= set(lines)
+
+
+# -- right results ---------------------------------------------------------------------------------------
+
+ALL = [
+    "mm:f32:nn:300x260x701",
+    "mm:f64:tt:200x260x300",
+    "bmm:bf16:nt:3x100x130x64",
+    "linear:f16:nt:2x100x130x256:bias+relu",
+    "int_mm:i8-i8-i32:nt:300x260x512",
+    "mixed_mm:bf16-i8-bf16:nt:300x260x512",
+    "addmm:f32:nn:300x260x200:bias-m1+add",
+    "mm:f32-f32-bf16:nt:200x260x300:bias",
+    "mm:f32:nt:256x256x200:bias+sub:self",
+    "linear:bf16:nt:300x260x512:bias+gelu+mul:tap",
+]
+
+
+@pytest.mark.parametrize("line", ALL)
+def test_an_honest_product_passes_with_every_filling(line: str) -> None:
+    problem = Problem.parse(line)
+    fillings = tuple(f for f in operands.fillings_for(problem) if f not in {"rand-large", "rand-small"})
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype == torch.int8:
+            return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int32)
+        return store(exact(a, b), a)
+
+    outcomes = judged(product, line, fillings)
+    assert [(o.filling, o.status) for o in outcomes] == [(f, Status.PASSED) for f in fillings]
+    assert all(o.sampled.startswith("judged by sample: ") for o in outcomes)
+    # The whole reference says the same, and of the same tier.
+    full = judged(product, line, fillings[:2], "full")
+    assert [(o.status, o.tier, o.sampled) for o in full] == [(o.status, o.tier, "") for o in outcomes[:2]]
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
+@pytest.mark.parametrize("line", ["mm:{}:nn:200x136x513", "addmm:{}:nt:200x136x100:bias-1n+sub"])
+def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
+    problem = Problem.parse(line.format(dtype))
+    for filling in operands.fillings_for(problem):
+        made = operands.make(problem, filling, 1)
+        c = build(problem)(**args(problem, made))
+        suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
+        assert (suspects is None) == (filling == "specials"), how
+        assert suspects is None or not suspects.any(), (filling, how)
+
+
+@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("dtype", FILLINGS)
+def test_another_order_of_summation_is_not_accused(name: str, dtype: str) -> None:
+    outcomes = judged(HONEST[name], f"mm:{dtype}:nn:{SHAPE}", FILLINGS[dtype])
+    assert {o.status for o in outcomes} == {Status.PASSED}, outcomes
+
+
+# -- wrong results ---------------------------------------------------------------------------------------
+
+PLAIN = [
+    n for n, liar in LIARS.items() if not (liar.code or liar.flags) and n not in {"cached-result", "nan-swallowed"}
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(n, d) for n in PLAIN for d in LIARS[n].dtypes])
+def test_a_liar_is_caught(name: str, dtype: str) -> None:
+    line = f"mm:{dtype}:nn:{SHAPE}"
+    outcomes = judged(LIARS[name].matmul, line, FILLINGS[dtype])
+    assert {o.status for o in outcomes} & {Status.INCORRECT, Status.CRASHED}, outcomes
+
+
+@pytest.mark.parametrize(
+    "line", ["mm:f32:nn:300x260x700", "linear:bf16:nt:3x100x260x700:bias", "bmm:f16:nn:3x100x260x64"]
+)
+def test_one_wrong_element_among_all_is_found_and_named(line: str) -> None:
+    problem = Problem.parse(line)
+    at = tuple(size - 61 for size in problem.result_shape[-2:])
+    at = (1, *at) if len(problem.result_shape) == 3 else at
+
+    def one(c: torch.Tensor) -> None:
+        # linear reaches a plain function as one matrix
+        c.view(problem.result_shape)[at] += 1.0
+
+    (outcome, *_) = judged(spoiling(one), line, ("int-1",))
+    assert outcome.status is Status.INCORRECT
+    total = problem.result_shape[0] * 100 * 260 if len(at) == 3 else 300 * 260
+    assert f"1 of {total} elements differ" in str(outcome.reason), outcome
+    assert f"worst 1 at {at}" in outcome.details
+    assert f"row {at[-2]}, column {at[-1]}" in outcome.details
+    assert report.failure(outcome, report.Rerun("t")).count("Freivalds") == 1
+
+
+@pytest.mark.parametrize("epilogue", ["", ":relu"])
+def test_a_wrong_tile_is_located(epilogue: str) -> None:
+    def tile(c: torch.Tensor) -> None:
+        c[128:192, 64:128] += 40.0
+
+    (outcome, *_) = judged(spoiling(tile), f"mm:f32:nn:{SHAPE}{epilogue}", ("int-1",))
+    assert "the 64x64 tile at row 128, column 64" in outcome.details
+    assert ("unseen: relu is not linear" in outcome.sampled) == bool(epilogue)
+
+
+def test_bad_batches_and_tails_are_located() -> None:
+    def tail(c: torch.Tensor) -> None:
+        c[1, 96:] = 0.0
+
+    (outcome, *_) = judged(spoiling(tail), "bmm:f32:nn:3x100x260x64", ("rand",))
+    assert "only batch 1 of 3 is bad; there every bad element has row >= 96: an M-tail" in outcome.details
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(dtype: str) -> None:
+    problem = Problem.parse(f"mm:{dtype}:nn:{SHAPE}")
+    made = operands.make(problem, "rand", 3)
+    c = store(exact(made.a, made.b), made.a)
+    rows, columns = (sampled.lines_of(n, f"{problem.line} rand 3 {d}") for n, d in ((300, -2), (260, -1)))
+    unseen = c.clone()
+    unseen[rows] = 0.0
+    unseen[:, columns] = 0.0
+    at = divmod(int(unseen.abs().argmax()), 260)
+    c[at] = 0.0
+    mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
+    assert mismatch is not None
+    assert (mismatch.index, mismatch.actual) == (at, 0.0)
+    assert mismatch.summary() == "1 of 260 elements of 1 row that was judged in full outside the bound"
+
+
+def test_what_is_missing_from_a_single_row_is_said() -> None:
+    problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
+    made = operands.make(problem, "rand", 3)
+    c = exact(made.a, made.b)
+    c[77] = exact(made.a[77:78, :992], made.b[:992])[0]
+    mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
+    assert mismatch is not None
+    assert "row 77" in mismatch.pattern
+    assert mismatch.cause == "the products with k in [992, 1000) of K = 1000 are missing: the K-tail"
+
+
+def test_what_cannot_be_compared_is_said_as_ever() -> None:
+    (outcome, *_) = judged(lambda a, b: store(exact(a, b), a)[:-1], f"mm:f32:nn:{SHAPE}", ("rand",))
+    assert outcome.reason is not None
+    assert outcome.reason.code == "wrong-shape"
+
+
+@pytest.mark.parametrize(
+    ("line", "mode", "large", "expected"),
+    [
+        ("mm:f32:nn:2048x2048x2048", "auto", 2**33, False),
+        ("mm:f32:nn:2048x2048x2049", "auto", 2**33, True),
+        ("bmm:f32:nn:9x1024x1024x1024", "auto", 2**33, True),
+        ("mm:f32:nn:2048x2048x2049", "full", 2**33, False),
+        ("mm:f32:nn:64x64x64", "sampled", 2**33, True),
+        ("mm:f32:nn:64x0x64", "sampled", 2**33, False),
+        ("grouped_mm:bf16:nt:4x2048x2048x2048", "auto", 2**33, False),
+    ],
+)
+def test_only_large_problems_are_judged_by_sample(
+    monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool
+) -> None:
+    monkeypatch.setattr(operands, "LARGE", large)
+    assert sampled.applies(Problem.parse(line), mode) is expected
