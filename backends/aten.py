@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
@@ -64,6 +64,12 @@ class AtenBackend:
         if refusal := self.refusal(problem, operands.device):
             raise refusal
         return AtenPrepared(problem, operands.device)
+
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """The program is called; see ``Scripted`` in ``backend.py``."""
+        import torch
+
+        return Recipe(threads=torch.get_num_threads())
 
     def refusal(self, problem: Problem, device: str) -> Unsupported | None:
         """What :meth:`supports` refuses, and what the device does not have; ``None`` for what it computes."""

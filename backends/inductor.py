@@ -18,7 +18,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
+from pytest_gemm.backends import naming
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem, StepKind
 
@@ -227,6 +228,22 @@ class InductorBackend(abc.ABC):
         if not found:
             raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
         return tuple(found)
+
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """How a script of PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
+        from pytest_gemm.backends.artifact import constant_names, m_dimensions
+
+        spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
+        dynamic = problem.has("dyn-m")
+        return Recipe(
+            how="compile",
+            options={**spec.options, **naming.forcing(choice)},
+            constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
+            dynamic=m_dimensions(problem) if dynamic else {},
+            hint=DYN_M_HINT if dynamic else 0,
+            caches=bool(self.user_caches),
+            threads=spec.threads,
+        )
 
     def with_user_caches(self, tag: str) -> Self:
         """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""

@@ -38,8 +38,10 @@ __all__ = [
     "Dropped",
     "Prepared",
     "Proof",
+    "Recipe",
     "Registry",
     "RegistryError",
+    "Scripted",
     "Timeable",
     "Tuning",
     "Unsupported",
@@ -350,6 +352,45 @@ class Tuning(Backend, Protocol):
 
         Args:
             how: ``one``: by a rule that follows from the problem's line; ``winner``: by benchmarking all of them.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How somebody who has PyTorch alone comes to a backend's kernel: what a standalone script is written from.
+
+    Attributes:
+        how: ``eager``: the program is called; ``compile``: by ``torch.compile``; ``dynamic``: the same for any size;
+            ``aoti``: exported, compiled ahead of time into a package, and loaded.
+        options: names and values of ``torch._inductor.config`` that force the backend and the candidate.
+        constants: names of the program's tensors that are frozen parameters.
+        dynamic: dimension that is M, by name of an input, for an artifact for any M.
+        hint: the M at which that is compiled.
+        caches: PyTorch's caches are on, as they are for a user.
+        threads: of the CPU.
+        matmul: file and name of a plain function that takes the place of the product, or ``None``.
+    """
+
+    how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+    dynamic: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    hint: int = 0
+    caches: bool = False
+    threads: int = 1
+    matmul: tuple[str, str] | None = None
+
+
+@runtime_checkable
+class Scripted(Backend, Protocol):
+    """A backend whose failures can be shown by a script that needs PyTorch alone."""
+
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """How a script comes to the kernel of this candidate; "" where the backend chose and nobody knows whom.
+
+        Raises:
+            Unsupported: when no such script can be written.
         """
         ...
 

@@ -110,7 +110,8 @@ OPTIONS = (
     ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
-    Option("artifacts", "", "DIR", "keep for each failure its report, generated code and tensors"),
+    Option("artifacts", "", "DIR", "keep for each failure its report, a script, an error map, the code and the tensors"),
+    Option("defects", "", "DIR", "write a standalone script for each entry of the ledger that the run meets"),
     # -- speed ---------------------------------------------------------------------------------------
     Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
     Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
@@ -213,7 +214,7 @@ class GemmConfig:
         threads: CPU threads of this process.
         ledger: the known failures.
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
-        run_record, artifacts: where to write; ``None``: nowhere.
+        run_record, artifacts, defects: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
@@ -238,6 +239,7 @@ class GemmConfig:
     ledger_given: str
     run_record: Path | None
     artifacts: Path | None
+    defects: Path | None = None
     choices: str = ""
     timeout: float = 60.0
     compile_timeout: float = 1800.0
@@ -369,6 +371,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         ledger=_ledger(values["known-failures"], default_ledger),
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
+        defects=_writable_folder("--gemm-defects", values["defects"]),
         choices=_choices(values["choices"], values["level"]),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),

@@ -67,12 +67,22 @@ class Case:
 
 @dataclasses.dataclass
 class Evidence:
-    """What a failed case leaves behind for the artifacts folder."""
+    """What a failed case leaves behind for the artifacts folder.
+
+    Attributes:
+        operands: that it ran on.
+        actual, interval: the wrong result and what it might have been; ``None`` where there is none to compare.
+        source: the generated program, "" where there is none.
+        prepared: the compiled problem, which can be asked again until the next case; ``None`` when it never came to be.
+        place: which of several results is wrong.
+    """
 
     operands: operands.Operands
-    actual: object
-    interval: oracle.Interval
-    source: str
+    actual: torch.Tensor | None = None
+    interval: oracle.Interval | None = None
+    source: str = ""
+    prepared: Prepared | None = None
+    place: int = 0
 
 
 @dataclasses.dataclass
@@ -169,11 +179,19 @@ class Judge:
             return
         starved = False
         for outcome in self._cases(_by_tuning(case), done, withheld, timing):
+            self._keep_operands(case, outcome)
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
         if starved:
             self._known, self._earlier = (("", 0, ""), {}), ("", {})
             faults.release()
+
+    def _keep_operands(self, case: Case, outcome: Outcome) -> None:
+        """Evidence of a failure that has no wrong result to show: a crash, a fallback."""
+        known = any(kept is outcome for kept, _ in self.evidence)
+        truth = self._known[1].get(outcome.filling or (case.fillings[0] if case.fillings else ""))
+        if outcome.status.is_failure and not known and truth is not None and len(self.evidence) < _EVIDENCE:
+            self.evidence.append((outcome, Evidence(truth.operands)))
 
     def _cases(
         self,
@@ -371,7 +389,8 @@ class Judge:
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
             if len(self.evidence) < _EVIDENCE:
-                self.evidence.append((outcome, Evidence(given, results[place], intervals[place], _source(prepared))))
+                found = Evidence(given, results[place], intervals[place], _source(prepared), prepared, place)
+                self.evidence.append((outcome, found))
             return outcome
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
