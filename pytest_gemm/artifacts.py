@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_gemm import error_map, pin, program, report
-from pytest_gemm.backend import Scripted, Unsupported
+from pytest_gemm.backend import Scripted, Unsupported, in_mode
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def save(
         warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`pin.Case`.
     """
     for outcome, evidence in failed:
-        parts = (outcome.backend, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed))
+        parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed))
         place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
         place.mkdir(parents=True, exist_ok=True)
         text = report.failure(outcome, rerun) + "\n"
@@ -85,12 +85,13 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.
     Raises:
         Unsupported: when there can be none.
     """
-    if not isinstance(case.backend, Scripted):
-        raise Unsupported("no-script", f"{case.backend.name} does not say how PyTorch alone comes to its kernels")
     choice = outcome.choice or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
     if outcome.chosen and "out of the FX graph cache" in choice:
         choice = ""
-    recipe = case.backend.recipe(case.problem, evidence.operands, choice)
+    reached = in_mode(case.backend, case.mode, case.device)
+    if not isinstance(reached, Scripted):
+        raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
+    recipe = reached.recipe(case.problem, evidence.operands, choice)
     known: Mapping[str, object] = {
         field.name: getattr(evidence, field.name)
         for field in dataclasses.fields(evidence)

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checkable
 
 from pytest_gemm import device_kernels
 from pytest_gemm.outcome import Reason
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
 __all__ = [
+    "MODES",
     "Availability",
     "Backend",
     "Caching",
@@ -36,6 +37,7 @@ __all__ = [
     "Configurable",
     "Contract",
     "Dropped",
+    "Moded",
     "Prepared",
     "Proof",
     "Recipe",
@@ -45,6 +47,7 @@ __all__ = [
     "Timeable",
     "Tuning",
     "Unsupported",
+    "in_mode",
     "names_candidates",
     "tuned",
 ]
@@ -393,6 +396,38 @@ class Scripted(Backend, Protocol):
             Unsupported: when no such script can be written.
         """
         ...
+
+
+# The ways in which a user's program reaches a kernel, see docs/modes.md.
+MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
+
+
+@runtime_checkable
+class Moded(Backend, Protocol):
+    """A backend that can be reached in several modes."""
+
+    def in_mode(self, mode: str, device: str) -> Backend:
+        """A twin that is reached in this one of :data:`MODES`, the same one for the same mode.
+
+        Raises:
+            Unsupported: when the backend, the device or this release of PyTorch has no such mode.
+        """
+        ...
+
+
+def in_mode(backend: Backend, mode: str, device: str) -> Backend:
+    """The twin of a backend in a mode; the backend itself for "", its own way.
+
+    Raises:
+        Unsupported: when there is none.
+    """
+    if not mode:
+        return backend
+    if isinstance(backend, Moded):
+        return backend.in_mode(mode, device)
+    if mode == "eager":
+        return backend
+    raise Unsupported("mode", f"{backend.name} is called as it is: it has no mode {mode}", "--gemm-modes=eager")
 
 
 def tuned(backend: Backend, choices: str) -> Backend:

@@ -61,13 +61,15 @@ class GemmCheck:
 
     def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env, choice)
+        held = self._config.ledger.applicable(
+            case.backend.name, case.problem, self._test, env, choice, case.mode
+        )
         if held is None:
             return None
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
         line = case.problem.line
         outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
-        return dataclasses.replace(outcome, known_failure=held.id)
+        return dataclasses.replace(outcome, known_failure=held.id, mode=case.mode)
 
     def _judged(self, case: Case, env: Environment) -> list[Outcome]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""

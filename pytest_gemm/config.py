@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm.backend import Backend, Registry, RegistryError
+from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
-from pytest_gemm.problem import OPS, Problem, ProblemError
+from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,6 +81,12 @@ OPTIONS = (
     ),
     Option("problem", "", "LINE", "run just this problem (several: separate by commas), in every test that takes it"),
     Option("ops", "", "LIST", "only problems of these ops, comma separated"),
+    Option(
+        "modes",
+        "",
+        "LIST",
+        f"how kernels are reached: {', '.join(MODES)}; default: each backend's own way",
+    ),
     Option("seed", "0", "N", "seed of all values"),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
     Option("threads", "", "N", "CPU threads of each test process; default: the cores divided by the xdist workers"),
@@ -216,6 +222,7 @@ class GemmConfig:
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
         run_record, artifacts, defects: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
+        modes: some of :data:`pytest_gemm.backend.MODES`, in which each problem is judged; empty: each backend's own way.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
         arch: architecture to compile CUDA kernels for, "" for the device's.
@@ -240,6 +247,7 @@ class GemmConfig:
     run_record: Path | None
     artifacts: Path | None
     defects: Path | None = None
+    modes: tuple[str, ...] = ()
     choices: str = ""
     timeout: float = 60.0
     compile_timeout: float = 1800.0
@@ -372,6 +380,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         defects=_writable_folder("--gemm-defects", values["defects"]),
+        modes=_modes(values["modes"]),
         choices=_choices(values["choices"], values["level"]),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
@@ -489,6 +498,15 @@ def _ops(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in OPS:
             raise pytest.UsageError(f"--gemm-ops={text}: unknown op {name!r}; known: {', '.join(OPS)}")
+    return names
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    names = _list(text)
+    for name in names:
+        if name not in MODES:
+            hint = did_you_mean(name, MODES)
+            raise pytest.UsageError(f"--gemm-modes={text}: unknown mode {name!r}{hint}; known: {', '.join(MODES)}")
     return names
 
 

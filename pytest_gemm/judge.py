@@ -32,6 +32,7 @@ from pytest_gemm.backend import (
     Dropped,
     Prepared,
     Unsupported,
+    in_mode,
     names_candidates,
     tuned,
 )
@@ -55,6 +56,7 @@ class Case:
         device: where, ``cpu`` or ``cuda``.
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
             pattern of names; "": the backend's own way.
+        mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
     """
 
     backend: Backend
@@ -63,6 +65,7 @@ class Case:
     seed: int
     device: str
     choices: str = ""
+    mode: str = ""
 
 
 @dataclasses.dataclass
@@ -201,7 +204,11 @@ class Judge:
         timing: Timing | None,
     ) -> Iterator[Outcome]:
         try:
+            case = dataclasses.replace(case, backend=in_mode(case.backend, case.mode, case.device))
             refusal = case.backend.supports(case.problem)
+        except Unsupported as none:
+            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
+            return
         except Exception as error:  # any exception of a backend is its case's failure
             yield _crash(case, "", error, "supports", Seconds())
             return
@@ -229,6 +236,8 @@ class Judge:
             yield self._crashed(case, case.fillings[0], error, "choices", Seconds())
             return
         case = dataclasses.replace(case, fillings=_telling(case.fillings, len(choices)))
+        if case.mode == "aoti" and case.problem.constant_b:
+            case = dataclasses.replace(case, fillings=_rounding(case.fillings))
         dropped: list[Outcome] = []
         for choice in choices:
             if choice in done:
@@ -340,6 +349,8 @@ class Judge:
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
                     results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
+        except Unsupported as late:
+            return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
             return self._crashed(case, filling, error, "run", seconds, kernels, choice)
@@ -406,7 +417,7 @@ class Judge:
 
     def _earlier_results(self, case: Case) -> dict[str, tuple[torch.Tensor, ...]]:
         """Results that this backend gave for the problem at hand: a wrong one may be one of these, kept too long."""
-        key = f"{case.backend.name} {case.problem.line}"
+        key = f"{case.backend.name} {case.mode} {case.problem.line}"
         if self._earlier[0] != key:
             self._earlier = (key, {})
         return self._earlier[1]
@@ -456,7 +467,9 @@ class Judge:
         """Watch over a part of the case that may not come back."""
         filling = filling or case.fillings[0]
         return self._watch(
-            Activity(case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device)
+            Activity(
+                case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device, case.mode
+            )
         )
 
     def _crashed(
@@ -532,7 +545,7 @@ class Judge:
     def _beside_eager(
         self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], intervals: tuple[oracle.Interval, ...]
     ) -> str:
-        if case.backend.name == "aten":
+        if case.backend.name == "aten" and case.mode in {"", "eager"}:
             return ""
         if not self._may_run_eager(case.problem, case.device):
             return "eager is not run: it can kill the process"
@@ -596,6 +609,11 @@ def _telling(fillings: tuple[str, ...], choices: int) -> tuple[str, ...]:
         return fillings
     found = [next((f for f in fillings if operands.FILLINGS[f].exact is exact), "") for exact in (True, False)]
     return tuple(filter(None, found))
+
+
+def _rounding(fillings: tuple[str, ...]) -> tuple[str, ...]:
+    """The first filling whose sums round: where each costs a compile of half a minute, one has to do."""
+    return tuple(f for f in fillings if not operands.FILLINGS[f].exact)[:1] or fillings[:1]
 
 
 def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
@@ -710,7 +728,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, mode=case.mode, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

@@ -86,6 +86,7 @@ class Activity:
 
     Attributes:
         backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
+        mode: as in :class:`Outcome`.
         phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
         kernels: names of the kernels, as far as they are known by then.
         device: where the case computes, ``cpu`` or ``cuda``.
@@ -99,6 +100,7 @@ class Activity:
     choice: str = ""
     kernels: tuple[str, ...] = ()
     device: str = "cpu"
+    mode: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Outcome:
         known_failure: id of the ledger entry that explains it, or "".
         choice: the candidate of the backend that was asked for by name, "" where the backend chose.
         chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
+        mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
     """
 
     backend: str
@@ -137,3 +140,9 @@ class Outcome:
     known_failure: str = ""
     choice: str = ""
     chosen: tuple[str, ...] = ()
+    mode: str = ""
+
+    @property
+    def who(self) -> str:
+        """The backend, with the mode that was asked for: ``cpp``, ``cpp@aoti``."""
+        return f"{self.backend}@{self.mode}" if self.mode else self.backend

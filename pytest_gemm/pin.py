@@ -195,7 +195,7 @@ def _literal(tensor: torch.Tensor) -> str:
 def _head(case: Case, own: _Own | None) -> list[str]:
     outcome = case.outcome
     reason = outcome.reason.text if outcome.reason else ""
-    title = f"{outcome.problem} on {outcome.backend}: {reason}".replace("\\", "/").replace('"""', "'''")
+    title = f"{outcome.problem} on {outcome.who}: {reason}".replace("\\", "/").replace('"""', "'''")
     candidate = outcome.choice or ", ".join(outcome.chosen)
     kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
     values = f"here with {kind}" if kind else f"filling {outcome.filling or '-'}, seed {outcome.seed}"
