@@ -25,7 +25,7 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import program
+from pytest_gemm import fence, program
 from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.executed import products_in_source, record_products
@@ -320,7 +320,7 @@ def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     """``allocate`` with poison in what it returns."""
 
     def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return poison(allocate(*args, **kwargs))
+        return poison(fence.moved(allocate(*args, **kwargs), "out"))
 
     return poisoned
 
@@ -643,7 +643,8 @@ class Artifact:
                 self._compile_for(tensors)
         else:
             for binding in self._bindings:
-                setattr(self._compiled.modules[0], binding.attribute, binding.recipe(tensors[binding.source]))
+                constant = fence.moved(binding.recipe(tensors[binding.source]), "packed")
+                setattr(self._compiled.modules[0], binding.attribute, constant)
         self._bound = identity
         # Alive, so that no other tensor can take their address.
         self._kept = [tensors[n] for n in self._names]

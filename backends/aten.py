@@ -223,11 +223,12 @@ class AtenPrepared:
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Call the program eagerly and note which products the dispatcher saw."""
+        from pytest_gemm import fence
         from pytest_gemm.executed import record_products
         from pytest_gemm.precision import settings
 
         tensors = self._args(self._problem, operands)
-        with settings(self._problem), record_products() as seen:
+        with settings(self._problem), fence.products(), record_products() as seen:
             result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
         return result

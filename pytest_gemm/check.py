@@ -14,6 +14,7 @@ import pytest
 from pytest_gemm import artifacts, operands, report, session
 from pytest_gemm.backend import Backend, Caching
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import Environment, LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status
@@ -29,7 +30,16 @@ class GemmCheck:
         judged: plain data of all that was judged, for the report: ``outcomes`` and the ledger's ``use``.
     """
 
-    def __init__(self, config: GemmConfig, judge: Judge, diary: Diary, test: str, target: str) -> None:
+    def __init__(
+        self,
+        config: GemmConfig,
+        judge: Judge,
+        diary: Diary,
+        test: str,
+        target: str,
+        guarded: GuardedJudge | None = None,
+    ) -> None:
+        self._guarded = guarded
         self._config = config
         self._judge = judge
         self._diary = diary
@@ -75,7 +85,11 @@ class GemmCheck:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
         earlier = self._diary.open_call(env)
         outcomes = list(earlier.outcomes)
-        if not earlier.complete:
+        if not earlier.complete and self._guarded is not None:
+            outcomes = self._guarded.judge(case)
+            self._judge.evidence.clear()
+            self._diary.close_call()
+        elif not earlier.complete:
             judging = self._judge.judge(case, done=earlier.choices, withheld=lambda c: self._withheld(case, env, c))
             for outcome in judging:
                 outcomes.append(outcome)

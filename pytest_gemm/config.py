@@ -87,6 +87,13 @@ OPTIONS = (
         "LIST",
         f"how kernels are reached: {', '.join(MODES)}; default: each backend's own way",
     ),
+    Option(
+        "guard",
+        "none",
+        "none|pages",
+        "pages: operands and results on the CPU end, then begin, at pages that nobody may touch; in a process of its own",
+        ("none", "pages"),
+    ),
     Option("seed", "0", "N", "seed of all values"),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
     Option("threads", "", "N", "CPU threads of each test process; default: the cores divided by the xdist workers"),
@@ -223,6 +230,7 @@ class GemmConfig:
         run_record, artifacts, defects: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         modes: some of :data:`pytest_gemm.backend.MODES`, in which each problem is judged; empty: each backend's own way.
+        guard: ``none``, or ``pages`` around operands and results on the CPU.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
         arch: architecture to compile CUDA kernels for, "" for the device's.
@@ -248,6 +256,7 @@ class GemmConfig:
     artifacts: Path | None
     defects: Path | None = None
     modes: tuple[str, ...] = ()
+    guard: str = "none"
     choices: str = ""
     timeout: float = 60.0
     compile_timeout: float = 1800.0
@@ -381,6 +390,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         defects=_writable_folder("--gemm-defects", values["defects"]),
         modes=_modes(values["modes"]),
+        guard=values["guard"],
         choices=_choices(values["choices"], values["level"]),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),

@@ -37,6 +37,7 @@ from pytest_gemm.backend import (
     tuned,
 )
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.fence import Fence
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
@@ -141,13 +142,16 @@ class Judge:
         may_run_eager: whether eager ATen may be run on a problem, to set results beside its own; it
             is not asked where it is known to kill the process.
         watch: is told of everything that may not come back, for as long as it lasts.
+        fence: where operands and results lie, ``None`` for ordinary memory.
     """
 
     def __init__(
         self,
         may_run_eager: Callable[[Problem, str], bool] = lambda *_: True,
         watch: Callable[[Activity], AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+        fence: Fence | None = None,
     ) -> None:
+        self._fence = fence
         self._may_run_eager = may_run_eager
         self._watch = watch
         self._lost: dict[str, Outcome] = {}
@@ -347,7 +351,9 @@ class Judge:
             with self._doing(case, "run" if timed is None else "time", filling, kernels, choice), _quiet():
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
-                    results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
+                    fenced = contextlib.nullcontext() if self._fence is None else self._fence.running()
+                    with fenced:
+                        results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Unsupported as late:
             return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
@@ -539,6 +545,7 @@ class Judge:
             # A backend that wrote to its inputs must not spoil the next one's.
             if known is None or known.operands.changed(known.digest):
                 made = operands.make(case.problem, filling, case.seed, case.device)
+                made = made if self._fence is None else self._fence.place(made)
                 known = truths[filling] = _Truth(made, made.digest())
         return known
 

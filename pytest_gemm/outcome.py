@@ -122,6 +122,7 @@ class Outcome:
         choice: the candidate of the backend that was asked for by name, "" where the backend chose.
         chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
+        guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
     """
 
     backend: str
@@ -141,6 +142,7 @@ class Outcome:
     choice: str = ""
     chosen: tuple[str, ...] = ()
     mode: str = ""
+    guard: str = ""
 
     @property
     def who(self) -> str:

@@ -55,6 +55,7 @@ class Rerun:
         ]
         words += [f"--gemm-seed={outcome.seed}", *options]
         words += [f"--gemm-modes={outcome.mode}"] if outcome.mode else []
+        words += ["--gemm-guard=pages"] if outcome.guard else []
         return " ".join(map(shlex.quote, words))
 
 
@@ -85,6 +86,8 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
         lines.append(f"  candidate {outcome.choice}")
     kernels = ", ".join(outcome.kernels) or "unknown"
     lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
+    if outcome.guard:
+        lines.append(f"  operands and results {outcome.guard} at guard pages")
     if outcome.eager:
         lines.append(f"  beside eager: {outcome.eager}")
     if outcome.known_failure:
