@@ -238,7 +238,7 @@ class InductorBackend(abc.ABC):
         return tuple(found)
 
     def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
-        """How a script of PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
+        """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
         from pytest_gemm.backends.artifact import constant_names, m_dimensions
 
         spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
@@ -273,7 +273,7 @@ class InductorBackend(abc.ABC):
         """A twin that is reached in this mode; see ``Moded`` in ``backend.py``.
 
         Raises:
-            Unsupported: ``eager``, for its kernels are parts of compiled programs; ``cudagraphs`` without a CUDA device.
+            Unsupported: ``eager``, for its kernels are parts of compiled programs; ``cudagraphs`` without CUDA.
         """
         if mode == "eager":
             raise Unsupported("mode", f"{self.name} has no eager mode: its kernels are parts of compiled programs")

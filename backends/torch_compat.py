@@ -738,7 +738,10 @@ class CppProgram:
 
 
 # A function of C++ at the left margin, or a kernel of Triton or CUTLASS among the program's own.
-_CPP_KERNEL = re.compile(r"^(?:extern \"C\" )?void (?P<cpp>cpp_\w+)\(|\b(?P<gpu>(?:triton|cutlass)_\w+?)(?=\b)", re.MULTILINE)
+_CPP_KERNEL = re.compile(
+    r"^(?:extern \"C\" )?void (?P<cpp>cpp_\w+)\(|\b(?P<gpu>(?:triton|cutlass)_\w+?)(?=\b)", re.MULTILINE
+)
+_CPP_CALL = re.compile(r"^\s+(?:call_|launchKernel\(\s*kernels\.)?((?:cpp|triton|cutlass)_\w+)[(,]", re.MULTILINE)
 _CPP_FOREIGN = re.compile(r"\baoti_torch_\w*?_((?:\w*mm\w*|mkl_\w*linear|\w*linear_pointwise\w*|\w*matmul\w*))\(")
 _GPU_TEMPLATES = ("triton_tem_", "cutlass_")
 
@@ -752,8 +755,7 @@ def cpp_program(source: str) -> CppProgram:
             kernels[name] = bool(re.search(rf"\b{name}\w*micro_gemm|\b{name}\w*brgemm", source))
         elif re.search(rf"\b(?:call_|kernels\.)?{name}\(|kernels\.{name}\b", source):
             kernels[name] = name.startswith(_GPU_TEMPLATES)
-    body = re.findall(r"^\s+(?:call_|launchKernel\(\s*kernels\.)?((?:cpp|triton|cutlass)_\w+)[(,]", source, re.MULTILINE)
-    calls = tuple(name for name in body if name in kernels)
+    calls = tuple(name for name in _CPP_CALL.findall(source) if name in kernels)
     return CppProgram(kernels, calls, tuple(dict.fromkeys(_CPP_FOREIGN.findall(source))))
 
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["save", "save_defect"]
 
 
-def save(
-    folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = ""
-) -> None:
+def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = "") -> None:
     """One folder a failed case.
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
@@ -93,9 +91,7 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.
         raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
     recipe = reached.recipe(case.problem, evidence.operands, choice)
     known: Mapping[str, object] = {
-        field.name: getattr(evidence, field.name)
-        for field in dataclasses.fields(evidence)
-        if field.name != "source"
+        field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
     }
     return pin.script(pin.Case(outcome, recipe, warm=warm, **known))  # type: ignore[arg-type]  # fields of one name have one type
 

@@ -71,9 +71,7 @@ class GemmCheck:
 
     def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        held = self._config.ledger.applicable(
-            case.backend.name, case.problem, self._test, env, choice, case.mode
-        )
+        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env, choice, case.mode)
         if held is None:
             return None
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")

@@ -17,6 +17,7 @@ from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
+from pytest_gemm.sanitizer import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,8 +92,15 @@ OPTIONS = (
         "guard",
         "none",
         "none|pages",
-        "pages: operands and results on the CPU end, then begin, at pages that nobody may touch; in a process of its own",
+        "pages: operands and results on the CPU end, then begin, at pages that nobody may touch; in another process",
         ("none", "pages"),
+    ),
+    Option(
+        "sanitizer",
+        "none",
+        "TOOL",
+        f"run below NVIDIA's compute-sanitizer: {', '.join(TOOLS)}",
+        ("none", *TOOLS),
     ),
     Option("seed", "0", "N", "seed of all values"),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
@@ -123,7 +131,7 @@ OPTIONS = (
     ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
-    Option("artifacts", "", "DIR", "keep for each failure its report, a script, an error map, the code and the tensors"),
+    Option("artifacts", "", "DIR", "keep for each failure a report, a script, an error map, code and tensors"),
     Option("defects", "", "DIR", "write a standalone script for each entry of the ledger that the run meets"),
     # -- speed ---------------------------------------------------------------------------------------
     Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
@@ -229,7 +237,7 @@ class GemmConfig:
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
         run_record, artifacts, defects: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
-        modes: some of :data:`pytest_gemm.backend.MODES`, in which each problem is judged; empty: each backend's own way.
+        modes: some of :data:`pytest_gemm.backend.MODES`, in each of which a problem is judged; empty: its own.
         guard: ``none``, or ``pages`` around operands and results on the CPU.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
@@ -326,6 +334,15 @@ def add_options(parser: pytest.Parser) -> None:
             **switch,
         )
         parser.addini(option.ini, f"default of {option.flag}", default=option.default)
+
+
+def sanitizer(config: pytest.Config) -> str:
+    """The tool of ``--gemm-sanitizer``, ``none`` without; asked before anything else is read.
+
+    Raises:
+        pytest.UsageError: for a tool that there is not.
+    """
+    return _value(config, next(option for option in OPTIONS if option.name == "sanitizer"))
 
 
 def _value(config: pytest.Config, option: Option) -> str:

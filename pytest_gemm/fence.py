@@ -55,7 +55,7 @@ def _fenced(count: int, dtype: torch.dtype, side: Side, alignment: int) -> torch
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)  # keeps the memory alive
 
 
-_ACTIVE: ContextVar["Fence | None"] = ContextVar("pytest_gemm_fence", default=None)
+_ACTIVE: ContextVar[Fence | None] = ContextVar("pytest_gemm_fence", default=None)
 
 
 def moved(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -153,7 +153,7 @@ class _Results(TorchDispatchMode):
     """Has ATen's products write their results at pages: each is computed a second time, into such memory."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self._writing = _writing()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -197,8 +197,12 @@ class Judge:
         """Evidence of a failure that has no wrong result to show: a crash, a fallback."""
         known = any(kept is outcome for kept, _ in self.evidence)
         truth = self._known[1].get(outcome.filling or (case.fillings[0] if case.fillings else ""))
-        if outcome.status.is_failure and not known and truth is not None and len(self.evidence) < _EVIDENCE:
-            self.evidence.append((outcome, Evidence(truth.operands)))
+        if outcome.status.is_failure and not known and truth is not None:
+            self._keep(outcome, Evidence(truth.operands))
+
+    def _keep(self, outcome: Outcome, evidence: Evidence) -> None:
+        if len(self.evidence) < _EVIDENCE:
+            self.evidence.append((outcome, evidence))
 
     def _cases(
         self,
@@ -348,12 +352,14 @@ class Judge:
         started = time.perf_counter()
         kernels = _kernels_of(prepared)
         try:
-            with self._doing(case, "run" if timed is None else "time", filling, kernels, choice), _quiet():
+            with (
+                self._doing(case, "run" if timed is None else "time", filling, kernels, choice),
+                _quiet(),
+                contextlib.nullcontext() if self._fence is None else self._fence.running(),
+            ):
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
-                    fenced = contextlib.nullcontext() if self._fence is None else self._fence.running()
-                    with fenced:
-                        results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
+                    results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Unsupported as late:
             return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
@@ -375,8 +381,7 @@ class Judge:
             text = f"{len(results)} results came back, and the program has {len(outputs)}"
             return end(Status.CRASHED, Reason("wrong-outputs", text))
 
-        started = time.perf_counter()
-        phase = "reference"
+        started, phase = time.perf_counter(), "reference"
         try:
             with self._doing(case, phase, filling, kernels, choice):
                 written = given.changed(truth.digest)
@@ -405,9 +410,7 @@ class Judge:
             which = f"{compare.output_name(place, len(verdicts))}: " if len(verdicts) > 1 else ""
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
-            if len(self.evidence) < _EVIDENCE:
-                found = Evidence(given, results[place], intervals[place], _source(prepared), prepared, place)
-                self.evidence.append((outcome, found))
+            self._keep(outcome, Evidence(given, results[place], intervals[place], _source(prepared), prepared, place))
             return outcome
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)

@@ -15,7 +15,6 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -81,13 +80,13 @@ def operand(
     """What the function ``tensor`` of a script returns; ``values`` is a formula of ``i``, see ``_VALUES``."""
     n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride, strict=True)))
     i = 31 * n * n + 17 * n + seed
-    made: torch.Tensor = eval(values, {"i": i})  # noqa: S307 (one of our own formulas, the very text of the script)
+    made: torch.Tensor = eval(values, {"i": i})
     return made.to(dtype).as_strided(tuple(shape), tuple(stride), offset)
 
 
 def _offset(tensor: torch.Tensor) -> int:
     """Elements past a 64-byte boundary: what is left of an offset once the guard band before it is gone."""
-    return tensor.storage_offset() % (64 // tensor.element_size())
+    return int(tensor.storage_offset()) % (64 // tensor.element_size())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _own(case: Case) -> _Own | None:
             interval = oracle.intervals(problem, given, reference, prepared.contract)[case.place]
             expected = _in_float64(problem, program.args(problem, given), case.place)
             made: Any = prepared.run(given)
-        except Exception:  # noqa: S112 (whatever does not work with these values: the failing ones do)
+        except Exception:
             continue
         actual = (made[case.place] if isinstance(made, tuple) else made).double().cpu()
         expected, value = expected.cpu().reshape(output.result_shape), interval.value
@@ -177,9 +176,9 @@ def _traced(problem: Problem, names: Sequence[str], matmul: bool) -> str:
     graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
     lines = []
     for line in graph.python_code("self").src.splitlines():
-        line = re.sub(r";  [\w = ]* = None\b.*$", "", line).rstrip()
-        if line.strip():
-            lines.append(re.sub(r"[\w.]*_stand_in", "matmul", line))
+        kept = re.sub(r";  [\w = ]* = None\b.*$", "", line).rstrip()
+        if kept.strip():
+            lines.append(re.sub(r"[\w.]*_stand_in", "matmul", kept))
     return "\n".join(lines).replace("def forward(self, ", "def program(")
 
 
@@ -192,20 +191,26 @@ def _literal(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)}, {tuple(tensor.stride())}, {_offset(tensor)}, {tensor.dtype}"
 
 
+def _wrapped(statement: str, indent: int) -> list[str]:
+    """A long call or literal over as many lines as it takes."""
+    return textwrap.wrap(statement, 116, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _head(case: Case, own: _Own | None) -> list[str]:
     outcome = case.outcome
     reason = outcome.reason.text if outcome.reason else ""
     title = f"{outcome.problem} on {outcome.who}: {reason}".replace("\\", "/").replace('"""', "'''")
     candidate = outcome.choice or ", ".join(outcome.chosen)
+    named = f"Candidate {candidate}.  " if candidate else ""
     kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
     values = f"here with {kind}" if kind else f"filling {outcome.filling or '-'}, seed {outcome.seed}"
-    needs = "Needs torch alone" if own is not None or case.interval is None else "Needs torch and the .pt file beside it"
+    needs = "Needs torch" + (" alone" if own is not None or case.interval is None else " and the .pt file beside it")
     lines = textwrap.wrap(title, 112)[:3]
     return [
         f'"""{lines[0]}',
         *lines[1:],
         "",
-        *textwrap.wrap(f"{candidate and f'Candidate {candidate}.  '}Seen on torch {torch.__version__}, {values}.", 112)[:3],
+        *textwrap.wrap(f"{named}Seen on torch {torch.__version__}, {values}.", 112)[:3],
         f"{needs}.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.",
         '"""',
     ]
@@ -253,6 +258,42 @@ def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {**tensors, "lo": interval.lo, "hi": interval.hi, "expected": interval.expected}
 
 
+def _imports(case: Case, *, died: bool, fell_back: bool, saved: bool) -> list[str]:
+    """What the script imports; an empty folder for the caches has to be named before torch is there."""
+    recipe = case.recipe
+    names = {"sys", "traceback"}
+    names |= {"os", "tempfile"} if recipe.caches else set()
+    names |= {"subprocess"} if died or case.warm == "elsewhere" else set()
+    names |= {"re"} if fell_back else set()
+    names |= {"runpy"} if recipe.matmul else set()
+    names |= {"ctypes", "mmap"} if died and case.operands.device == "cpu" else set()
+    lines = [f"import {', '.join(sorted(names))}"]
+    if saved:
+        lines.append("from pathlib import Path")
+    if recipe.caches:
+        lines.append('os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())  # caches that start empty')
+    lines.append("import torch, torch._inductor.config" if recipe.how != "eager" else "import torch")
+    if fell_back:
+        lines.append("from torch._inductor.select_algorithm import ExternKernelCaller")
+        lines.append("from torch._inductor.utils import run_and_get_code")
+    return [*lines, ""]
+
+
+def _tensor(case: Case, formula: str, *, died: bool) -> list[str]:
+    """The function that makes operands."""
+    cuda = case.operands.device == "cuda"
+    fenced = died and not cuda
+    made = f"({formula}).to(dtype)" + ('.to("cuda")' if cuda else "")
+    return [
+        *["", ""],
+        "def tensor(shape, stride, offset, dtype, seed):",
+        "    n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride)))",
+        "    i = 31 * n * n + 17 * n + seed",
+        f"    flat = {made}" if fenced else f"    return {made}.as_strided(shape, stride, offset)",
+        *(_fence(case.outcome.guard) if fenced else ()),
+    ]
+
+
 def _lines(
     case: Case,
     tensors: dict[str, torch.Tensor],
@@ -263,19 +304,12 @@ def _lines(
     first: bool,
 ) -> list[str]:
     """The script, line by line."""
-    recipe, problem, outcome = case.recipe, case.operands.problem, case.outcome
+    recipe, problem = case.recipe, case.operands.problem
     compiled = recipe.how != "eager"
     constants = [n for n in tensors if n in recipe.constants]
     inputs = [n for n in tensors if n not in constants]
     cuda = case.operands.device == "cuda"
-    fell_back = outcome.status is Status.FELL_BACK and compiled
-    imports = {"sys", "traceback"}
-    imports |= {"os", "tempfile"} if recipe.caches else set()
-    imports |= {"subprocess"} if died or case.warm == "elsewhere" else set()
-    imports |= {"re"} if fell_back else set()
-    imports |= {"runpy"} if recipe.matmul else set()
-    fenced = died and not cuda
-    imports |= {"ctypes", "mmap"} if fenced else set()
+    fell_back = case.outcome.status is Status.FELL_BACK and compiled
     seeds = _seeds(tensors)
 
     def value(one: str, other: int = 0) -> str:
@@ -283,34 +317,14 @@ def _lines(
             return f"saved[{one!r}]"
         return f"tensor({_literal(tensors[one])}, {seeds[one] + other})"
 
-    lines = [*_head(case, own), f"import {', '.join(sorted(imports))}"]
-    if saved:
-        lines.append("from pathlib import Path")
-    if recipe.caches:
-        lines.append('os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())  # caches that start empty')
-    lines.append("import torch, torch._inductor.config" if compiled else "import torch")
-    if fell_back:
-        lines.append("from torch._inductor.select_algorithm import ExternKernelCaller")
-        lines.append("from torch._inductor.utils import run_and_get_code")
-    lines.append("")
+    lines = [*_head(case, own), *_imports(case, died=died, fell_back=fell_back, saved=saved)]
     if compiled:
-        lines += textwrap.wrap(f"OPTIONS = {_options(recipe)!r}", 116, subsequent_indent=" " * 11, break_long_words=False)
+        lines += _wrapped(f"OPTIONS = {_options(recipe)!r}", 11)
     if recipe.matmul:
         path, function = recipe.matmul
         lines.append(f"matmul = runpy.run_path({path!r})[{function!r}]")
     if not saved or first:
-        formula = own.values if own is not None else _VALUES["small integers"]
-        device = '.to("cuda")' if cuda else ""
-        lines += [
-            "",
-            "",
-            "def tensor(shape, stride, offset, dtype, seed):",
-            "    n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride)))",
-            "    i = 31 * n * n + 17 * n + seed",
-            f"    {'flat =' if fenced else 'return'} ({formula}).to(dtype){device}"
-            + ("" if fenced else ".as_strided(shape, stride, offset)"),
-            *(_FENCE if fenced else ()),
-        ]
+        lines += _tensor(case, own.values if own is not None else _VALUES["small integers"], died=died)
     lines += ["", "", *_traced(problem, list(tensors), recipe.matmul is not None).splitlines(), "", ""]
     if compiled:
         lines += _compiling(recipe, inputs, constants, fell_back=fell_back)
@@ -331,22 +345,25 @@ def _lines(
         device = "cuda" if cuda else "cpu"
         lines.append(f'saved = torch.load(Path(__file__).with_suffix(".pt"), map_location="{device}")')
     given = ", ".join(f"{n}={value(n)}" for n in tensors)
-    lines += textwrap.wrap(f"given = dict({given})", 116, subsequent_indent=" " * 13, break_long_words=False)
+    lines += _wrapped(f"given = dict({given})", 13)
     call = "run(**given)" if compiled else "program(**given)"
-    lines += ["try:", *_first(case, tensors, constants, value), *_run(case, call, cuda)]
-    lines += _verdict(case, own, saved=saved, fell_back=fell_back)
-    return lines
+    lines += ["try:", *_first(case, constants, value), *_run(case, call, cuda)]
+    return lines + _verdict(case, own, saved=saved, fell_back=fell_back)
 
 
-# In the function ``tensor`` of a script whose kernel reads or writes past an end: it has to end with a page.
-_FENCE: Final = (
-    "    size = -(-flat.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # the page after these cannot be touched",
-    "    memory = mmap.mmap(-1, size + mmap.PAGESIZE)",
-    "    end = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size",
-    "    ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0)",
-    "    here = torch.frombuffer(memory, dtype=dtype, offset=size - flat.nbytes, count=flat.numel())",
-    "    return here.copy_(flat).as_strided(shape, stride, offset)",
-)
+def _fence(side: str) -> tuple[str, ...]:
+    """In the function ``tensor`` of a script whose kernel leaves its operands: they end, or begin, with a page."""
+    before = side == "begin"
+    protected = "start" if before else "start + mmap.PAGESIZE + size"
+    offset = "mmap.PAGESIZE" if before else "mmap.PAGESIZE + size - flat.nbytes"
+    return (
+        "    size = -(-flat.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE",
+        "    memory = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)",
+        "    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))",
+        f"    ctypes.CDLL(None).mprotect(ctypes.c_void_p({protected}), mmap.PAGESIZE, 0)  # nobody may touch it",
+        f"    here = torch.frombuffer(memory, dtype=dtype, offset={offset}, count=flat.numel())",
+        "    return here.copy_(flat).as_strided(shape, stride, offset)",
+    )
 
 
 def _compiling(recipe: Recipe, inputs: Sequence[str], constants: Sequence[str], *, fell_back: bool) -> list[str]:
@@ -414,14 +431,12 @@ def _switches(problem: Problem, cuda: bool, recipe: Recipe) -> list[str]:
     return lines
 
 
-def _first(
-    case: Case, tensors: dict[str, torch.Tensor], constants: Sequence[str], value: Callable[[str, int], str]
-) -> list[str]:
+def _first(case: Case, constants: Sequence[str], value: Callable[[str, int], str]) -> list[str]:
     """What is compiled before: the same with other constants, or for the M of the artifact."""
     recipe = case.recipe
     if case.warm:
         others = ", ".join(f"{n}={value(n, 100)}" for n in constants)
-        lines = textwrap.wrap(f"    other = {{**given, **dict({others})}}", 112, subsequent_indent=" " * 8)
+        lines = _wrapped(f"    other = {{**given, **dict({others})}}", 8)
         if case.warm == "elsewhere":
             return [
                 *lines,

@@ -73,7 +73,7 @@ class CallableBackend:
         """
         code, name = getattr(self.matmul, "__code__", None), getattr(self.matmul, "__name__", "")
         if code is None or not name.isidentifier() or getattr(self.matmul, "__qualname__", "") != name:
-            raise Unsupported("no-script", f"a script can load a function of a file by its name, and {self.name} is none")
+            raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
         return Recipe(threads=torch.get_num_threads(), matmul=(code.co_filename, name))
 
 

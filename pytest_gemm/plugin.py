@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, hookspec, selection, session
+from pytest_gemm import ahead, distribution, hookspec, sanitizer, selection, session
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Configurable, Registry, RegistryError
@@ -67,9 +67,13 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A crash is a result."""
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
+    if (tool := gemm_config_room.sanitizer(config)) != "none":
+        given = config.invocation_params
+        return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
     distribution.allow_crashes(config)
+    return None
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend

@@ -11,7 +11,6 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import machine, report, results
