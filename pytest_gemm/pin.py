@@ -167,7 +167,7 @@ def _traced(problem: Problem, names: Sequence[str], matmul: bool) -> str:
     tensors: dict[str, Any] = {name: torch.fx.Proxy(graph.placeholder(name), tracer) for name in names}
 
     def mine(a: Any, b: Any) -> Any:
-        return tracer.create_proxy("call_function", _stand_in, (a, b), {})
+        return tracer.create_proxy("call_function", product, (a, b), {})
 
     try:
         result: Any = program.build(problem, mine if matmul else None)(**tensors)
@@ -178,11 +178,12 @@ def _traced(problem: Problem, names: Sequence[str], matmul: bool) -> str:
     for line in graph.python_code("self").src.splitlines():
         kept = re.sub(r";  [\w = ]* = None\b.*$", "", line).rstrip()
         if kept.strip():
-            lines.append(re.sub(r"[\w.]*_stand_in", "matmul", kept))
-    return "\n".join(lines).replace("def forward(self, ", "def program(")
+            lines.append(re.sub(r"[\w.]*_product\(", "matmul(", kept))
+    text = "\n".join(lines).replace("def forward(self, ", "def program(")
+    return text.replace("):", ", matmul=torch.matmul):", 1) if matmul else text
 
 
-def _stand_in(a: Any, b: Any) -> Any:
+def product(a: Any, b: Any) -> Any:
     """Takes the place of a plain function in a traced program."""
     raise NotImplementedError
 
@@ -246,6 +247,8 @@ def script(case: Case) -> Script:
     lines = _lines(case, tensors, own, saved=saved, died=died, first=first)
     if len(lines) >= LONGEST:  # one empty line between two functions does
         lines = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
+    if len(lines) >= LONGEST:
+        lines = lines[: (code := lines.index('"""') + 1)] + [line for line in lines[code:] if line]
     return Script(
         "\n".join(lines) + "\n",
         _saved(case, tensors) if saved else {},
@@ -322,7 +325,7 @@ def _lines(
         lines += _wrapped(f"OPTIONS = {_options(recipe)!r}", 11)
     if recipe.matmul:
         path, function = recipe.matmul
-        lines.append(f"matmul = runpy.run_path({path!r})[{function!r}]")
+        lines.append(f"mine = runpy.run_path({path!r})[{function!r}]")
     if not saved or first:
         lines += _tensor(case, own.values if own is not None else _VALUES["small integers"], died=died)
     lines += ["", "", *_traced(problem, list(tensors), recipe.matmul is not None).splitlines(), "", ""]
@@ -346,7 +349,9 @@ def _lines(
         lines.append(f'saved = torch.load(Path(__file__).with_suffix(".pt"), map_location="{device}")')
     given = ", ".join(f"{n}={value(n)}" for n in tensors)
     lines += _wrapped(f"given = dict({given})", 13)
-    call = "run(**given)" if compiled else "program(**given)"
+    call = "run(**given)" if compiled else f"program(**given{', matmul=mine' if recipe.matmul else ''})"
+    if recipe.dynamic:
+        lines.append("first = dict(given)")
     lines += ["try:", *_first(case, constants, value), *_run(case, call, cuda)]
     return lines + _verdict(case, own, saved=saved, fell_back=fell_back)
 
@@ -447,9 +452,9 @@ def _first(case: Case, constants: Sequence[str], value: Callable[[str, int], str
         return [*lines, "    run(**other)  # fills the caches", "    torch.compiler.reset()"]
     if recipe.dynamic:
         return [
-            f"    def at(t, dimension):  # as t is, with M = {recipe.hint}",
-            f"        return t.narrow(dimension, 0, 1).repeat_interleave({recipe.hint}, dimension)",
-            f"    run(**{{**given, **{{n: at(given[n], d) for n, d in {dict(recipe.dynamic)!r}.items()}}}})",
+            f"    for name, dim in {dict(recipe.dynamic)!r}.items():  # compiled at M = {recipe.hint}",
+            f"        first[name] = given[name].narrow(dim, 0, 1).repeat_interleave({recipe.hint}, dim)",
+            "    run(**first)",
         ]
     return []
 

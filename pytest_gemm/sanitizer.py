@@ -26,6 +26,10 @@ TOOLS: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Exit status of the tool when it has found something; pytest has none of this number.
 _FOUND: Final = 86
 _SHOWN: Final = 30
+# How the lines begin that speak of a fault, by the tools of 2024 and later.
+_COMPLAINT: Final = re.compile(
+    r"Invalid|Uninitialized|Error: |Race reported|Barrier error|Program hit|Potential|Warning: "
+)
 
 
 def find(environment: Mapping[str, str] = os.environ) -> str:
@@ -58,10 +62,8 @@ def findings(logs: Iterable[str]) -> Counter[tuple[str, str]]:
     for log in logs:
         lines = [line.removeprefix("=========").strip() for line in log.splitlines() if line.startswith("=========")]
         for line, after in zip(lines, [*lines[1:], ""], strict=True):
-            if re.match(
-                r"(Invalid|Uninitialized|Error: |Race reported|Barrier error|Program hit|Potential|Warning: )", line
-            ):
-                kernel = re.match(r"at (?:.*? in )?(?:void )?([\w:]+)", after)
+            if _COMPLAINT.match(line):
+                kernel = re.match(r"at (?:0x[0-9a-f]+ in )?(?:\S+:\d+:)?(?:void )?([\w:]+)", after)
                 complaint = re.sub(r"0x[0-9a-f]+", "...", line)
                 found[complaint, kernel[1] if kernel else "?"] += 1
     return found
