@@ -25,7 +25,7 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import program
+from pytest_gemm import fence, program
 from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.executed import products_in_source, record_products
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artifact",
+    "CalledPrepared",
     "CompileSpec",
     "InductorPrepared",
     "RecompileError",
@@ -319,7 +320,7 @@ def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     """``allocate`` with poison in what it returns."""
 
     def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return poison(allocate(*args, **kwargs))
+        return poison(fence.moved(allocate(*args, **kwargs), "out"))
 
     return poisoned
 
@@ -351,6 +352,8 @@ class _Compiled:
     observed: tuple[str, ...]
     order: tuple[str, ...]
     calls: list[str]
+    text: str = ""
+    in_cpp: bool = False
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -360,7 +363,7 @@ class _Compiled:
     @property
     def source(self) -> str:
         """Text of the generated wrapper, with its kernels."""
-        return "\n".join(_source(m) for m in self.modules)
+        return self.text or "\n".join(_source(m) for m in self.modules)
 
 
 def _source(module: ModuleType) -> str:
@@ -469,6 +472,20 @@ def _left_out(why: Exception | Reason) -> Reason:
     return torch_compat.why_dropped(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
 
 
+# Modes in which C++ calls the kernels: nobody can count them, and what the program calls is read in it.
+_IN_CPP = frozenset({"aoti", "cpp-wrapper"})
+
+
+def _entry(
+    problem: Problem, module: torch.nn.Module, args: list[torch.Tensor], inputs: tuple[str, ...], spec: CompileSpec
+) -> tuple[Callable[..., torch.Tensor], str]:
+    """The program as a user of the mode calls it, and its generated text where no Python module has it."""
+    if spec.mode != "aoti":
+        return torch.compile(module, fullgraph=True, dynamic=True if spec.mode == "dynamic" else None), ""
+    dims = m_dimensions(problem) if problem.has("dyn-m") else {}
+    return torch_compat.ahead_of_time(module, args, [dims.get(name) for name in inputs], spec.options)
+
+
 def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
     """Compile the program with these constants inside, and run it once on the inputs."""
     inputs = tuple(n for n in tensors if n not in constants)
@@ -483,9 +500,9 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 spec.options, directory=spec.directory, user_caches=spec.user_caches, candidate=candidate
             ) as seen,
         ):
-            # In here: it makes Inductor set its folder in the environment.
-            function: Callable[..., torch.Tensor] = torch.compile(module, fullgraph=True)
             try:
+                # In here: it makes Inductor set its folder in the environment.
+                function, text = _entry(problem, module, args, inputs, spec)
                 function(*args)
                 break
             except Exception as error:
@@ -499,8 +516,9 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
     seen.failed.clear()  # the exceptions hold their frames, and these the graph
     seen.dropped.update(dropped)
     modules = tuple({id(m): m for m in seen.modules}.values())
-    source = "\n".join(map(_source, modules))
-    kernels: dict[str, bool] = {}
+    source = text or "\n".join(map(_source, modules))
+    in_cpp = torch_compat.cpp_program(source) if spec.mode in _IN_CPP else None
+    kernels: dict[str, bool] = dict(in_cpp.kernels) if in_cpp else {}
     calls: list[str] = []
     for loaded in modules:
         for name, template in torch_compat.kernels_of(_source(loaded)).items():
@@ -520,8 +538,11 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
         record_products() as observed,
     ):
         function(*args)
+    order, foreign = tuple(calls), products_in_source(source)
+    if in_cpp is not None:
+        order, foreign = in_cpp.calls, tuple(dict.fromkeys((*foreign, *in_cpp.foreign)))
     return _Compiled(
-        function, inputs, seen, modules, kernels, products_in_source(source), tuple(observed), tuple(calls), calls
+        function, inputs, seen, modules, kernels, foreign, tuple(observed), order, calls, text, in_cpp is not None
     )
 
 
@@ -532,6 +553,7 @@ class CompileSpec:
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
     A number that leads to a candidate which is dropped gives way to the next one, a name does not.
+    ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     """
 
@@ -543,6 +565,7 @@ class CompileSpec:
     rebind: bool = True
     candidate: int | str | None = None
     device_kernel: str = ""
+    mode: str = ""
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -562,6 +585,7 @@ class Artifact:
     """
 
     def __init__(self, problem: Problem, tensors: Tensors, spec: CompileSpec) -> None:
+        self._recorded: tuple[str, ...] = ()
         self.problem = problem
         self.spec = spec
         self.compiles = 0
@@ -619,7 +643,8 @@ class Artifact:
                 self._compile_for(tensors)
         else:
             for binding in self._bindings:
-                setattr(self._compiled.modules[0], binding.attribute, binding.recipe(tensors[binding.source]))
+                constant = fence.moved(binding.recipe(tensors[binding.source]), "packed")
+                setattr(self._compiled.modules[0], binding.attribute, constant)
         self._bound = identity
         # Alive, so that no other tensor can take their address.
         self._kept = [tensors[n] for n in self._names]
@@ -642,11 +667,32 @@ class Artifact:
                 torch_compat.never_recompile(),
                 _poisoned(compiled.modules),
             ):
-                return compiled.function(*args)
+                return compiled.function(*args) if self.spec.mode != "cudagraphs" else self._replayed(args)
         except RuntimeError as error:
             if torch_compat.recompiled(error):
                 raise RecompileError(f"{self.problem}: {error}") from error
             raise
+
+    def _replayed(self, args: list[torch.Tensor]) -> Any:
+        """The result of a replayed CUDA graph, copied out of the graph's own memory.
+
+        The first calls warm up and record, so it is called until it can only be a replay.  Kernels are called from
+        Python while they are recorded and not when they are replayed: those calls are what the proof goes by.
+
+        Raises:
+            Unsupported: when PyTorch has not made a graph of the program.
+        """
+        calls, skipped = self._compiled.calls, torch_compat.graphs_skipped()
+        made: Any = None
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            made = self._compiled.function(*args)
+        if torch_compat.graphs_skipped() > skipped:
+            raise Unsupported("cudagraphs-skipped", "PyTorch made no CUDA graph of the program")
+        if calls:
+            self._recorded = tuple(dict.fromkeys(calls))
+        calls[:] = self._recorded
+        return tuple(one.clone() for one in made) if isinstance(made, tuple) else made.clone()
 
     def proof(self) -> Proof:
         """What the last run executed, what the module defines and what was chosen."""
@@ -664,7 +710,7 @@ class Artifact:
         return Proof(
             chosen=chosen,
             generated=templates,
-            executed=tuple(c for c in compiled.calls if c in templates),
+            executed=tuple(c for c in (compiled.order if compiled.in_cpp else compiled.calls) if c in templates),
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
@@ -775,3 +821,13 @@ class InductorPrepared:
     def source(self) -> str:
         """Text of the generated program, for the artifacts of a failure."""
         return self.artifact.source
+
+
+class CalledPrepared(InductorPrepared):
+    """A compiled program whose products are ATen's own: they are what it is asked for, and nothing has to be proved."""
+
+    def proof(self) -> Proof:
+        """The products that the program calls, by what the dispatcher saw and by its text."""
+        compiled = self.artifact._compiled
+        seen = tuple(dict.fromkeys((*compiled.observed, *compiled.foreign_calls)))
+        return Proof(executed=seen or compiled.order, provable=False)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
 from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.inductor import InductorBackend, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_gemm.backends.artifact import InductorPrepared
     from pytest_gemm.operands import Operands
 
-__all__ = ["AtenBackend", "AtenPrepared"]
+__all__ = ["AtenBackend", "AtenPrepared", "CompiledAten"]
 
 
 class AtenBackend:
@@ -26,6 +29,17 @@ class AtenBackend:
 
     name = "aten"
     devices = ("cpu", "cuda")
+
+    def in_mode(self, mode: str, device: str) -> AtenBackend | InductorBackend:
+        """Eager, or the same products in a program that ``torch.compile`` makes; see ``Moded`` in ``backend.py``.
+
+        Raises:
+            Unsupported: ``cudagraphs`` without a CUDA device.
+        """
+        if mode == "eager":
+            return self
+        found = _compiled(device)
+        return found.in_mode(mode, device)
 
     def availability(self, device: str) -> Availability:
         """PyTorch itself, and for ``cuda`` a device that it sees."""
@@ -67,10 +81,69 @@ class AtenBackend:
             raise refusal
         return AtenPrepared(problem, operands.device)
 
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """The program is called; see ``Scripted`` in ``backend.py``."""
+        import torch
+
+        return Recipe(threads=torch.get_num_threads())
+
     def refusal(self, problem: Problem, device: str) -> Unsupported | None:
         """What :meth:`supports` refuses, and what the device does not have; ``None`` for what it computes."""
         own = _refused_on_cuda if device == "cuda" else _refused_on_cpu
         return self.supports(problem) or own(problem)
+
+
+class CompiledAten(InductorBackend):
+    """ATen's products in a program of Inductor's, as ``torch.compile`` without autotuning has them.
+
+    Whatever is around the product may be fused into a kernel, and so it is held to *either*.  What Inductor writes
+    without a product (an outer product, a vector's) is Inductor's and judged all the same.
+
+    Args:
+        device: where it computes.
+    """
+
+    name = "aten"
+    inductor_name = "ATEN"
+    devices = ("cpu", "cuda")
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def availability(self, device: str) -> Availability:
+        """As eager ATen."""
+        return AtenBackend().availability(device)
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        """What eager ATen supports, but for sizes that no artifact for any M contains."""
+        return unclaimed(problem) or AtenBackend().supports(problem)
+
+    def options(self, problem: Problem) -> dict[str, Any]:
+        """PyTorch's defaults: no autotuning, no frozen weight."""
+        return {"compile_threads": 1}
+
+    def sum(self, problem: Problem) -> Contract:
+        """As eager ATen."""
+        return AtenPrepared(problem, self._device).contract
+
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
+        """Compile the problem.
+
+        Raises:
+            Unsupported: what eager ATen refuses on the device.
+        """
+        from pytest_gemm.backends.artifact import CalledPrepared
+
+        if refusal := AtenBackend().refusal(problem, operands.device):
+            raise refusal
+        artifact = self.artifact(problem, operands, choice)
+        return CalledPrepared(problem, artifact, self.contract(problem, artifact))
+
+
+@functools.cache
+def _compiled(device: str) -> CompiledAten:
+    return CompiledAten(device)
 
 
 def _refused_on_cpu(problem: Problem) -> Unsupported | None:
@@ -154,11 +227,12 @@ class AtenPrepared:
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Call the program eagerly and note which products the dispatcher saw."""
+        from pytest_gemm import fence
         from pytest_gemm.executed import record_products
         from pytest_gemm.precision import settings
 
         tensors = self._args(self._problem, operands)
-        with settings(self._problem), record_products() as seen:
+        with settings(self._problem), fence.products(), record_products() as seen:
             result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
         return result

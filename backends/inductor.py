@@ -15,10 +15,12 @@ import fnmatch
 import os
 import zlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
+from pytest_gemm.backends import naming
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem, StepKind
 
@@ -45,6 +47,12 @@ __all__ = [
 # The M at which a dyn-m artifact is compiled, whatever M is asked for first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
 DYN_M_HINT = 61
+
+# What a mode asks of Inductor; aoti and dynamic are asked for where the program is handed over.
+_MODE_OPTIONS: Mapping[str, dict[str, Any]] = {
+    "cudagraphs": {"triton.cudagraphs": True},
+    "cpp-wrapper": {"cpp_wrapper": True},
+}
 
 _KEPT_ARTIFACTS = 16
 # Artifacts of single candidates that are kept: those for any M, which many problems share.
@@ -137,6 +145,7 @@ class InductorBackend(abc.ABC):
         self.candidates = candidates or type(self).candidates
         self.user_caches = user_caches
         self.rebind = rebind and not user_caches
+        self.mode = ""
         self._keep = keep
         self._begin()
 
@@ -228,6 +237,22 @@ class InductorBackend(abc.ABC):
             raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
         return tuple(found)
 
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
+        from pytest_gemm.backends.artifact import constant_names, m_dimensions
+
+        spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
+        dynamic = problem.has("dyn-m")
+        return Recipe(
+            how="dynamic" if self.mode == "dynamic" else "aoti" if self.mode == "aoti" else "compile",
+            options={**spec.options, **naming.forcing(choice)},
+            constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
+            dynamic=m_dimensions(problem) if dynamic else {},
+            hint=DYN_M_HINT if dynamic else 0,
+            caches=bool(self.user_caches),
+            threads=spec.threads,
+        )
+
     def with_user_caches(self, tag: str) -> Self:
         """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
         twin = self._twin()
@@ -243,6 +268,23 @@ class InductorBackend(abc.ABC):
             twin = self._twins[candidates] = self._twin()
             twin.candidates = candidates
         return self._twins[candidates]
+
+    def in_mode(self, mode: str, device: str) -> InductorBackend:
+        """A twin that is reached in this mode; see ``Moded`` in ``backend.py``.
+
+        Raises:
+            Unsupported: ``eager``, for its kernels are parts of compiled programs; ``cudagraphs`` without CUDA.
+        """
+        if mode == "eager":
+            raise Unsupported("mode", f"{self.name} has no eager mode: its kernels are parts of compiled programs")
+        if mode == "cudagraphs" and device != "cuda":
+            raise Unsupported("mode", f"CUDA graphs record what a CUDA device does, and {self.name} is on the {device}")
+        if mode == "static":  # torch.compile for the sizes at hand: its own way
+            return self
+        if mode not in self._twins:
+            twin = self._twins[mode] = self._twin()
+            twin.mode = mode
+        return self._twins[mode]
 
     def _twin(self) -> Self:
         """A copy with the same settings, which has compiled nothing yet."""
@@ -307,12 +349,13 @@ class InductorBackend(abc.ABC):
 
         return CompileSpec(
             self.inductor_name,
-            self.options(problem) | dict(space.options),
+            self.options(problem) | dict(space.options) | _MODE_OPTIONS.get(self.mode, {}),
             str(cache_dir()),
             threads=self._threads(),
             user_caches=self.user_caches,
             rebind=self.rebind,
             device_kernel=self.device_kernel,
+            mode=self.mode,
         )
 
     def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:

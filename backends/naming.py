@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["plain", "unique"]
+__all__ = ["forcing", "plain", "unique"]
 
 
 def plain(text: str) -> str:
@@ -52,3 +52,27 @@ def _telling(group: Sequence[Mapping[str, object]]) -> list[str]:
             chosen.append(key)
             parts = split
     return chosen
+
+
+_TRITON = re.compile(r"(?P<template>triton_\w+)-(?P<tile>\d+x\d+x\d+),s(?P<stages>\d+),w(?P<warps>\d+)(?P<more>[^@]*)")
+_CUTLASS = re.compile(r"(?P<name>cutlass\w+),swizzle=(?P<swizzle>\d+)")
+
+
+def forcing(name: str) -> dict[str, str]:
+    """Options of Inductor that leave no other candidate than the one of this name, for a program of one product.
+
+    Empty where there is nothing to leave out: the C++ templates have one candidate for a problem on a machine.
+    """
+    names, descriptions = "test_configs.autotune_choice_name_regex", "test_configs.autotune_choice_desc_regex"
+    if found := _TRITON.fullmatch(name):
+        facts = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), found["tile"].split("x"), strict=True))
+        facts |= {"num_stages": found["stages"], "num_warps": found["warps"]}
+        facts |= dict(part.split("=") for part in found["more"].split(",") if "=" in part)
+        # A description lists them as NAME=value or NAME='value'; the order is Inductor's.
+        wanted = "".join(rf"(?=.*\b{key}='?{re.escape(value)}\b)" for key, value in facts.items())
+        return {names: rf"^{found['template']}_\d+$", descriptions: wanted}
+    if found := _CUTLASS.fullmatch(name):
+        return {descriptions: rf"^{found['name']} swizzle={found['swizzle']}$"}
+    if name.startswith("decompose_k"):
+        return {names: rf"^{re.escape(name)}(_\d+)?$"}
+    return {}

@@ -29,12 +29,16 @@ from pytest_gemm.backends import naming
 from pytest_gemm.outcome import Reason
 
 __all__ = [
+    "CppProgram",
     "Packing",
     "Session",
+    "ahead_of_time",
     "allocators_of",
     "cache_dir_set",
     "choice_names",
+    "cpp_program",
     "forget_module",
+    "graphs_skipped",
     "kernels_of",
     "lacks",
     "mark_dynamic",
@@ -720,6 +724,80 @@ def kernels_of(source: str) -> dict[str, bool]:
         mark = _TEMPLATE_MARKS.get(match["kind"])
         found[match["name"]] = bool(mark and mark.search(match["body"]))
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class CppProgram:
+    """What the text of a program says whose kernels are called by C++.
+
+    Attributes:
+        kernels: that it defines: name -> whether it is a matrix product template.
+        calls: kernels in the order in which it calls them.
+        foreign: products of ATen, MKL and oneDNN that it calls.
+    """
+
+    kernels: Mapping[str, bool]
+    calls: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+# A function of C++ at the left margin, or a kernel of Triton or CUTLASS among the program's own.
+_CPP_KERNEL = re.compile(
+    r"^(?:extern \"C\" )?void (?P<cpp>cpp_\w+)\(|\b(?P<gpu>(?:triton|cutlass)_\w+?)(?=\b)", re.MULTILINE
+)
+_CPP_CALL = re.compile(r"^\s+(?:call_|launchKernel\(\s*kernels\.)?((?:cpp|triton|cutlass)_\w+)[(,]", re.MULTILINE)
+_CPP_FOREIGN = re.compile(r"\baoti_torch_\w*?_((?:\w*mm\w*|mkl_\w*linear|\w*linear_pointwise\w*|\w*matmul\w*))\(")
+_GPU_TEMPLATES = ("triton_tem_", "cutlass_")
+
+
+def cpp_program(source: str) -> CppProgram:
+    """Read a program of AOTInductor's, or one behind Inductor's C++ wrapper."""
+    kernels: dict[str, bool] = {}
+    for match in _CPP_KERNEL.finditer(source):
+        name = match["cpp"] or match["gpu"]
+        if match["cpp"]:
+            kernels[name] = bool(re.search(rf"\b{name}\w*micro_gemm|\b{name}\w*brgemm", source))
+        elif re.search(rf"\b(?:call_|kernels\.)?{name}\(|kernels\.{name}\b", source):
+            kernels[name] = name.startswith(_GPU_TEMPLATES)
+    calls = tuple(name for name in _CPP_CALL.findall(source) if name in kernels)
+    return CppProgram(kernels, calls, tuple(dict.fromkeys(_CPP_FOREIGN.findall(source))))
+
+
+def ahead_of_time(
+    module: torch.nn.Module, args: Sequence[torch.Tensor], dynamic: Sequence[int | None], options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], str]:
+    """Export a module, compile it with AOTInductor into a package, load that, and read what was generated.
+
+    Args:
+        module: a straight-line program.
+        args: its arguments.
+        dynamic: for each argument the dimension that is M, ``None`` for none.
+        options: of Inductor.
+
+    Returns:
+        the loaded program, and the text of its C++.
+    """
+    import tempfile
+    import zipfile
+    from pathlib import Path
+
+    m = torch.export.Dim("m", min=2)
+    shapes = tuple(None if dimension is None else {dimension: m} for dimension in dynamic)
+    exported = torch.export.export(module, tuple(args), dynamic_shapes=shapes if any(shapes) else None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "program.pt2")
+        torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=dict(options))
+        with zipfile.ZipFile(path) as package:
+            names = [name for name in package.namelist() if name.endswith((".cpp", ".cu"))]
+            text = "\n".join(package.read(name).decode() for name in names)
+        return torch._inductor.aoti_load_package(path), text
+
+
+def graphs_skipped() -> int:
+    """How often PyTorch has run without the CUDA graph that it was asked for."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["cudagraph_skips"])
 
 
 def allocators_of(module: ModuleType) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checkable
 
 from pytest_gemm import device_kernels
 from pytest_gemm.outcome import Reason
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
 __all__ = [
+    "MODES",
     "Availability",
     "Backend",
     "Caching",
@@ -36,13 +37,17 @@ __all__ = [
     "Configurable",
     "Contract",
     "Dropped",
+    "Moded",
     "Prepared",
     "Proof",
+    "Recipe",
     "Registry",
     "RegistryError",
+    "Scripted",
     "Timeable",
     "Tuning",
     "Unsupported",
+    "in_mode",
     "names_candidates",
     "tuned",
 ]
@@ -352,6 +357,77 @@ class Tuning(Backend, Protocol):
             how: ``one``: by a rule that follows from the problem's line; ``winner``: by benchmarking all of them.
         """
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How somebody who has PyTorch alone comes to a backend's kernel: what a standalone script is written from.
+
+    Attributes:
+        how: ``eager``: the program is called; ``compile``: by ``torch.compile``; ``dynamic``: the same for any size;
+            ``aoti``: exported, compiled ahead of time into a package, and loaded.
+        options: names and values of ``torch._inductor.config`` that force the backend and the candidate.
+        constants: names of the program's tensors that are frozen parameters.
+        dynamic: dimension that is M, by name of an input, for an artifact for any M.
+        hint: the M at which that is compiled.
+        caches: PyTorch's caches are on, as they are for a user.
+        threads: of the CPU.
+        matmul: file and name of a plain function that takes the place of the product, or ``None``.
+    """
+
+    how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+    dynamic: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    hint: int = 0
+    caches: bool = False
+    threads: int = 1
+    matmul: tuple[str, str] | None = None
+
+
+@runtime_checkable
+class Scripted(Backend, Protocol):
+    """A backend whose failures can be shown by a script that needs PyTorch alone."""
+
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """How a script comes to the kernel of this candidate; "" where the backend chose and nobody knows whom.
+
+        Raises:
+            Unsupported: when no such script can be written.
+        """
+        ...
+
+
+# The ways in which a user's program reaches a kernel, see docs/modes.md.
+MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
+
+
+@runtime_checkable
+class Moded(Backend, Protocol):
+    """A backend that can be reached in several modes."""
+
+    def in_mode(self, mode: str, device: str) -> Backend:
+        """A twin that is reached in this one of :data:`MODES`, the same one for the same mode.
+
+        Raises:
+            Unsupported: when the backend, the device or this release of PyTorch has no such mode.
+        """
+        ...
+
+
+def in_mode(backend: Backend, mode: str, device: str) -> Backend:
+    """The twin of a backend in a mode; the backend itself for "", its own way.
+
+    Raises:
+        Unsupported: when there is none.
+    """
+    if not mode:
+        return backend
+    if isinstance(backend, Moded):
+        return backend.in_mode(mode, device)
+    if mode == "eager":
+        return backend
+    raise Unsupported("mode", f"{backend.name} is called as it is: it has no mode {mode}", "--gemm-modes=eager")
 
 
 def tuned(backend: Backend, choices: str) -> Backend:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import report, session
+from pytest_gemm import artifacts, operands, report, session
 from pytest_gemm.backend import Backend, Caching
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.judge import Case, Judge, run_once
+from pytest_gemm.guarded import GuardedJudge
+from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import Environment, LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.watch import Diary
@@ -30,13 +31,23 @@ class GemmCheck:
         judged: plain data of all that was judged, for the report: ``outcomes`` and the ledger's ``use``.
     """
 
-    def __init__(self, config: GemmConfig, judge: Judge, diary: Diary, test: str, target: str) -> None:
+    def __init__(
+        self,
+        config: GemmConfig,
+        judge: Judge,
+        diary: Diary,
+        test: str,
+        target: str,
+        guarded: GuardedJudge | None = None,
+    ) -> None:
+        self._guarded = guarded
         self._config = config
         self._judge = judge
         self._diary = diary
         self._test = test
         self._target = target
         self._use = LedgerUse()
+        self._warm = ""
         self.judged: dict[str, Any] = {"outcomes": [], "use": {}}
 
     def __call__(self, case: Case) -> list[Outcome]:
@@ -72,18 +83,19 @@ class GemmCheck:
         held = self._withheld(case, env, "")
         if held is not None:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
+            self._save_withheld(case, held)
             pytest.xfail(f"{held.known_failure}: {held.reason}")
         return self.finish(case, self._judged(case, env, judging))
 
     def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env, choice)
+        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env, choice, case.mode)
         if held is None:
             return None
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
         line = case.problem.line
         outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
-        return dataclasses.replace(outcome, known_failure=held.id)
+        return dataclasses.replace(outcome, known_failure=held.id, mode=case.mode)
 
     def _judged(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
@@ -91,7 +103,11 @@ class GemmCheck:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
         earlier = self._diary.open_call(env)
         outcomes = list(earlier.outcomes)
-        if not earlier.complete:
+        if not earlier.complete and self._guarded is not None:
+            outcomes = self._guarded.judge(case)
+            self._judge.evidence.clear()
+            self._diary.close_call()
+        elif not earlier.complete:
             for outcome in judging(earlier.choices):
                 outcomes.append(outcome)
                 self._diary.judged(outcome)
@@ -115,6 +131,7 @@ class GemmCheck:
         Each call starts with empty caches.  Ends the test as *unsupported* for a backend that keeps none.
         """
         if isinstance(case.backend, Caching):
+            self._warm = "here"
             return case.backend.with_user_caches(uuid.uuid4().hex)
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
         self.finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
@@ -127,6 +144,7 @@ class GemmCheck:
         """
         if self._withheld(case, session.environment(case.device), "") is not None:
             return  # judging it will say so
+        self._warm = "elsewhere"
         try:
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
                 pool.submit(run_once, case, self._config.threads).result()
@@ -157,8 +175,8 @@ class GemmCheck:
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
         rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
-        if self._config.artifacts is not None and not self._judge.has_lost(case.device):
-            session.save_artifacts(self._config.artifacts, self._judge.evidence, case, rerun)
+        if not self._judge.has_lost(case.device):
+            self._save(case, outcomes)
         if failed:
             pytest.fail("\n".join(report.failure(o, rerun) for o in failed), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
@@ -174,3 +192,33 @@ class GemmCheck:
                 pytest.skip(f"not run: {outcome.reason}")
             if outcome.status is Status.DROPPED:
                 pytest.skip(f"dropped: {outcome.choice}: {outcome.reason}")
+
+    def _save(self, case: Case, outcomes: list[Outcome]) -> None:
+        """What was asked for on disk of those that failed, known failures included."""
+        known = {_key(outcome): outcome.known_failure for outcome in outcomes}
+        failed = [
+            (dataclasses.replace(outcome, known_failure=known.get(_key(outcome), "")), evidence)
+            for outcome, evidence in self._judge.evidence
+        ]
+        if self._config.artifacts is not None:
+            artifacts.save(self._config.artifacts, failed, case, self.rerun, self._warm)
+        if self._config.defects is not None:
+            for outcome, evidence in failed:
+                if outcome.known_failure:
+                    artifacts.save_defect(self._config.defects, outcome, evidence, case, self._warm)
+
+    def _save_withheld(self, case: Case, held: Outcome) -> None:
+        """The script of a case that the ledger forbids to run; its operands are made for it."""
+        folders = self._config.artifacts, self._config.defects
+        if folders == (None, None) or not case.fillings:
+            return
+        evidence = Evidence(operands.make(case.problem, case.fillings[0], case.seed, case.device))
+        if self._config.artifacts is not None:
+            artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun)
+        if self._config.defects is not None:
+            artifacts.save_defect(self._config.defects, held, evidence, case)
+
+
+def _key(outcome: Outcome) -> tuple[object, ...]:
+    """What tells the outcomes of a case apart."""
+    return outcome.choice, outcome.filling, outcome.seed, outcome.reason

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm.backend import Backend, Registry, RegistryError
+from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
+from pytest_gemm.sanitizer import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +92,26 @@ OPTIONS = (
         "draw problems until this time is up, shared by the selected backends, instead of running the matrix; "
         "needs Hypothesis",
     ),
+    Option(
+        "modes",
+        "",
+        "LIST",
+        f"how kernels are reached: {', '.join(MODES)}; default: each backend's own way",
+    ),
+    Option(
+        "guard",
+        "none",
+        "none|pages",
+        "pages: operands and results on the CPU end, then begin, at pages that nobody may touch; in another process",
+        ("none", "pages"),
+    ),
+    Option(
+        "sanitizer",
+        "none",
+        "TOOL",
+        f"run below NVIDIA's compute-sanitizer: {', '.join(TOOLS)}",
+        ("none", *TOOLS),
+    ),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
     Option("threads", "", "N", "CPU threads of each test process; default: the cores divided by the xdist workers"),
     Option("timeout", "60", "SECONDS", "time limit of one run of a kernel; with -n the worker is replaced, 0: none"),
@@ -135,7 +156,8 @@ OPTIONS = (
     ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
-    Option("artifacts", "", "DIR", "keep for each failure its report, generated code and tensors"),
+    Option("artifacts", "", "DIR", "keep for each failure a report, a script, an error map, code and tensors"),
+    Option("defects", "", "DIR", "write a standalone script for each entry of the ledger that the run meets"),
     # -- speed ---------------------------------------------------------------------------------------
     Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
     Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
@@ -240,9 +262,11 @@ class GemmConfig:
         threads: CPU threads of this process.
         ledger: the known failures.
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
-        run_record, artifacts: where to write; ``None``: nowhere.
+        run_record, artifacts, defects: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         reference: ``full``, ``sampled`` or ``auto``.
+        modes: some of :data:`pytest_gemm.backend.MODES`, in each of which a problem is judged; empty: its own.
+        guard: ``none``, or ``pages`` around operands and results on the CPU.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
         arch: architecture to compile CUDA kernels for, "" for the device's.
@@ -267,6 +291,9 @@ class GemmConfig:
     ledger_given: str
     run_record: Path | None
     artifacts: Path | None
+    defects: Path | None = None
+    modes: tuple[str, ...] = ()
+    guard: str = "none"
     choices: str = ""
     reference: str = "auto"
     fillings: tuple[str, ...] = ()
@@ -350,6 +377,15 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(option.ini, f"default of {option.flag}", default=option.default)
 
 
+def sanitizer(config: pytest.Config) -> str:
+    """The tool of ``--gemm-sanitizer``, ``none`` without; asked before anything else is read.
+
+    Raises:
+        pytest.UsageError: for a tool that there is not.
+    """
+    return _value(config, next(option for option in OPTIONS if option.name == "sanitizer"))
+
+
 def _value(config: pytest.Config, option: Option) -> str:
     given = config.getoption(option.ini)
     value = str(config.getini(option.ini) if given is None else given).strip()
@@ -415,6 +451,9 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         ledger=_ledger(values["known-failures"], default_ledger),
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
+        defects=_writable_folder("--gemm-defects", values["defects"]),
+        modes=_modes(values["modes"]),
+        guard=values["guard"],
         choices=_choices(values["choices"], values["level"]),
         reference=values["reference"],
         fillings=_fillings(values["fillings"]),
@@ -575,6 +614,15 @@ def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
         if values[name] not in {"", "no"}:
             raise pytest.UsageError(f"--gemm-fuzz draws its own problems: leave out --gemm-{name}; {instead}")
     return float(text)
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    names = _list(text)
+    for name in names:
+        if name not in MODES:
+            hint = did_you_mean(name, MODES)
+            raise pytest.UsageError(f"--gemm-modes={text}: unknown mode {name!r}{hint}; known: {', '.join(MODES)}")
+    return names
 
 
 def _ledger(text: str, default: Path) -> Ledger:

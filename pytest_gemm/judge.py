@@ -32,10 +32,12 @@ from pytest_gemm.backend import (
     Dropped,
     Prepared,
     Unsupported,
+    in_mode,
     names_candidates,
     tuned,
 )
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.fence import Fence
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
@@ -55,6 +57,7 @@ class Case:
         device: where, ``cpu`` or ``cuda``.
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
             pattern of names; "": the backend's own way.
+        mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
     """
 
     backend: Backend
@@ -63,16 +66,35 @@ class Case:
     seed: int
     device: str
     choices: str = ""
+    mode: str = ""
 
 
 @dataclasses.dataclass
 class Evidence:
-    """What a failed case leaves behind for the artifacts folder; of a large one, the lines that show it."""
+    """What a failed case leaves behind for the artifacts folder; of a large one, the lines that show it.
+
+    Attributes:
+        operands: that it ran on.
+        actual, interval: the wrong result and what it might have been; ``None`` where there is none to compare.
+        source: the generated program, "" where there is none.
+        prepared: the compiled problem, which can be asked again until the next case; ``None`` when it never came to be,
+            or when the operands are but lines of those that it ran on.
+        place: which of several results is wrong.
+    """
 
     operands: operands.Operands
-    actual: object
-    interval: oracle.Interval
-    source: str
+    actual: torch.Tensor | None = None
+    interval: oracle.Interval | None = None
+    source: str = ""
+    prepared: Prepared | None = None
+    place: int = 0
+
+    @classmethod
+    def of(cls, one: sampled.Judged, prepared: Prepared, place: int) -> Evidence:
+        """The evidence of a result that was judged wrong."""
+        again = None if one.note else prepared
+        actual = one.actual if isinstance(one.actual, torch.Tensor) else None
+        return cls(one.operands, actual, one.interval, _source(prepared), again, place)
 
 
 @dataclasses.dataclass
@@ -130,6 +152,7 @@ class Judge:
             is not asked where it is known to kill the process.
         watch: is told of everything that may not come back, for as long as it lasts.
         reference: ``full``, ``sampled`` or ``auto``, see :func:`pytest_gemm.sampled.applies`.
+        fence: where operands and results lie, ``None`` for ordinary memory.
     """
 
     def __init__(
@@ -137,8 +160,10 @@ class Judge:
         may_run_eager: Callable[[Problem, str], bool] = lambda *_: True,
         watch: Callable[[Activity], AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
         reference: str = "auto",
+        fence: Fence | None = None,
     ) -> None:
         self._reference = reference
+        self._fence = fence
         self._may_run_eager = may_run_eager
         self._watch = watch
         self._lost: dict[str, Outcome] = {}
@@ -173,6 +198,7 @@ class Judge:
             return
         starved = False
         for outcome in self._cases(_by_tuning(case), done, withheld, timing):
+            self._keep_operands(case, outcome)
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
         if starved:
@@ -253,6 +279,17 @@ class Judge:
         told = f"{one.help}: not here, {text}, which is no error" if text else ""
         return _outcome(case, one.filling, Status.PASSED, details=told, **proved)
 
+    def _keep_operands(self, case: Case, outcome: Outcome) -> None:
+        """Evidence of a failure that has no wrong result to show: a crash, a fallback."""
+        known = any(kept is outcome for kept, _ in self.evidence)
+        truth = self._known[1].get(outcome.filling or (case.fillings[0] if case.fillings else ""))
+        if outcome.status.is_failure and not known and truth is not None:
+            self._keep(outcome, Evidence(truth.operands))
+
+    def _keep(self, outcome: Outcome, evidence: Evidence) -> None:
+        if len(self.evidence) < _EVIDENCE:
+            self.evidence.append((outcome, evidence))
+
     def _cases(
         self,
         case: Case,
@@ -261,7 +298,11 @@ class Judge:
         timing: Timing | None,
     ) -> Iterator[Outcome]:
         try:
+            case = dataclasses.replace(case, backend=in_mode(case.backend, case.mode, case.device))
             refusal = case.backend.supports(case.problem)
+        except Unsupported as none:
+            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
+            return
         except Exception as error:  # any exception of a backend is its case's failure
             yield _crash(case, "", error, "supports", Seconds())
             return
@@ -289,6 +330,8 @@ class Judge:
             yield self._crashed(case, case.fillings[0], error, "choices", Seconds())
             return
         case = dataclasses.replace(case, fillings=_telling(case.fillings, len(choices)))
+        if case.mode == "aoti" and case.problem.constant_b:
+            case = dataclasses.replace(case, fillings=_rounding(case.fillings))
         dropped: list[Outcome] = []
         for choice in choices:
             if choice in done:
@@ -395,11 +438,17 @@ class Judge:
         started = time.perf_counter()
         kernels = _kernels_of(prepared)
         try:
-            with self._doing(case, "run" if timed is None else "time", filling, kernels, choice), _quiet():
+            with (
+                self._doing(case, "run" if timed is None else "time", filling, kernels, choice),
+                _quiet(),
+                contextlib.nullcontext() if self._fence is None else self._fence.running(),
+            ):
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
                     results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
+        except Unsupported as late:
+            return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
             return self._crashed(case, filling, error, "run", seconds, kernels, choice)
@@ -418,8 +467,7 @@ class Judge:
             text = f"{len(results)} results came back, and the program has {len(outputs)}"
             return end(Status.CRASHED, Reason("wrong-outputs", text))
 
-        started = time.perf_counter()
-        phase = "reference"
+        started, phase = time.perf_counter(), "reference"
         try:
             with self._doing(case, phase, filling, kernels, choice):
                 written = given.changed(truth.digest)
@@ -444,16 +492,14 @@ class Judge:
             which = f"{compare.output_name(place, len(judged))}: " if len(judged) > 1 else ""
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
             outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
-            if len(self.evidence) < _EVIDENCE:
-                self.evidence.append((outcome, Evidence(one.operands, one.actual, one.interval, _source(prepared))))
+            self._keep(outcome, Evidence.of(one, prepared, place))
             return outcome
         doubt = next((one.doubt for one in judged if one.doubt is not None), None)
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
-        if timed is not None:
-            return end(Status.PASSED, **facts)
-        runs.append(_Run.of(truth, results))
-        self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
+        if timed is None:
+            runs.append(_Run.of(truth, results))
+            self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
 
     def _judged(
@@ -482,7 +528,7 @@ class Judge:
 
     def _earlier_results(self, case: Case) -> dict[str, tuple[torch.Tensor, ...]]:
         """Results that this backend gave for the problem at hand: a wrong one may be one of these, kept too long."""
-        key = f"{case.backend.name} {case.problem.line}"
+        key = f"{case.backend.name} {case.mode} {case.problem.line}"
         if self._earlier[0] != key:
             self._earlier = (key, {})
         return self._earlier[1]
@@ -553,7 +599,9 @@ class Judge:
         """Watch over a part of the case that may not come back."""
         filling = filling or case.fillings[0]
         return self._watch(
-            Activity(case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device)
+            Activity(
+                case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device, case.mode
+            )
         )
 
     def _crashed(
@@ -623,11 +671,12 @@ class Judge:
             # A backend that wrote to its inputs must not spoil the next one's.
             if known is None or known.operands.changed(known.digest):
                 made = operands.make(case.problem, filling, case.seed, case.device)
+                made = made if self._fence is None else self._fence.place(made)
                 known = truths[filling] = _Truth(made, made.digest())
         return known
 
     def _beside_eager(self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], contract: Contract) -> str:
-        if case.backend.name == "aten":
+        if case.backend.name == "aten" and case.mode in {"", "eager"}:
             return ""
         if not self._may_run_eager(case.problem, case.device):
             return "eager is not run: it can kill the process"
@@ -691,6 +740,11 @@ def _telling(fillings: tuple[str, ...], choices: int) -> tuple[str, ...]:
         return fillings
     found = [next((f for f in fillings if operands.FILLINGS[f].exact is exact), "") for exact in (True, False)]
     return tuple(filter(None, found))
+
+
+def _rounding(fillings: tuple[str, ...]) -> tuple[str, ...]:
+    """The first filling whose sums round: where each costs a compile of half a minute, one has to do."""
+    return tuple(f for f in fillings if not operands.FILLINGS[f].exact)[:1] or fillings[:1]
 
 
 def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
@@ -801,7 +855,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, mode=case.mode, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

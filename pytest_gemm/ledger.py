@@ -123,6 +123,8 @@ class Entry:
         link: an issue or a commit, "" for none.
         backend, test, filling, device, problem: patterns over the names of the case.
         choice: patterns over the names of the candidate that was judged, whoever chose it.
+        mode: patterns over the mode; a case in its backend's own way has the mode "", which ``*`` matches.
+        guard: the same over the side of guard pages, ``end`` or ``begin``, "" without.
         status: how it fails.
         torch: releases that have it, ``None`` for all.
         isa: patterns over the names of the machine's instruction sets, taken together.
@@ -141,6 +143,8 @@ class Entry:
     device: Globs = _ANY
     problem: Globs = _ANY
     choice: Globs = _ANY
+    mode: Globs = _ANY
+    guard: Globs = _ANY
     isa: Globs = _ANY
     status: frozenset[Status] = frozenset({Status.INCORRECT})
     torch: SpecifierSet | None = None
@@ -230,11 +234,13 @@ class Ledger:
             for entry in self.entries
             if entry.filling.match(outcome.filling)
             and entry.choice.match(*((outcome.choice,) if outcome.choice else outcome.chosen))
+            and entry.mode.match(outcome.mode)
+            and entry.guard.match(outcome.guard)
             and entry.applies(outcome.backend, problem, outcome.test, environment)
         )
 
     def applicable(
-        self, backend: str, problem: Problem, test: str, environment: Environment, choice: str = ""
+        self, backend: str, problem: Problem, test: str, environment: Environment, choice: str = "", mode: str = ""
     ) -> Entry | None:
         """The first entry that forbids to run the case, or this candidate of it, because it can kill the process.
 
@@ -246,6 +252,7 @@ class Ledger:
                 for entry in self.entries
                 if entry.crashes
                 and (entry.choice.match(choice) if choice else entry.choice == _ANY)
+                and entry.mode.match(mode)
                 and entry.applies(backend, problem, test, environment)
             ),
             None,
@@ -311,7 +318,7 @@ class LedgerUse:
 
 _TABLE: Final = "known-failure"
 _TEXTS: Final = ("id", "reason", "link")
-_GLOBS: Final = ("backend", "test", "filling", "device", "problem", "choice", "isa")
+_GLOBS: Final = ("backend", "test", "filling", "device", "problem", "choice", "mode", "guard", "isa")
 _KEYS: Final = (*_TEXTS, *_GLOBS, "status", "torch", "where", "crashes")
 _WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
 _WHERE_KEYS: Final = (*_WHERE_GLOBS, *_SIZES)

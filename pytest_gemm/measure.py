@@ -187,6 +187,12 @@ class Meter:
             elif outcome.choice not in last or last[outcome.choice].status is Status.PASSED:
                 last[outcome.choice] = outcome
         self._fresh.clear()
+        if self._config.artifacts is not None and not self._judge.has_lost(case.device):
+            from pytest_gemm import artifacts, report
+
+            # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
+            rerun = report.Rerun("--pyargs pytest_gemm.conformance", self._config.rerun_options())
+            artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
         for outcome in last.values():

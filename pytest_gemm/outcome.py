@@ -86,6 +86,7 @@ class Activity:
 
     Attributes:
         backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
+        mode: as in :class:`Outcome`.
         phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
         kernels: names of the kernels, as far as they are known by then.
         device: where the case computes, ``cpu`` or ``cuda``.
@@ -99,6 +100,7 @@ class Activity:
     choice: str = ""
     kernels: tuple[str, ...] = ()
     device: str = "cpu"
+    mode: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Outcome:
         choice: the candidate of the backend that was asked for by name, "" where the backend chose.
         chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
         sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
+        mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
+        guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
     """
 
     backend: str
@@ -139,3 +143,10 @@ class Outcome:
     choice: str = ""
     chosen: tuple[str, ...] = ()
     sampled: str = ""
+    mode: str = ""
+    guard: str = ""
+
+    @property
+    def who(self) -> str:
+        """The backend, with the mode that was asked for: ``cpp``, ``cpp@aoti``."""
+        return f"{self.backend}@{self.mode}" if self.mode else self.backend

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_gemm import program
-from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
 from pytest_gemm.precision import as_allowed, settings
 from pytest_gemm.problem import Problem
 
@@ -64,6 +64,17 @@ class CallableBackend:
     def prepare(self, problem: Problem, operands: Operands) -> CallablePrepared:
         """Nothing to compile."""
         return CallablePrepared(self, problem)
+
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """The program around the function, which a script takes out of the file that it stands in.
+
+        Raises:
+            Unsupported: when it is no function of a module's own.
+        """
+        code, name = getattr(self.matmul, "__code__", None), getattr(self.matmul, "__name__", "")
+        if code is None or not name.isidentifier() or getattr(self.matmul, "__qualname__", "") != name:
+            raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
+        return Recipe(threads=torch.get_num_threads(), matmul=(code.co_filename, name))
 
 
 class CallablePrepared:

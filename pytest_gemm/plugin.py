@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, hookspec, selection, session
+from pytest_gemm import ahead, distribution, hookspec, sanitizer, selection, session
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Configurable, Registry, RegistryError
@@ -31,6 +31,7 @@ from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
+    from pytest_gemm.guarded import GuardedJudge
     from pytest_gemm.judge import Case, Judge
     from pytest_gemm.measure import Meter
 
@@ -68,9 +69,13 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A crash is a result."""
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
+    if (tool := gemm_config_room.sanitizer(config)) != "none":
+        given = config.invocation_params
+        return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
     distribution.allow_crashes(config)
+    return None
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend
@@ -454,15 +459,31 @@ def gemm_case(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Case:
     return selection.case_of(pick, gemm_config)
 
 
+@pytest.fixture(scope="session")
+def _gemm_guarded(gemm_config: GemmConfig) -> Iterator[GuardedJudge | None]:
+    """With ``--gemm-guard=pages``: who judges in a process that may die."""
+    if gemm_config.guard == "none" or gemm_config.speed.session is not None:
+        yield None
+        return
+    from pytest_gemm.guarded import GuardedJudge
+
+    limit = gemm_config.compile_timeout and gemm_config.timeout and gemm_config.compile_timeout + gemm_config.timeout
+    guarded = GuardedJudge(gemm_config.threads, limit)
+    yield guarded
+    guarded.close()
+
+
 @pytest.fixture
-def gemm_check(request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[GemmCheck]:
+def gemm_check(
+    request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_judge: Judge, _gemm_guarded: GuardedJudge | None
+) -> Iterator[GemmCheck]:
     """``gemm_check(case)`` judges a case and ends the test as its outcome says."""
     from pytest_gemm.check import GemmCheck
 
     node: pytest.Function = request.node
     watch = node.config.stash[_WATCH]
     watch.diary.begin(node.nodeid)
-    check = GemmCheck(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node))
+    check = GemmCheck(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node), _gemm_guarded)
     node.stash[_JUDGED] = check.judged
     yield check
     watch.rest()

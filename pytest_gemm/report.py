@@ -54,6 +54,8 @@ class Rerun:
             f"--gemm-problem={outcome.problem}",
         ]
         words += [f"--gemm-seed={outcome.seed}", *options]
+        words += [f"--gemm-modes={outcome.mode}"] if outcome.mode else []
+        words += ["--gemm-guard=pages"] if outcome.guard else []
         return " ".join(map(shlex.quote, words))
 
 
@@ -76,7 +78,7 @@ def _indent(text: str, by: str = "  ") -> str:
 def failure(outcome: Outcome, rerun: Rerun) -> str:
     """What went wrong, where, how far past the bound, with which kernel, and how to run it again."""
     reason = outcome.reason.text if outcome.reason else str(outcome.status)
-    lines = [f"{outcome.problem} on {outcome.backend}: {outcome.status}: {reason}"]
+    lines = [f"{outcome.problem} on {outcome.who}: {outcome.status}: {reason}"]
     details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
     if details:
         lines.append(_indent(textwrap.dedent(details)))
@@ -86,6 +88,8 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
     lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
     if outcome.sampled:
         lines.append(f"  {outcome.sampled}")
+    if outcome.guard:
+        lines.append(f"  operands and results {outcome.guard} at guard pages")
     if outcome.eager:
         lines.append(f"  beside eager: {outcome.eager}")
     if outcome.known_failure:
@@ -139,6 +143,7 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
     return [
         ("gemm_backend", outcomes[0].backend),
         ("gemm_problem", outcomes[0].problem),
+        *([("gemm_mode", outcomes[0].mode)] if outcomes[0].mode else []),
         ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in candidates(o)))),
         ("gemm_kernel", ", ".join(kernels)),
         ("gemm_status", str(status_of(outcomes))),
@@ -236,10 +241,10 @@ def summary(
 
 
 def by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes by (backend, problem line)."""
+    """Outcomes by (backend with its mode, problem line)."""
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        found[outcome.backend, outcome.problem].append(outcome)
+        found[outcome.who, outcome.problem].append(outcome)
     return found
 
 
@@ -273,9 +278,9 @@ def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
     worst: dict[str, Outcome] = {}
     for outcome in outcomes:
         if outcome.status is Status.PASSED and outcome.ratio is not None:
-            known = worst.get(outcome.backend)
+            known = worst.get(outcome.who)
             if known is None or outcome.ratio > (known.ratio or 0.0):
-                worst[outcome.backend] = outcome
+                worst[outcome.who] = outcome
     return [
         f"{backend}: nearest to its bound {ratio_text(o.ratio)} ({o.tier}) in {o.problem}, filling {o.filling}"
         for backend, o in worst.items()
@@ -336,7 +341,7 @@ def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
     groups: dict[tuple[str, str], set[str]] = defaultdict(set)
     for outcome in outcomes:
         if outcome.status is Status.UNSUPPORTED and outcome.reason:
-            groups[outcome.backend, str(outcome.reason)].add(outcome.problem)
+            groups[outcome.who, str(outcome.reason)].add(outcome.problem)
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
     lines = [f"{backend} refused {len(problems)}: {reason}" for (backend, reason), problems in ranked[:_REASONS_SHOWN]]
     if len(ranked) > _REASONS_SHOWN:

@@ -136,7 +136,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
 def _by_backend(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        found[outcome.backend].append(outcome)
+        found[outcome.who].append(outcome)
     return found
 
 
@@ -177,7 +177,7 @@ def _distances(outcomes: Sequence[Outcome]) -> list[str]:
     kinds = {line: _kind(line) for line in {o.problem for o in outcomes}}
     for outcome in outcomes:
         if outcome.status is Status.PASSED and outcome.ratio is not None:
-            row = worst[outcome.backend, kinds[outcome.problem]]
+            row = worst[outcome.who, kinds[outcome.problem]]
             if outcome.tier not in row or outcome.ratio > (row[outcome.tier].ratio or 0.0):
                 row[outcome.tier] = outcome
     tiers = sorted({tier for row in worst.values() for tier in row})
@@ -207,7 +207,7 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.status.is_failure or outcome.status is Status.KNOWN_FAILURE:
             code = outcome.reason.code if outcome.reason else ""
-            groups[outcome.backend, outcome.known_failure or "not known", str(outcome.status), code].append(outcome)
+            groups[outcome.who, outcome.known_failure or "not known", str(outcome.status), code].append(outcome)
     if not groups:
         return ["## Failures", "", "None.", ""]
     rows = [
@@ -228,7 +228,7 @@ def _refused(outcomes: Sequence[Outcome]) -> list[str]:
     counts: dict[tuple[str, str], set[str]] = defaultdict(set)
     for outcome in outcomes:
         if outcome.status in {Status.UNSUPPORTED, Status.NOT_RUN} and outcome.reason:
-            counts[outcome.backend, f"{outcome.status}: {outcome.reason.text}"].add(outcome.problem)
+            counts[outcome.who, f"{outcome.status}: {outcome.reason.text}"].add(outcome.problem)
     rows = [[backend, text, len(lines)] for (backend, text), lines in sorted(counts.items())]
     return ["## Refused or not run", "", *_table(["backend", "reason", "problems"], rows)] if rows else []
 

@@ -192,7 +192,7 @@ class _Slab:
 class _Verdict:
     slab: _Slab
     interval: oracle.Interval
-    actual: torch.Tensor
+    actual: object
     comparison: compare.Comparison
     bad: torch.Tensor
 

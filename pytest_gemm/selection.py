@@ -75,11 +75,12 @@ class Pick:
     backend: str
     problem: Problem
     fillings: tuple[str, ...]
+    mode: str = ""
 
     @property
     def id(self) -> str:
-        """The test's id, stable as long as the problem is."""
-        return f"{self.backend}-{self.problem.line}"
+        """The test's id, stable as long as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti-mm:f32:nn:8x8x8``."""
+        return f"{self.backend}{'@' if self.mode else ''}{self.mode}-{self.problem.line}"
 
 
 def read_marker(marker: pytest.Mark | None) -> Request:
@@ -112,7 +113,10 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     wanted = {b.name: _problems(request, config, config.device_of(b)) for b in ready}
     together = dict.fromkeys(problem for problems in wanted.values() for problem in problems)
     members = {name: frozenset(problems) for name, problems in wanted.items()}
-    return [Pick(b.name, p, request.fillings) for p in together for b in ready if p in members[b.name]]
+    # What is timed is timed in each backend's own way: a baseline is of that.
+    modes = ("",) if request.shapes is not None else config.modes or ("",)
+    found = ((b.name, p, mode) for p in together for b in ready if p in members[b.name] for mode in modes)
+    return [Pick(name, p, request.fillings, mode) for name, p, mode in found]
 
 
 def available(config: GemmConfig) -> list[Backend]:
@@ -198,22 +202,29 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     apply = fillings_for(pick.problem)
     wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
     fillings = pick.fillings or wanted or apply[: FILLINGS[config.level]]
-    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend), config.choices)
+    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend), config.choices, pick.mode)
 
 
 def split_id(nodeid: str) -> tuple[str, Problem] | None:
-    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours."""
+    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours; see :func:`mode_of`."""
     _, bracket, rest = nodeid.partition("[")
     if not bracket:
         return None
     head, colon, tail = rest.rstrip("]").partition(":")
-    backend, dash, op = head.rpartition("-")
+    who, dash, op = head.rpartition("-")
+    backend = who.partition("@")[0]
     if not (colon and dash):
         return None
     try:
         return backend, Problem.parse(f"{op}:{tail}")
     except ProblemError:
         return None
+
+
+def mode_of(nodeid: str) -> str:
+    """The mode in a test's node id, "" where there is none."""
+    head = nodeid.partition("[")[2].partition(":")[0]
+    return head.rpartition("-")[0].partition("@")[2]
 
 
 def test_name(nodeid: str) -> str:
@@ -236,7 +247,7 @@ def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status
     backend, problem = found
     if words is None or words.test != nodeid or words.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        doing = Activity(backend, problem.line, "the test")
+        doing = Activity(backend, problem.line, "the test", mode=mode_of(nodeid))
         last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
     elif words.ended == "lost-device":  # it has written down the case itself
         last = ()

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import machine, report, results
@@ -24,10 +22,8 @@ from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.judge import Case, Evidence
-    from pytest_gemm.report import Rerun
 
-__all__ = ["RunState", "environment", "environment_elsewhere", "explain", "save_artifacts"]
+__all__ = ["RunState", "environment", "environment_elsewhere", "explain"]
 
 
 @dataclasses.dataclass
@@ -155,27 +151,3 @@ def explain(
         else:
             explained.append(dataclasses.replace(outcome, status=Status.KNOWN_FAILURE, known_failure=entry.id))
     return explained, use
-
-
-def save_artifacts(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun) -> None:
-    """One folder a failed case: ``report.txt``, ``generated_code.py`` where there is some, ``tensors.pt``.
-
-    ``tensors.pt`` holds the program's inputs by name, the actual result and the accepted interval.
-    """
-    import torch
-
-    from pytest_gemm import program
-
-    for outcome, evidence in failed:
-        parts = (outcome.backend, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed))
-        name = re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
-        place = folder / name
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "report.txt").write_text(report.failure(outcome, rerun) + "\n", encoding="utf-8")
-        if evidence.source:
-            (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
-        tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
-        if isinstance(evidence.actual, torch.Tensor):
-            tensors["actual"] = evidence.actual
-        tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
-        torch.save(tensors, place / "tensors.pt")

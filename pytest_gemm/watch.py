@@ -124,6 +124,7 @@ def death(words: Words, status: int | None) -> Outcome:
         details=words.stack,
         seconds=seconds,
         choice=doing.choice,
+        mode=doing.mode,
     )
 
 

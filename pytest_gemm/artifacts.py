@@ -1,0 +1,115 @@
+"""What a failure leaves on disk: a folder a case, and a script for each defect that the ledger knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_gemm import error_map, pin, program, report
+from pytest_gemm.backend import Scripted, Unsupported, in_mode
+from pytest_gemm.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.judge import Case, Evidence
+    from pytest_gemm.outcome import Outcome
+    from pytest_gemm.report import Rerun
+
+__all__ = ["save", "save_defect"]
+
+
+def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = "") -> None:
+    """One folder a failed case.
+
+    ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
+    where it cannot make its operands itself; where no script can be written the report says why.
+    ``error_map.png`` is where the result is wrong, ``generated_code.py`` the generated program where there is one, and
+    ``tensors.pt`` the program's inputs by name, the actual result and the accepted interval.
+
+    Args:
+        folder: of all artifacts.
+        failed: outcomes with what they left.
+        case: that they are of.
+        rerun: how to run it again.
+        warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`pin.Case`.
+    """
+    for outcome, evidence in failed:
+        parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed))
+        place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
+        place.mkdir(parents=True, exist_ok=True)
+        text = report.failure(outcome, rerun) + "\n"
+        try:
+            _write_script(place / "repro.py", _script(case, outcome, evidence, warm))
+        except Unsupported as none:
+            text += f"  no script: {none.reason}\n"
+        (place / "report.txt").write_text(text, encoding="utf-8")
+        if evidence.source:
+            (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
+        tensors = dict(program.args(case.problem, evidence.operands))
+        if evidence.actual is not None:
+            tensors["actual"] = evidence.actual
+        if evidence.interval is not None:
+            tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
+            if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
+                candidate = ", ".join(report.candidates(outcome))
+                picture = place / "error_map.png"
+                error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
+        torch.save(tensors, place / "tensors.pt")
+
+
+def save_defect(folder: Path, explained: Outcome, evidence: Evidence, case: Case, warm: str = "") -> None:
+    """The script of a known failure as ``ID.py``, the smallest case that a run meets of each ledger entry.
+
+    A script that is there and is of a case no larger is left alone.
+    """
+    path = folder / f"{explained.known_failure}.py"
+    if path.exists() and (there := _problem_of(path)) is not None and _size(there) <= _size(case.problem):
+        return
+    try:
+        made = _script(case, explained, evidence, warm)
+    except Unsupported:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_script(path, made)
+
+
+def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.Script:
+    """The script of one outcome.
+
+    Raises:
+        Unsupported: when there can be none.
+    """
+    choice = outcome.choice or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
+    if outcome.chosen and "out of the FX graph cache" in choice:
+        choice = ""
+    reached = in_mode(case.backend, case.mode, case.device)
+    if not isinstance(reached, Scripted):
+        raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
+    recipe = reached.recipe(case.problem, evidence.operands, choice)
+    known: Mapping[str, object] = {
+        field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
+    }
+    return pin.script(pin.Case(outcome, recipe, warm=warm, **known))  # type: ignore[arg-type]  # fields of one name have one type
+
+
+def _write_script(path: Path, made: pin.Script) -> None:
+    beside = path.with_suffix(".pt")
+    beside.unlink(missing_ok=True)
+    if made.tensors:
+        torch.save(made.tensors, beside)
+    path.write_text(made.text, encoding="utf-8")
+
+
+def _problem_of(script: Path) -> Problem | None:
+    """The problem that a script begins with."""
+    found = re.match(r'"""(\S+) on ', script.read_text(encoding="utf-8"))
+    return Problem.parse(found[1]) if found else None
+
+
+def _size(problem: Problem) -> int:
+    shape = problem.shape
+    return (shape.batch or 1) * (shape.m * shape.n + shape.n * shape.k + shape.m * shape.k)

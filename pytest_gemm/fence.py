@@ -1,0 +1,164 @@
+"""Memory on the CPU that ends, or begins, where a page begins that nobody may touch.
+
+A kernel that reads or writes one byte past an operand is killed by the processor at once (SIGSEGV), whatever the byte
+holds.  Poison finds what a kernel *uses* of memory that is not its own; a page finds what it touches.
+
+Operands are placed at the granularity of their elements, as views of a user's are.  What PyTorch allocates itself
+(results, intermediates, packed constants) keeps the 64-byte alignment that its allocator promises, so up to 63
+bytes may lie between such a tensor's end and the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_gemm.operands import Guarded, Operands
+
+__all__ = ["ALLOCATED", "SIDES", "Fence", "moved", "products"]
+
+# Which end of a tensor is at a page.
+Side = Literal["end", "begin"]
+SIDES: Final[tuple[Side, ...]] = ("end", "begin")
+# What is fenced beside the operands: results and intermediates, and what a compiler packs a constant into.
+ALLOCATED: Final = ("out", "packed")
+
+_PROT_NONE: Final = 0
+_ALIGNMENT: Final = 64
+
+
+def _fenced(count: int, dtype: torch.dtype, side: Side, alignment: int) -> torch.Tensor:
+    """``count`` elements of fresh memory between two pages that cannot be touched.
+
+    Raises:
+        OSError: when the system does not protect the pages.
+    """
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    page, nbytes = mmap.PAGESIZE, count * dtype.itemsize
+    room = -(-nbytes // page) * page
+    memory = mmap.mmap(-1, room + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for address in (start, start + page + room):
+        if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(page), _PROT_NONE):
+            raise OSError(ctypes.get_errno(), "mprotect failed")
+    offset = page if side == "begin" else page + (room - nbytes) // alignment * alignment
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)  # keeps the memory alive
+
+
+_ACTIVE: ContextVar[Fence | None] = ContextVar("pytest_gemm_fence", default=None)
+
+
+def moved(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """A copy of what PyTorch has allocated, at a page; the tensor itself where no fence asks for it.
+
+    Args:
+        tensor: dense, on any device.
+        name: one of :data:`ALLOCATED`.
+    """
+    fence = _ACTIVE.get()
+    if fence is None or not fence.wants(name) or tensor.device.type != "cpu" or tensor.is_mkldnn:
+        return tensor
+    extent = _extent(tensor)
+    flat = _fenced(extent, tensor.dtype, fence.side, _ALIGNMENT)
+    if extent:
+        flat.copy_(tensor.as_strided((extent,), (1,), tensor.storage_offset()))
+    return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last of a view."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fence:
+    """Where operands and results of a run lie.
+
+    Attributes:
+        side: which end of them is at a page.
+        only: names of those that are; ``None``: all.
+    """
+
+    side: Side
+    only: frozenset[str] | None = None
+
+    def wants(self, name: str) -> bool:
+        """Whether what has this name is put at a page."""
+        return self.only is None or name in self.only
+
+    def place(self, given: Operands) -> Operands:
+        """The operands with the same values and strides at pages; no memory of theirs lies outside of the views."""
+        buffers, new = [], {}
+        for old in given.buffers:
+            buffer = self._placed(old) if self.wants(old.name) else old
+            buffers.append(buffer)
+            new[old.storage.untyped_storage().data_ptr()] = old, buffer
+
+        def again(t: torch.Tensor | None) -> torch.Tensor | None:
+            if t is None or not t.numel():
+                return t
+            old, buffer = new[t.untyped_storage().data_ptr()]
+            shift = old.view.storage_offset() - buffer.view.storage_offset()
+            return buffer.storage.as_strided(t.shape, t.stride(), t.storage_offset() - shift)
+
+        fields: dict[str, Any] = {
+            name: again(getattr(given, name)) for name in ("a", "b", "bias", "scale_b", "scale_a", "offs")
+        }
+        residuals = tuple(again(r) for r in given.residuals)
+        return dataclasses.replace(given, **fields, residuals=residuals, buffers=tuple(buffers))  # type: ignore[arg-type]  # no residual is None
+
+    def _placed(self, old: Guarded) -> Guarded:
+        extent = _extent(old.view)
+        flat = _fenced(extent, old.view.dtype, self.side, 1)
+        if extent:
+            flat.copy_(old.view.as_strided((extent,), (1,), old.view.storage_offset()))
+        return Guarded(old.name, flat, flat.as_strided(old.view.shape, old.view.stride(), 0), old.fill)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A block in which :func:`moved` and :func:`products` put results at pages too."""
+        token = _ACTIVE.set(self)
+        try:
+            yield
+        finally:
+            _ACTIVE.reset(token)
+
+
+def products() -> contextlib.AbstractContextManager[object]:
+    """A block in which ATen's products write their results at pages, where a fence asks for it."""
+    fence = _ACTIVE.get()
+    return contextlib.nullcontext() if fence is None or not fence.wants("out") else _Results()
+
+
+def _writing() -> Mapping[object, Callable[..., torch.Tensor]]:
+    """ATen's products with the overload that writes to a given tensor."""
+    aten: Any = torch.ops.aten
+    ops = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm, aten._scaled_mm)
+    return {op.default: op.out for op in ops}
+
+
+class _Results(TorchDispatchMode):
+    """Has ATen's products write their results at pages: each is computed a second time, into such memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._writing = _writing()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func not in self._writing or not isinstance(made, torch.Tensor):
+            return made
+        place = moved(made, "out")
+        return made if place is made else self._writing[func](*args, **(kwargs or {}), out=place)

@@ -1,0 +1,110 @@
+"""The same case through another entry: which modes there are, what they prove, and where they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_gemm import report, selection
+from pytest_gemm.backend import MODES, Contract, Unsupported, in_mode
+from pytest_gemm.backends import torch_compat
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.plain import CallableBackend
+from pytest_gemm.problem import Problem
+
+MM = Problem.parse("mm:f32:nn:8x9x10")
+MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+MODED = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> None:
+    lacking = {
+        "mine": {"static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper"},
+        "cpp": {"eager", "cudagraphs"},
+        "aten": {"cudagraphs"},
+    }
+    for backend in (MINE, CppBackend(), AtenBackend()):
+        if mode not in lacking[backend.name]:
+            assert in_mode(backend, mode, "cpu").name == backend.name
+            continue
+        (outcome,) = Judge().judge(Case(backend, MM, ("rand",), 0, "cpu", mode=mode))
+        assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
+        assert outcome.reason is not None
+        assert outcome.reason.code == "mode"
+
+
+def test_a_mode_is_asked_of_the_same_twin_and_its_own_way_is_the_backend() -> None:
+    cpp = CppBackend()
+    assert in_mode(cpp, "", "cpu") is in_mode(cpp, "static", "cpu") is cpp
+    assert in_mode(cpp, "dynamic", "cpu") is in_mode(cpp, "dynamic", "cpu") is not cpp
+    with pytest.raises(Unsupported, match="CUDA graphs"):
+        in_mode(cpp, "cudagraphs", "cpu")
+
+
+def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
+    outcomes = list(Judge().judge(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode="dynamic")))
+    assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
+    assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
+
+
+PROGRAM = """
+void cpp_fused_mm_0(const float* X, const float* W, float* Y);
+void cpp_fused_relu_1(float* X);
+    cpp_fused_mm_0((const float*)(arg1_1.data_ptr()), (float*)(buf0.data_ptr()));
+    cpp_fused_relu_1((float*)(buf0.data_ptr()));
+{more}
+inline void cpp_fused_mm_0_micro_gemm_kernel(
+"""
+
+
+def test_what_a_program_of_cpp_calls_is_read_in_it() -> None:
+    found = torch_compat.cpp_program(PROGRAM.format(more=""))
+    assert found.kernels == {"cpp_fused_mm_0": True, "cpp_fused_relu_1": False}
+    assert found.calls == ("cpp_fused_mm_0", "cpp_fused_relu_1")
+    assert not found.foreign
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("aoti_torch_cpu_mm_out(buf0, arg0, arg1)", "mm_out"),
+        ("aoti_torch_cpu_addmm_out(buf0, arg0, arg1)", "addmm_out"),
+        ("aoti_torch_cpu_mkldnn__linear_pointwise(arg0, arg1)", "mkldnn__linear_pointwise"),
+        ("aoti_torch_cpu__mkl_linear(arg0, arg1)", "mkl_linear"),
+        ("aoti_torch_cuda_bmm_out(buf0, arg0)", "bmm_out"),
+    ],
+)
+def test_somebody_else_s_product_shows_in_a_program_of_cpp(call: str, name: str) -> None:
+    (found,) = torch_compat.cpp_program(PROGRAM.format(more=f"    AOTI_TORCH_ERROR_CODE_CHECK({call});")).foreign
+    assert found.endswith(name)
+
+
+def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
+    pick = selection.Pick("cpp", MM, (), "cpp-wrapper")
+    assert pick.id == f"cpp@cpp-wrapper-{MM.line}"
+    nodeid = f"test_it.py::test_product[{pick.id}]"
+    assert selection.split_id(nodeid) == ("cpp", MM)
+    assert selection.mode_of(nodeid) == "cpp-wrapper"
+    assert selection.mode_of(f"test_it.py::test_product[cpp-{MM.line}]") == ""
+    text = report.failure(MODED, report.Rerun("test_it.py"))
+    assert f"{MM.line} on cpp@aoti: incorrect" in text
+    assert text.endswith("--gemm-modes=aoti")
+    assert report.from_record(report.to_record(MODED)) == MODED
+    assert set(report.by_problem([MODED])) == {("cpp@aoti", MM.line)}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "explains"), [('"aoti"', True), ('"dynamic"', False), ('"!aoti"', False), ('"*"', True)]
+)
+def test_a_ledger_entry_may_speak_of_modes(tmp_path: Path, patterns: str, explains: bool) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(f'[[known-failure]]\nid = "x"\nreason = "y"\nbackend = "cpp"\nmode = {patterns}\n')
+    found = Ledger.load(path).match(MODED, MM, Environment(torch.__version__))
+    assert bool(found) is explains

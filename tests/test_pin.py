@@ -1,0 +1,203 @@
+"""A failing case as a standalone script, its picture, and the scripts of what the ledger knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm import artifacts, error_map, operands, oracle, pin
+from pytest_gemm.backend import Contract, Recipe
+from pytest_gemm.backends import naming
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.judge import Case, Evidence, Judge
+from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.plain import CallableBackend
+from pytest_gemm.problem import Problem
+from pytest_gemm.report import Rerun
+
+MM = Problem.parse("mm:f32:nn:8x16x32")
+WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
+RIGHT = "def mine(a, b):\n    return a @ b\n"
+
+
+def judged(tmp_path: Path, problem: Problem, filling: str) -> tuple[Judge, Case, Path]:
+    """A judge that has judged a function of a file which is wrong from row 4 on."""
+    path = tmp_path / "mine.py"
+    path.write_text(WRONG)
+    space: dict[str, Any] = {}
+    exec(compile(WRONG, str(path), "exec"), space)
+    backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, Contract("f32", "eager"))
+    judge, case = Judge(), Case(backend, problem, (filling,), 0, "cpu")
+    assert [o.status for o in judge.judge(case)] == [Status.INCORRECT]
+    return judge, case, path
+
+
+def run(script: Path) -> int:
+    """Its exit status; in this process, for torch takes seconds to start."""
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script))
+    finally:
+        torch.set_num_threads(threads)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(("filling", "alone"), [("rand", True), ("specials", False)])
+def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
+    tmp_path: Path, filling: str, alone: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge, case, source = judged(tmp_path, MM, filling)
+    if not alone:  # no kernel to ask: the failing operands are saved
+        judge.evidence[:] = [(o, dataclasses.replace(e, prepared=None)) for o, e in judge.evidence]
+    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    assert {"report.txt", "repro.py", "error_map.png", "tensors.pt"} <= {one.name for one in place.iterdir()}
+    assert (place / "repro.pt").exists() is not alone
+    assert run(place / "repro.py") == 1
+    said = capsys.readouterr().out
+    assert re.search(r"\d+ of 128 elements are wrong; the worst is at \([4-7], \d+\)", said)
+    assert re.search(r"expected \S+, actual \S+, bound \S+", said)
+    source.write_text(RIGHT)
+    assert run(place / "repro.py") == 0
+    source.write_text("def mine(a, b):\n    raise ValueError\n")
+    assert run(place / "repro.py") == 2
+
+
+def failed(line: str, status: Status, code: str, **more: Any) -> Outcome:
+    return Outcome("cpp", line, "int-2", 0, status, Reason(code, "it failed"), **more)
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome", "warm", "mode", "has"),
+    [
+        ("mm:f32:nn:0x16x16", (Status.CRASHED, "prepare-InductorError"), "", "", "== 'InductorError'"),
+        ("addmm:f32:nn:16x8x16:bias", (Status.FELL_BACK, "foreign-kernel"), "", "", "run_and_get_code"),
+        ("woq_int8:bf16-i8-bf16:nt:4x16x33", (Status.CRASHED, "process-died"), "", "", "mprotect"),
+        (
+            "linear:bf16:nt:17x65x127:bias+gelu_tanh+add",
+            (Status.INCORRECT, "x"),
+            "elsewhere",
+            "",
+            '"first" in sys.argv',
+        ),
+        ("linear:bf16:nt:17x65x127:bias+gelu_tanh+add", (Status.INCORRECT, "x"), "here", "", "torch.compiler.reset()"),
+        ("linear:f32:nt:17x65x127:bias+relu:dyn-m", (Status.INCORRECT, "x"), "", "", "mark_dynamic(a, 0)"),
+        ("linear:f32-f32-bf16:nt:32x38x64:bias:pad-lda", (Status.INCORRECT, "x"), "", "aoti", "aoti_load_package"),
+        ("mm:f16:nn:16x16x16:silu+add:tap", (Status.INCORRECT, "x"), "", "dynamic", "dynamic=True"),
+    ],
+)
+def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], warm: str, mode: str, has: str) -> None:
+    problem = Problem.parse(line)
+    backend = CppBackend().in_mode(mode, "cpu") if mode else CppBackend(user_caches="tag" if warm else "")
+    given = operands.make(problem, "int-2", 0)
+    facts: dict[str, Any] = {}
+    if outcome[0] is Status.INCORRECT:
+        reference = oracle.reference(problem, given)
+        interval = oracle.intervals(problem, given, reference, Contract("f32", "either"))[0]
+        facts = {"interval": interval, "actual": interval.expected.float()}
+    case = pin.Case(failed(line, *outcome), backend.recipe(problem, given, ""), given, warm=warm, **facts)
+    made = pin.script(case)
+    assert len(made.text.splitlines()) < pin.LONGEST
+    assert max(map(len, made.text.splitlines())) <= 120
+    assert has in made.text
+    assert bool(made.tensors) is (outcome[0] is Status.INCORRECT)
+    compile(made.text, "repro.py", "exec")
+
+
+def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
+    judge, case, _ = judged(tmp_path, MM, "rand")
+    backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, Contract("f32", "eager"))
+    judge = Judge()
+    case = Case(backend, MM, ("rand",), 0, "cpu")
+    list(judge.judge(case))
+    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    assert not (place / "repro.py").exists()
+    assert "no script: a script loads a function of a file by its name" in (place / "report.txt").read_text()
+
+
+def test_the_smallest_case_of_a_ledger_entry_is_kept(tmp_path: Path) -> None:
+    kept = []
+    for line in ("mm:f32:nn:8x16x32", "mm:f32:nn:16x16x32", "mm:f32:nn:5x4x3"):
+        judge, case, _ = judged(tmp_path, Problem.parse(line), "rand")
+        outcome, evidence = judge.evidence[0]
+        explained = dataclasses.replace(outcome, known_failure="an-entry")
+        artifacts.save_defect(tmp_path / "defects", explained, evidence, case)
+        kept.append((tmp_path / "defects" / "an-entry.py").read_text().split()[0])
+    assert kept == ['"""mm:f32:nn:8x16x32', '"""mm:f32:nn:8x16x32', '"""mm:f32:nn:5x4x3']
+
+
+DESCRIPTION = (
+    "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K={k}, BLOCK_M={m}, BLOCK_N=128, EVEN_K=True, GROUP_M=8, "
+    "USE_FAST_ACCUM=False, num_stages={stages}, num_warps=8"
+)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "stages", "name", "matches"),
+    [
+        (64, 32, 4, "triton_mm_17", True),
+        (641, 32, 4, "triton_mm_17", False),
+        (64, 16, 4, "triton_mm_17", False),
+        (64, 32, 5, "triton_mm_17", False),
+        (64, 32, 4, "triton_mm_persistent_tma_3", False),
+    ],
+)
+def test_a_candidate_is_forced_by_inductor_s_own_options(m: int, k: int, stages: int, name: str, matches: bool) -> None:
+    options = naming.forcing("triton_mm-64x128x32,s4,w8,GROUP_M=8")
+    names, descriptions = (options[f"test_configs.autotune_choice_{one}_regex"] for one in ("name", "desc"))
+    found = re.search(names, name) and re.search(descriptions, DESCRIPTION.format(m=m, k=k, stages=stages))
+    assert bool(found) is matches
+
+
+def test_forcing_knows_cutlass_and_decompose_k() -> None:
+    (pattern,) = naming.forcing("cutlass3x_sm90_64x128,swizzle=2").values()
+    assert re.search(pattern, "cutlass3x_sm90_64x128 swizzle=2")
+    assert not re.search(pattern, "cutlass3x_sm90_64x128 swizzle=22")
+    (pattern,) = naming.forcing("decompose_k_mm_16_split").values()
+    assert re.search(pattern, "decompose_k_mm_16_split_4")
+    assert not re.search(pattern, "decompose_k_mm_16_splitting")
+    assert naming.forcing("CppMicroGemmFP32Vec-8x48x1") == {}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "tile"),
+    [
+        ("triton_mm-64x128x32,s4,w8", (64, 128)),
+        ("CppMicroGemmFP32Vec-8x48x1", (8, 48)),
+        ("cutlass3x_sm90_tensorop_h64x128x16gemm_f16_f16_f32_f16_f16_128x256x64_2x1x1_0_tnn_align8", (128, 256)),
+        ("decompose_k_mm_16_split", None),
+    ],
+)
+def test_the_tile_is_read_out_of_a_candidate_s_name(candidate: str, tile: tuple[int, int] | None) -> None:
+    assert error_map.tile(candidate) == tile
+
+
+def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) -> None:
+    given = operands.make(MM, "rand", 0)
+    interval = oracle.intervals(MM, given, oracle.reference(MM, given), Contract("f32"))[0]
+    actual = interval.expected.clone()
+    actual[2, 3] += 1.0
+    actual[5, 7] = torch.nan
+    found = error_map.ratios(actual, interval)
+    assert (found > 1).nonzero().tolist() == [[2, 3], [5, 7]]
+    assert found[5, 7] == torch.inf
+    path = tmp_path / "map.png"
+    error_map.draw(path, actual, interval, "a title", "triton_mm-4x8x32,s4,w8")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_recipes_of_functions_name_file_and_function(tmp_path: Path) -> None:
+    _, case, path = judged(tmp_path, MM, "rand")
+    assert isinstance(case.backend, CallableBackend)
+    found = case.backend.recipe(MM, operands.make(MM, "rand", 0), "")
+    assert found == Recipe(threads=torch.get_num_threads(), matmul=(str(path), "mine"))
+    assert Evidence(operands.make(MM, "rand", 0)).actual is None
