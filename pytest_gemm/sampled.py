@@ -192,7 +192,7 @@ class _Slab:
 class _Verdict:
     slab: _Slab
     interval: oracle.Interval
-    actual: object
+    actual: torch.Tensor
     comparison: compare.Comparison
     bad: torch.Tensor
 
