@@ -11,6 +11,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -19,12 +20,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import elsewhere
 import pytest
 import whole_torch  # noqa: F401  # before an inner run loads it
 
@@ -448,6 +450,9 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
 # -- which kernels a problem needs, without a GPU --------------------------------------------------------
 
 
+# These share a process, so they share a worker of xdist.
+asks = pytest.mark.xdist_group("asks-inductor")
+
 # A plain product, another size of it, an addend, a fused epilogue, a batch, int8, any M.
 LINES = (
     "mm:f16:nt:64x96x128",
@@ -478,11 +483,36 @@ def backend(nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[ProcessPoolExecutor]:
+    """A process that asks Inductor, started as ahead starts one; the first question loads Inductor and CUTLASS."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=ahead._start) as pool:
+        yield pool
+
+
+@pytest.fixture
+def one_asks(warm: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process asks for all runs in this one; a run in a process of its own starts others."""
+
+    class Pool:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def submit(self, *asked: Any) -> Future[Any]:
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            return warm.submit(elsewhere.under, environment, *asked)
+
+        def shutdown(self, **_: object) -> None: ...
+
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", Pool)
+
+
 def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> ahead.Harvest:
     return ahead.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", ahead.Display(None))
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_same(
     backend: CutlassBackend, settings: Any
 ) -> None:
@@ -493,6 +523,8 @@ def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_sam
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_problems_are_compiled_without_a_gpu_and_share_kernels(
     backend: CutlassBackend, nvcc: Compiler, settings: Any
 ) -> None:
@@ -523,6 +555,8 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, nvcc: Compiler, settings: Any) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
     nvcc.set("refuses", "configuration name: .*_cooperative_")
@@ -539,6 +573,8 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBackend, settings: Any) -> None:
     settings.choices = "*128x128x64_*pingpong*"
     names = {job.source.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
@@ -547,6 +583,8 @@ def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBack
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 @pytest.mark.parametrize(("choices", "kernels"), [("one", 1), ("winner", 2)])
 def test_who_wants_the_fastest_needs_all_candidates(
     backend: CutlassBackend, settings: Any, choices: str, kernels: int
@@ -621,6 +659,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_compile_only_compiles_and_runs_nothing(
     project: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -647,19 +687,21 @@ def test_compile_only_compiles_and_runs_nothing(
     totals = json.loads((project.path / "run.jsonl").read_text(encoding="utf-8").splitlines()[-1])["totals"]
     assert totals["notes"][0].startswith(f"cutlass: {nvcc.calls} kernels")
 
-    again = project.runpytest_subprocess("--gemm-backends=cutlass", *wanted)
+    again = project.runpytest_inprocess("--gemm-backends=cutlass", *wanted)
     again.stdout.fnmatch_lines([f"cutlass: {len(stored)} kernels, {len(stored)} from the cache, 0 compiled in *"])
     assert nvcc.calls == len(stored)
     assert again.ret == 0
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_a_compiler_that_does_not_work_turns_compile_only_red(
     project: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDACXX", nvcc.path)
     nvcc.set("dies", "nvcc fatal   : Cannot find the host compiler")
-    result = project.runpytest_subprocess(
+    result = project.runpytest_inprocess(
         "--gemm-backends=cutlass", "--gemm-compile-only", "--gemm-arch=90a", "--gemm-kernel-cache=kernels"
     )
     assert result.ret == 1

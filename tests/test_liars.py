@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from liars import BIAS_LIARS, GROUP_LIARS, HONEST, LIARS, NEEDS_VECTORS, SCALE_LIARS
 
+pytestmark = pytest.mark.xdist_group("liars")  # they read one run, which each worker would make for itself
+
 CONFTEST = """
     import sys
     sys.path.insert(0, {here!r})
