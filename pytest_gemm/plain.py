@@ -1,19 +1,23 @@
-"""A plain function as a backend: the shortest way to put a kernel under the whole suite."""
+"""A plain function as a backend: the shortest way to put a kernel under the whole suite.
+
+Whoever registers one does so in a conftest.py, which every process of a run loads.  So torch is imported when a problem
+is prepared and not before: xdist's controller, the doctor, whose children are to be forked without it, and a usage
+error need none.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-import torch
-
-from pytest_gemm import program
 from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
-from pytest_gemm.precision import as_allowed, settings
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_gemm.operands import Operands
 
 __all__ = ["CallableBackend", "CallablePrepared"]
@@ -40,10 +44,12 @@ class CallableBackend:
 
     def availability(self, device: str) -> Availability:
         """Always: a function that was registered is there."""
-        return Availability(versions=(("torch", torch.__version__),))
+        return Availability(versions=(("torch", metadata.version("torch")),))
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """What the registration said about dtypes and batches."""
+        from pytest_gemm.program import PROGRAMS
+
         if problem.op.name == "scaled_mm":
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
@@ -57,7 +63,7 @@ class CallableBackend:
         # A grouped product reaches the function as one matrix after the other.
         if problem.op.batch == "always" and not problem.grouped and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
-        if problem.op.name not in program.PROGRAMS:
+        if problem.op.name not in PROGRAMS:
             return Unsupported("op", f"{problem.op.name} has no program around a plain matrix product")
         return None
 
@@ -71,6 +77,8 @@ class CallableBackend:
         Raises:
             Unsupported: when it is no function of a module's own.
         """
+        import torch
+
         code, name = getattr(self.matmul, "__code__", None), getattr(self.matmul, "__name__", "")
         if code is None or not name.isidentifier() or getattr(self.matmul, "__qualname__", "") != name:
             raise Unsupported("no-script", f"a script loads a function of a file by its name, and {self.name} is none")
@@ -81,22 +89,27 @@ class CallablePrepared:
     """The function inside the problem's eager program."""
 
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        self.contract = as_allowed(backend.contract, problem)
+        from pytest_gemm import precision, program
+
+        self.contract = precision.as_allowed(backend.contract, problem)
         self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
         self._problem = problem
         self._program = program.build(problem, backend.matmul)
+        self._tensors, self._settings = program.args, precision.settings
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Run the program; the function sees the operands' own strides."""
-        with settings(self._problem):
-            result: torch.Tensor = self._program(**program.args(self._problem, operands))
+        with self._settings(self._problem):
+            result: torch.Tensor = self._program(**self._tensors(self._problem, operands))
         return result
 
     @contextlib.contextmanager
     def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
         """A block with the program around the function."""
-        tensors = program.args(self._problem, operands)
-        with settings(self._problem), torch.no_grad():
+        import torch
+
+        tensors = self._tensors(self._problem, operands)
+        with self._settings(self._problem), torch.no_grad():
             yield lambda: self._program(**tensors)
 
     def proof(self) -> Proof:

@@ -16,3 +16,10 @@ def inner_sessions_are_like_a_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     for name in ("CI", "BUILD_NUMBER", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """pytest's own; the processes that it starts leave Hypothesis alone, whose plugin would take a second to load."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+    return pytester

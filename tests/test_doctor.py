@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+
+from pytest_gemm.doctor import report
 
 BACKENDS = """
     import os, time
@@ -40,7 +45,7 @@ def screen(pytester: pytest.Pytester, *options: str) -> tuple[int, str]:
 
 
 def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(doctor: pytest.Pytester) -> None:
-    code, text = screen(doctor, "--gemm-backends=good,aten")
+    code, text = screen(doctor, "--gemm-backends=aten")
     assert code == 0, text
     assert "mm:f16:nt:128x96x64 passed" in text
     assert "kernel aten.mm.default" in text
@@ -55,33 +60,47 @@ def test_a_wrong_smoke_product_is_red(doctor: pytest.Pytester) -> None:
     assert "incorrect" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_what_breaks_the_examination_is_one_line_of_it_and_the_others_are_asked(doctor: pytest.Pytester) -> None:
+    code, text = screen(doctor, "--gemm-backends=dies,hangs,raises,lacks,good", "--gemm-compile-timeout=3")
+    assert code == 1, text
+    lines = iter(text.splitlines())
+    for name, words in (
         ("dies", "its process was killed by SIGABRT"),
         ("hangs", "no answer within 3 s"),
         ("raises", "ZeroDivisionError: division by zero"),
+        ("lacks", "cannot run: the part is not there"),
+        ("", "to run it: buy one"),
+        ("good", " "),  # whatever it says in this time
+    ):
+        assert any(line.startswith(name or " ") and words in line for line in lines), (name, text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "well"),
+    [
+        ({"status": "passed"}, {}, True),
+        ({"status": "incorrect"}, {}, False),
+        ({"error": "its process was killed by SIGABRT"}, {}, False),
+        ({"error": "its process was killed by SIGABRT"}, {"missing": "skip"}, False),
+        ({"reason": "the part is not there"}, {}, False),
+        ({"reason": "the part is not there"}, {"missing": "skip"}, True),
+        ({"reason": "the part is not there"}, {"named": False}, True),
     ],
 )
-def test_a_backend_that_breaks_the_examination_is_one_line_of_it(
-    doctor: pytest.Pytester, name: str, words: str
+def test_the_screen_is_red_for_what_is_broken_and_for_a_named_backend_that_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], options: dict[str, Any], well: bool
 ) -> None:
-    code, text = screen(doctor, f"--gemm-backends={name},lacks,good", "--gemm-compile-timeout=3")
-    assert code == 1, text
-    assert words in text
-    assert "the part is not there" in text  # those after it are asked all the same
-
-
-def test_a_named_backend_that_cannot_run_is_red_unless_that_is_forgiven(doctor: pytest.Pytester) -> None:
-    code, text = screen(doctor, "--gemm-backends=lacks")
-    assert code == 1, text
-    assert "cannot run: the part is not there" in text
-    assert "to run it: buy one" in text
-    code, text = screen(doctor, "--gemm-backends=lacks", "--gemm-missing=skip")
-    assert code == 0, text
+    plain = {"versions": [], "reason": "", "remedy": "", "smoke": "mm", "status": "", "text": "", "kernels": []}
+    monkeypatch.setattr("pytest_gemm.doctor._in_child", lambda *_: {"lines": [], "seconds": 0.0, **plain, **answer})
+    config: Any = SimpleNamespace(
+        **{"backends": [SimpleNamespace(name="mine")], "named": True, "missing": "fail", **options},
+        device_of=lambda _: "cpu",
+        compile_timeout=1.0,
+    )
+    assert report(config, lambda _: None) is well
 
 
 def test_it_does_not_share_its_work(doctor: pytest.Pytester) -> None:
-    code, text = screen(doctor, "-n", "2")
-    assert code == int(pytest.ExitCode.USAGE_ERROR)
-    assert "--gemm-doctor asks one backend after the other: leave out -n" in text
+    result = doctor.runpytest_inprocess("--gemm-doctor", "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gemm-doctor asks one backend after the other: leave out -n*"])

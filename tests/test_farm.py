@@ -11,6 +11,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -19,13 +20,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import elsewhere
 import pytest
+import whole_torch  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import ahead
 from pytest_gemm.backends import cutlass, farm
@@ -447,6 +450,9 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
 # -- which kernels a problem needs, without a GPU --------------------------------------------------------
 
 
+# These share a process, so they share a worker of xdist.
+asks = pytest.mark.xdist_group("asks-inductor")
+
 # A plain product, another size of it, an addend, a fused epilogue, a batch, int8, any M.
 LINES = (
     "mm:f16:nt:64x96x128",
@@ -477,11 +483,36 @@ def backend(nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[ProcessPoolExecutor]:
+    """A process that asks Inductor, started as ahead starts one; the first question loads Inductor and CUTLASS."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=ahead._start) as pool:
+        yield pool
+
+
+@pytest.fixture
+def one_asks(warm: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process asks for all runs in this one; a run in a process of its own starts others."""
+
+    class Pool:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def submit(self, *asked: Any) -> Future[Any]:
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            return warm.submit(elsewhere.under, environment, *asked)
+
+        def shutdown(self, **_: object) -> None: ...
+
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", Pool)
+
+
 def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> ahead.Harvest:
     return ahead.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", ahead.Display(None))
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_same(
     backend: CutlassBackend, settings: Any
 ) -> None:
@@ -492,6 +523,8 @@ def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_sam
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_problems_are_compiled_without_a_gpu_and_share_kernels(
     backend: CutlassBackend, nvcc: Compiler, settings: Any
 ) -> None:
@@ -522,6 +555,8 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, nvcc: Compiler, settings: Any) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
     nvcc.set("refuses", "configuration name: .*_cooperative_")
@@ -538,6 +573,8 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBackend, settings: Any) -> None:
     settings.choices = "*128x128x64_*pingpong*"
     names = {job.source.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
@@ -546,6 +583,8 @@ def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBack
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 @pytest.mark.parametrize(("choices", "kernels"), [("one", 1), ("winner", 2)])
 def test_who_wants_the_fastest_needs_all_candidates(
     backend: CutlassBackend, settings: Any, choices: str, kernels: int
@@ -605,7 +644,8 @@ def test_stream_k_widens_the_bound_by_its_slices() -> None:
 # -- as pytest's users meet it -----------------------------------------------------------------------------
 
 
-def run_pytest(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makepyfile(
         test_mine="""
         import pytest
@@ -615,21 +655,23 @@ def run_pytest(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
             raise AssertionError("nothing runs")
         """
     )
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+    return pytester
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_compile_only_compiles_and_runs_nothing(
-    pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDACXX", nvcc.path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(nvcc.folder.parent / "cache"))  # not where pytest collects
     problems = f"--gemm-problem={','.join(LINES[:4])}"
     options = ("--gemm-arch=90a", "--gemm-kernel-cache=kernels", "--gemm-cutlass-allow=pingpong")
     wanted = ("--gemm-compile-only", *options, problems)
-    result = run_pytest(pytester, "--gemm-backends=aten,cutlass", *wanted, "--gemm-run-record=run.jsonl")
+    result = project.runpytest_subprocess("--gemm-backends=aten,cutlass", *wanted, "--gemm-run-record=run.jsonl")
     assert result.ret == 0
-    stored = list((pytester.path / "kernels").glob("*.json"))
+    stored = list((project.path / "kernels").glob("*.json"))
     assert len(stored) == nvcc.calls >= 3
     assert all("pingpong" in json.loads(path.read_text(encoding="utf-8"))["configuration"] for path in stored)
     result.stdout.fnmatch_lines(
@@ -642,31 +684,33 @@ def test_compile_only_compiles_and_runs_nothing(
         ]
     )
     assert "AssertionError" not in result.stdout.str()
-    totals = json.loads((pytester.path / "run.jsonl").read_text(encoding="utf-8").splitlines()[-1])["totals"]
+    totals = json.loads((project.path / "run.jsonl").read_text(encoding="utf-8").splitlines()[-1])["totals"]
     assert totals["notes"][0].startswith(f"cutlass: {nvcc.calls} kernels")
 
-    again = run_pytest(pytester, "--gemm-backends=cutlass", *wanted)
+    again = project.runpytest_inprocess("--gemm-backends=cutlass", *wanted)
     again.stdout.fnmatch_lines([f"cutlass: {len(stored)} kernels, {len(stored)} from the cache, 0 compiled in *"])
     assert nvcc.calls == len(stored)
     assert again.ret == 0
 
 
 @needs_cutlass
+@asks
+@pytest.mark.usefixtures("one_asks")
 def test_a_compiler_that_does_not_work_turns_compile_only_red(
-    pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDACXX", nvcc.path)
     nvcc.set("dies", "nvcc fatal   : Cannot find the host compiler")
-    result = run_pytest(
-        pytester, "--gemm-backends=cutlass", "--gemm-compile-only", "--gemm-arch=90a", "--gemm-kernel-cache=kernels"
+    result = project.runpytest_inprocess(
+        "--gemm-backends=cutlass", "--gemm-compile-only", "--gemm-arch=90a", "--gemm-kernel-cache=kernels"
     )
     assert result.ret == 1
     result.stdout.fnmatch_lines(["not compiled: cutlass3x_*, for mm:f16:nt:64x96x128: *Cannot find the host compiler"])
 
 
 @pytest.mark.skipif(has_cuda_device(), reason="this machine has a device to compile for")
-def test_compile_only_without_a_device_asks_for_the_architecture(pytester: pytest.Pytester) -> None:
-    result = run_pytest(pytester, "--gemm-compile-only")
+def test_compile_only_without_a_device_asks_for_the_architecture(project: pytest.Pytester) -> None:
+    result = project.runpytest_inprocess("--gemm-compile-only")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*--gemm-compile-only: there is no CUDA device here to compile for*--gemm-arch=90a*"])
 
@@ -680,14 +724,14 @@ def test_compile_only_without_a_device_asks_for_the_architecture(pytester: pytes
         ("--gemm-kernel-cache=/proc/no", "*--gemm-kernel-cache=/proc/no: cannot be written*"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_would_be_right(pytester: pytest.Pytester, option: str, message: str) -> None:
-    result = run_pytest(pytester, option)
+def test_a_wrong_option_is_named_with_what_would_be_right(project: pytest.Pytester, option: str, message: str) -> None:
+    result = project.runpytest_inprocess(option)
     assert result.ret == 4
     result.stderr.fnmatch_lines([message])
 
 
-def test_compile_only_is_not_shared_out_to_workers(pytester: pytest.Pytester) -> None:
-    result = run_pytest(pytester, "--gemm-compile-only", "--gemm-arch=90a", "-n2")
+def test_compile_only_is_not_shared_out_to_workers(project: pytest.Pytester) -> None:
+    result = project.runpytest_inprocess("--gemm-compile-only", "--gemm-arch=90a", "-n2")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*--gemm-compile-only takes all cores by itself: leave out -n*"])
 
@@ -709,7 +753,7 @@ def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -
     """)
     pytester.makepyfile(test_it=TEST)
     options = ("--gemm-cutlass-allow=stream_k|pingpong", "--gemm-cutlass-swizzles=1,2", "--gemm-cutlass-level=0000")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--gemm-backends=zero", *options)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-backends=zero", *options)
     result.stdout.fnmatch_lines(
         ["*rerun: pytest *'--gemm-cutlass-allow=stream_k|pingpong' * --gemm-cutlass-level=0000"]
     )

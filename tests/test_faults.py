@@ -34,13 +34,13 @@ PLANTED = """
     import subprocess
     import time
 
-    import torch
-
-    from pytest_gemm import faults
     from pytest_gemm.backend import Availability, Contract, Proof
 
     LOST = []  # made up: what CUDA does after an illegal address
-    faults.device_error = lambda device: LOST[0] if LOST else None
+
+    def pytest_runtest_setup():
+        from pytest_gemm import faults  # with torch, which the controller can do without
+        faults.device_error = lambda device: LOST[0] if LOST else None
 
 
     def segfault():
@@ -65,6 +65,7 @@ PLANTED = """
                 file.write(str(compiler.pid))
 
     def starve():
+        import torch
         torch.empty(1 << 50)
 
     def starve_in_python():
@@ -160,7 +161,7 @@ def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,honest")
     """An inner run in a process of its own; its result and the outcomes in its record."""
     record = pytester.path / "run.jsonl"
     options = (f"--gemm-backends={backends}", f"--gemm-run-record={record}", "-p", "no:cacheprovider", *LIMITS)
-    result = pytester.runpytest_subprocess(*options, *args, timeout=150)
+    result = pytester.runpytest_subprocess(*options, *args, timeout=400)  # of a loaded machine; what hangs has no end
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     return result, [line for line in lines if "status" in line]
 
@@ -194,9 +195,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
         """,
         range(8, 97, 8),
     )
-    started = time.monotonic()
     result, outcomes = run(pytester, "-n2")
-    assert time.monotonic() - started < 120
     assert result.ret == 1
     result.assert_outcomes(passed=12 + 3, failed=9)
 
@@ -270,6 +269,13 @@ def test_the_other_choices_of_the_problem_are_judged_behind_the_fault(pytester: 
         for choice in ("first", "second", "third", "fourth"):
             expected = ["passed", status] if choice == bad else ["passed"] * 4
             assert [o["status"] for o in mine if o["choice"] == choice] == expected
+    result.stdout.fnmatch_lines_random(
+        [
+            "*  candidate second",
+            "*  rerun: pytest *--gemm-problem=mm:f32:nn:8x16x32 *--gemm-choices=second",
+            "*  rerun: pytest *--gemm-problem=mm:f32:nn:24x16x32 *--gemm-choices=fourth",
+        ]
+    )
 
 
 KNOWN = """
@@ -315,17 +321,13 @@ def test_with_xdist_s_own_scopes_another_worker_goes_on_too(pytester: pytest.Pyt
 def test_where_xdist_hands_out_the_tests_the_controller_reports_the_case(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", segfault), 16: ("run", endless)', range(8, 25, 8))
     ledger = pytester.path / "known.toml"
-    ledger.write_text(textwrap.dedent(KNOWN))
-    options = ("-n1", "--dist=worksteal", f"--gemm-known-failures={ledger}")
+    ledger.write_text(textwrap.dedent(KNOWN.replace("==8", "==9")))
+    options = ("-n1", "--dist=worksteal", f"--gemm-known-failures={ledger}", "--gemm-ops=mm")
     result, outcomes = run(pytester, *options, backends="planted")
-    assert result.ret == 0
-    assert {o["known_failure"] for o in outcomes if o["status"] == "known-failure"} == {"falls", "hangs"}
-    result.stdout.fnmatch_lines(["*= 1 passed, 2 known-failure in *"])
-
-    result, outcomes = run(pytester, "-n1", "--dist=worksteal", "--gemm-ops=mm", "-k8x16x32", backends="planted")
     assert result.ret == 1
-    result.assert_outcomes(failed=1)
-    assert [o["status"] for o in outcomes] == ["passed", "crashed"]
+    result.stdout.fnmatch_lines(["*= 1 failed, 1 passed, 1 known-failure in *"])
+    assert [o["status"] for o in outcomes if "8x16x32" in o["problem"]] == ["passed", "crashed"]
+    assert {o["known_failure"] for o in outcomes if o["status"] == "known-failure"} == {"hangs"}
     result.stdout.fnmatch_lines(
         [
             "mm:f32:nn:8x16x32 on planted: crashed: the test process died in run: SIGSEGV*",

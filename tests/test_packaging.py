@@ -101,6 +101,10 @@ def test_importing_what_every_pytest_run_imports_leaves_torch_alone(module: str,
 
 
 def test_a_run_of_other_peoples_tests_leaves_torch_alone(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_gemm_register_backends(registry):\n    registry.add_callable('mine', lambda a, b: a @ b)\n",
+        encoding="utf-8",
+    )
     (tmp_path / "test_other.py").write_text(
         "import sys\n\n\ndef test_other(request):\n"
         "    assert request.config.pluginmanager.has_plugin('gemm')\n"
@@ -109,6 +113,7 @@ def test_a_run_of_other_peoples_tests_leaves_torch_alone(tmp_path: Path) -> None
     )
     out = python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert "1 passed" in out
+    assert "GEMM backends" not in out
 
 
 def test_help_leaves_torch_alone(tmp_path: Path) -> None:

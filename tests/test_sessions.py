@@ -8,22 +8,23 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import whole_torch  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import sessions
 from pytest_gemm.sessions import Command
 from pytest_gemm.speed import read_session
 
-CONFTEST = """
+# Sessions that compile, judge and time, by a clock of their own.
+TIMED = """
 import os
 import random
-import signal
 
 from pytest_gemm import roofline, timing
-from pytest_gemm.backend import Availability, Proof, Registry
 from pytest_gemm.speed import Ceilings
 
 
@@ -68,8 +69,59 @@ class Timer:
         return timing.Conditions({}, os.environ.get("DISTURBED", ""))
 
 
-timing.CpuTimer = Timer
-roofline.measure = lambda device, dtypes, threads: Ceilings({"f32": 1e15}, 1e15)
+def pytest_configure(config):
+    if config.getoption("gemm_session") is not None:  # the run itself is in the process of the test
+        timing.CpuTimer = Timer
+        roofline.measure = lambda device, dtypes, threads: Ceilings({"f32": 1e15}, 1e15)
+"""
+
+# Sessions that do as they are asked and make the figures up: what a run concludes from figures takes no more, and torch
+# is what the start of a process waits for.
+ANSWERED = """
+import datetime
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from pytest_gemm import machine
+from pytest_gemm.measure import REQUEST, SESSION, Request
+from pytest_gemm.outcome import Status
+from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    folder = config.getoption("gemm_session")
+    if folder is None or not os.path.exists(os.path.join(folder, REQUEST)):
+        return None
+    request = Request.read(Path(folder))
+    hardware = machine.hardware_key("cpu", int(config.getoption("gemm_threads")))
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    ceilings = Ceilings({"f32": 1e15}, 1e15)
+    head = Session(hardware, {}, "made-up", request.arm, request.index, date, request.commit, ceilings)
+    noise = random.Random(os.getpid())
+
+    def readings(name):
+        return tuple(float(os.environ.get(name, "1")) * 1e-3 * noise.gauss(1.0, 0.003) for _ in range(6))
+
+    with open(os.path.join(folder, SESSION), "w") as file:
+        file.write(session_line(head))
+        for case in request.cases if request.timed else ():
+            subject, other = readings("SUBJECT_MS"), readings("OTHER_MS")
+            disturbed = os.environ.get("DISTURBED", "")
+            sample = Sample(CaseKey(*case), "cpu", Status.PASSED, None, subject, other, "aten", disturbed=disturbed)
+            file.write(sample_line(sample))
+        file.write('{"end": {"seconds": 1.0}}\\n')
+    return 0
+"""
+
+BACKENDS = """
+import os
+import signal
+
+from pytest_gemm.backend import Availability, Proof, Registry
 
 
 def honest(a, b):
@@ -129,12 +181,21 @@ LINES = ("mm:f32:nn:32x64x64", "mm:f32:nn:48x64x64", "mm:f32:nn:64x64x64")
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project whose sessions make the figures up."""
     scratch = pytester.mkdir("tmp")  # the lock of the machine lies there, and these runs time nothing for real
     monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    pytester.makeconftest(CONFTEST)
+    pytester.makeconftest(BACKENDS + ANSWERED)
     pytester.makepyfile(test_perf=TEST.format(problems=", ".join(map(repr, LINES[:1]))))
     return pytester
+
+
+@pytest.fixture
+def timing_project(project: pytest.Pytester) -> pytest.Pytester:
+    """A project whose sessions compile, judge and time."""
+    project.makeconftest(BACKENDS + TIMED)
+    return project
 
 
 def with_problems(project: pytest.Pytester, *lines: str) -> None:
@@ -142,9 +203,9 @@ def with_problems(project: pytest.Pytester, *lines: str) -> None:
 
 
 def run(project: pytest.Pytester, *args: str, sessions: int = 2) -> pytest.RunResult:
-    # A session's start is what these tests wait for, and a third of that is a plugin that they do not need.
-    common = ("--gemm-windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1", "-p", "no:hypothesispytest")
-    return project.runpytest_subprocess(*common, *args, timeout=300)
+    """A run in this process; its sessions are processes."""
+    common = ("--gemm-windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1")
+    return project.runpytest_inprocess(*common, *args)
 
 
 def kept(folder: Path) -> list[Any]:
@@ -211,10 +272,10 @@ def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_
 # -- a run -------------------------------------------------------------------------------------------------
 
 
-def test_readings_of_fresh_processes_become_benchmark_rounds(project: pytest.Pytester) -> None:
-    record, folder = project.path / "bench.json", project.path / "samples"
+def test_readings_of_fresh_processes_become_benchmark_rounds(timing_project: pytest.Pytester) -> None:
+    record, folder = timing_project.path / "bench.json", timing_project.path / "samples"
     result = run(
-        project,
+        timing_project,
         "--gemm-backends=honest",
         "--gemm-gate=report",
         f"--gemm-samples={folder}",
@@ -269,16 +330,16 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     assert "safer" in file.read_text()
 
 
-def test_a_fast_wrong_kernel_is_incorrect_and_has_no_time(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=wrong", "--gemm-gate=report")
+def test_a_fast_wrong_kernel_is_incorrect_and_has_no_time(timing_project: pytest.Pytester) -> None:
+    result = run(timing_project, "--gemm-backends=wrong", "--gemm-gate=report")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{LINES[0]} on wrong: incorrect*"])
 
 
-def test_a_process_that_dies_loses_its_case_and_no_other(project: pytest.Pytester) -> None:
-    with_problems(project, *LINES)
-    folder = project.path / "samples"
-    result = run(project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-samples={folder}")
+def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.Pytester) -> None:
+    with_problems(timing_project, *LINES)
+    folder = timing_project.path / "samples"
+    result = run(timing_project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-samples={folder}", sessions=1)
     result.assert_outcomes(failed=1, passed=0)
     result.stdout.fnmatch_lines(
         [f"*{LINES[1]} on dies: crashed: the process that timed it ended with signal 9 (SIGKILL)*"]
@@ -322,7 +383,7 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
 def test_options_that_do_not_go_together_are_said_at_once(
     project: pytest.Pytester, options: list[str], says: str
 ) -> None:
-    result = project.runpytest_subprocess("--gemm-backends=honest", *options)
+    result = project.runpytest_inprocess("--gemm-backends=honest", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert re.search(says, result.stderr.str())
 
@@ -364,16 +425,17 @@ def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
 
 
 def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER_MS", "0.8")
-    record = project.path / "bench.json"
+    record = timing_project.path / "bench.json"
     result = run(
-        project,
+        timing_project,
         "--gemm-backends=several",
         "--gemm-regret=2",
         "--gemm-gate=report",
         f"--benchmark-json={record}",
+        sessions=1,
     )
     assert result.ret == 0
     (bench,) = json.loads(record.read_text())["benchmarks"]
