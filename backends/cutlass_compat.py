@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 
 from pytest_gemm.backends import farm
 
-__all__ = ["Collected", "collecting", "faked", "stored", "to_the_end", "toolchain"]
+__all__ = ["Collected", "collecting", "faked", "share_cuda_package", "stored", "to_the_end", "toolchain"]
 
 
 # -- the compiler as Inductor calls it -------------------------------------------------------------------
@@ -43,6 +44,23 @@ def toolchain(setup: farm.Setup) -> farm.Toolchain:
         headers=setup.headers,
         spare=(setup.spare,) if setup.spare else (),
     )
+
+
+def share_cuda_package() -> None:
+    """Let NVIDIA's Python bindings and the package that Inductor puts in their place be one package ``cuda``.
+
+    To import CUTLASS's generators Inductor puts a ``cuda`` of its own on the path.  The bindings' ``cuda`` is a
+    namespace, which any real package of that name hides: the CuTe DSL could not be imported in that process any more
+    (``No module named 'cuda.bindings'``).  The other way round the generators miss ``cuda.__version__``.
+    """
+    package: Any = sys.modules.get("cuda")
+    if package is None:
+        return
+    if not hasattr(package, "__version__"):
+        package.__version__ = torch.version.cuda
+    if not hasattr(package, "bindings"):
+        theirs = [str(Path(place, "cuda")) for place in sys.path if Path(place, "cuda", "bindings").is_dir()]
+        package.__path__ = [*package.__path__, *(place for place in theirs if place not in package.__path__)]
 
 
 @contextlib.contextmanager
@@ -84,8 +102,12 @@ def stored(store: farm.Store, setup: farm.Setup) -> Iterator[None]:
             farm.renamed(made, farm.entry_of(source_code), place)
         return str(place), key, text_path
 
-    with patch.object(CUDACodeCache, "compile", compile):
-        yield
+    share_cuda_package()
+    try:
+        with patch.object(CUDACodeCache, "compile", compile):
+            yield
+    finally:
+        share_cuda_package()
 
 
 # -- generation without a device -------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from pytest_gemm import roofline
 from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, did_you_mean
-from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case
+from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case, read_session
 
 if TYPE_CHECKING:
     from pytest_gemm.gate import Policy, Stored  # late otherwise: the command line needs no scipy
@@ -1005,6 +1005,43 @@ def recordable(
     return None
 
 
+def record_sessions(
+    store: Store,
+    sessions: Sequence[Session],
+    policy: Policy,
+    *,
+    k: int = SESSIONS,
+    force: bool = False,
+    accept: Collection[str] = (),
+    reason: str = "",
+) -> tuple[Recorded, dict[CaseKey, str]]:
+    """Store what sessions measured.
+
+    Args:
+        store: of their hardware.
+        sessions: of one arm.
+        policy: of the gate, which says what is detectable and what got slower.
+        k: how many sessions are needed.
+        force: see :func:`recordable`.
+        accept: patterns of cases that may have got slower.
+        reason: why they may.
+
+    Returns:
+        What was done, and a sentence for each timed case that was not recorded.
+    """
+    timed = by_case(sessions)
+    objection = recordable(sessions, k=k, force=force)
+    if objection is not None:
+        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection} (--gemm-force records all the same)")
+    least = min(len(sessions), k)
+    # One disturbed session of a dozen is left out, and the case is recorded all the same.
+    entries = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
+    slower = got_slower(store.load_all({key.backend for key in timed}), sessions, policy)
+    done = store.record(entries.baselines, slower=slower.keys(), accept=accept, reason=reason)
+    refused = {key: f"not recorded: {key}: {why}" for key, why in entries.left_out.items()}
+    return done, refused | {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
+
+
 def from_sessions(
     sessions: Sequence[Session],
     *,
@@ -1307,6 +1344,33 @@ def _instant(date: str) -> datetime.datetime:
     return found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
 
 
+def _record(given: argparse.Namespace) -> list[str]:
+    """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not."""
+    files = sorted(given.samples.glob("*.jsonl"))
+    if not files:
+        remedy = "name the folder that a run was given as --gemm-samples"
+        raise BaselineError(given.samples, 0, "holds no sessions (*.jsonl)", remedy)
+    read = {file: read_session(file) for file in files}
+    lines = [f"{file.name} did not come to its end and is left out" for file, one in read.items() if not one.complete]
+    whole = [one for one in read.values() if one.complete]
+    timed = [sample for one in whole for sample in one.samples if sample.is_timed]
+    if not timed:
+        raise BaselineError(given.samples, 0, "holds no session that timed anything", "see why the run ended")
+    from pytest_gemm.gate import Policy
+
+    store = Store(given.baselines, whole[0].hardware)
+    done, refused = record_sessions(
+        store,
+        whole,
+        Policy.for_device(timed[0].device),
+        k=given.sessions,
+        force=given.force,
+        accept=given.accept,
+        reason=given.reason,
+    )
+    return [*lines, f"baselines in {store.place}:", *done.lines(), *dict.fromkeys(refused.values())]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
@@ -1333,6 +1397,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resolve = commands.add_parser("resolve", help="after a merge: keep the newest line of each case")
     resolve.add_argument("file", type=Path, metavar="FILE")
     resolve.set_defaults(run=_resolve)
+
+    record = commands.add_parser("record", help="record from the sessions that a run kept with --gemm-samples")
+    record.add_argument("samples", type=Path, metavar="SAMPLES")
+    record.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
+    record.add_argument("--sessions", type=int, default=SESSIONS, metavar="K", help=f"needed (default: {SESSIONS})")
+    record.add_argument("--force", action="store_true", help="as --gemm-force")
+    record.add_argument("--accept", action="append", default=[], metavar="CASE", help="as --gemm-accept")
+    record.add_argument("--reason", default="", metavar="TEXT", help="as --gemm-reason")
+    record.set_defaults(run=_record)
 
     given = parser.parse_args(arguments)
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gemm.judge import Case, Judge
     from pytest_gemm.operands import Operands
 
-__all__ = ["NOW", "REQUEST", "SESSION", "Meter", "Request"]
+__all__ = ["LOST", "NOW", "REQUEST", "SESSION", "Meter", "Request"]
 
 REQUEST: Final = "request.json"
 SESSION: Final = "session.jsonl"
@@ -113,6 +113,8 @@ _WINDOW: Final = timing.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
+LOST: Final = 75
+"""Exit status of a session whose process has lost the device to a case, which has its sample; another one goes on."""
 _MOST_WINDOWS: Final = 1000
 
 
@@ -199,6 +201,8 @@ class Meter:
             self._write(sample_line(dataclasses.replace(_sample(case, outcome, spent), ranking=self._ranking)))
         self._ranking = ()
         self._end()
+        if self._judge.has_lost(case.device):
+            os._exit(LOST)  # the context is gone; nothing that pytest would do now can reach the device either
         if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
             self._time_all()
 

@@ -34,7 +34,7 @@ from pytest_gemm import __version__, baseline, gate, machine, speed_report
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Tuning
 from pytest_gemm.config import cores
-from pytest_gemm.measure import NOW, SESSION, Request
+from pytest_gemm.measure import LOST, NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.speed import (
     CaseKey,
@@ -457,7 +457,8 @@ class _Open:
         self._parts.append(part)
         if part.complete:
             return True
-        self._crashed.append(self._culprit(status))
+        if status != LOST:
+            self._crashed.append(self._culprit(status))
         seen = {(s.case.backend, s.case.problem) for s in (*self._all(), *self._crashed)}
         rest = tuple(case for case in self._request.cases if case not in seen)
         if not rest:
@@ -496,7 +497,7 @@ class _Open:
             part = read_session(file)
         except SessionError as error:
             raise SessionFailed(str(error), self._log()) from None
-        if not part.complete and not (self._folder / NOW).exists():
+        if not part.complete and status != LOST and not (self._folder / NOW).exists():
             raise SessionFailed(f"a session ended with status {status} between two cases; its log:", self._log())
         return part
 
@@ -775,21 +776,18 @@ def _record(config: GemmConfig, store: baseline.Store, made: Measured, policy: g
     speed = config.speed
     if not made.sessions:
         return
-    objection = baseline.recordable(made.sessions, k=speed.sessions or baseline.SESSIONS, force=speed.force)
-    timed = by_case(made.sessions)
-    if objection is not None:
-        text = f"not recorded: {objection} (--gemm-force records all the same)"
-        made.refused = dict.fromkeys(timed, text)
-        return
-    k = min(len(made.sessions), speed.sessions or baseline.SESSIONS)
-    # One disturbed session of a dozen is left out, and the case is recorded all the same.
-    entries = baseline.from_sessions(made.sessions, k=max(1, k - k // 4), policy=policy)
-    slower = baseline.got_slower(made.stored, made.sessions, policy)
-    done = store.record(entries.baselines, slower=slower.keys(), accept=speed.accept, reason=speed.reason)
-    made.notes += [f"baselines in {store.place}:", *done.lines()]
-    made.refused = {key: f"not recorded: {key}: {reason}" for key, reason in entries.left_out.items()}
-    made.refused |= {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
-    made.stored = store.load_all({key.backend for key in timed})
+    done, made.refused = baseline.record_sessions(
+        store,
+        made.sessions,
+        policy,
+        k=speed.sessions or baseline.SESSIONS,
+        force=speed.force,
+        accept=speed.accept,
+        reason=speed.reason,
+    )
+    if lines := done.lines():
+        made.notes += [f"baselines in {store.place}:", *lines]
+    made.stored = store.load_all({key.backend for key in by_case(made.sessions)})
 
 
 def as_run(made: Measured) -> speed_report.Run:
