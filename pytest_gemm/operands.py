@@ -793,7 +793,7 @@ def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
     """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates.
 
     Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout: where two of
-    them meet, the sum is beyond 2^24 (from K of about 1100 on) and a float32 on its way would show.
+    them meet, the sum is beyond 2^24 (from K of about 1160 on) and a float32 on its way would show.
     """
     heavy_table = np.arange(-128, -112, dtype=np.float32)
 
@@ -1203,9 +1203,9 @@ def _face_specials(lines: Array, other: Array, stream: _Stream) -> None:
     """Put a zero where a NaN or an infinity of ``lines`` meets one line of ``other``."""
     for matrix, _, k in np.argwhere(~np.isfinite(lines)).tolist():
         for facing in other[matrix : matrix + 1] if len(other) == len(lines) else other:
-            line = stream.below(len(facing))
-            if np.isfinite(facing[line, k]):
-                facing[line, k] = 0.0
+            finite = np.flatnonzero(np.isfinite(facing[:, k]))
+            if len(finite):
+                facing[finite[stream.below(len(finite))], k] = 0.0
 
 
 def _specials(frame: _Frame, draw: _Draw) -> _Drawn:

@@ -18,10 +18,12 @@ import platform
 import random
 import resource
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Final
 
@@ -512,8 +514,14 @@ class Flood:
         self.doubts += other.doubts
 
 
-def flooded(seed: int, count: int) -> Flood:
-    """At least ``count`` random products of eager ATen, judged; the same seed gives the same ones."""
+def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
+    """At least ``count`` random products of eager ATen, judged; the same seed gives the same ones.
+
+    Args:
+        seed: of the draws.
+        count: how many.
+        diary: a folder for a file that says what is being judged, should it kill the process.
+    """
     torch.set_num_threads(1)
     draw, who, found, environment = random.Random(seed), judge(), Flood(), session.environment("cpu")
     backend = AtenBackend()
@@ -525,6 +533,8 @@ def flooded(seed: int, count: int) -> Flood:
         if ledger().applicable("aten", problem, "test_product", environment) is not None:
             continue  # it can kill the process
         case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), "cpu")
+        if diary is not None:
+            (diary / str(seed)).write_text(f"{problem} fillings {' '.join(case.fillings)} seed {case.seed}\n")
         for outcome in who.judge(case):
             status = outcome.status
             if status is Status.UNSUPPORTED:
@@ -541,17 +551,29 @@ def flooded(seed: int, count: int) -> Flood:
             else:
                 found.dtypes[str(problem.dtypes)] += 1
                 found.ops[problem.op.name] += 1
+    if diary is not None:
+        (diary / str(seed)).unlink()
     return found
 
 
 def flood(count: int, seed: int, workers: int) -> tuple[Flood, float, float]:
     """:func:`flooded` in several processes; with the seconds that it took, and those that cores computed."""
     started, total, share = time.perf_counter(), Flood(), 1000
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        seeds = range(seed * 10**6, seed * 10**6 + -(-count // share))
-        for found in pool.map(flooded, seeds, [share] * len(seeds)):
-            total.add(found)
+    pending = list(range(seed * 10**6, seed * 10**6 + -(-count // share)))
+    with tempfile.TemporaryDirectory() as folder:
+        diary = Path(folder)
+        while pending:
+            with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+                futures = {pool.submit(flooded, one, share, diary): one for one in pending}
+                try:
+                    for future in as_completed(futures):
+                        total.add(future.result())
+                        pending.remove(futures[future])
+                except BrokenProcessPool:
+                    for path in diary.iterdir():  # what was under way; the rest is asked again
+                        total.alarms.append(f"killed the process, or its neighbour did: {path.read_text()}")
+                        pending.remove(int(path.name))
+                        path.unlink()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return total, time.perf_counter() - started, used.ru_utime + used.ru_stime
 
@@ -572,8 +594,8 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
         _prose(
             f"""{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right
             result from a wrong one (mistrusted), most of them epilogues that saturate whatever comes in (sigmoid, exp,
-            then clamp); they accuse nobody.  What can kill the process (bf16 `woq_int8` with K no multiple of 32) is
-            not run."""
+            then clamp); they accuse nobody.  What the ledger knows to kill the process is not run: bf16 `woq_int8` with
+            K no multiple of 32, or with an A that is not aligned, which this flood has found."""
         ),
         f"By op: {_counted(found.ops)}.",
         f"By dtypes: {_counted(found.dtypes)}.",

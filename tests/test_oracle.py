@@ -15,6 +15,7 @@ import torch
 from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
 from pytest_gemm.backend import Contract
+from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.problem import DTYPES, Problem
 from pytest_gemm.rounding import round_to
 
@@ -660,3 +661,9 @@ def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
     found = program.build(problem)(**program.args(problem, o))
     assert o.bias is not None
     assert torch.equal(found, o.a @ o.a.T + o.bias)
+
+
+def test_eager_refuses_a_weight_with_gaps_before_it_is_asked() -> None:
+    refusal = AtenBackend().refusal(Problem.parse("woq_int8:f32-i8-f32:nt:7x7x51::pad-ldb"), "cpu")
+    assert refusal is not None
+    assert refusal.reason.code == "layout"
