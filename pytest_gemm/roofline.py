@@ -123,8 +123,8 @@ def dtype_name(problem: Problem) -> str:
 
 # -- against the ceilings ----------------------------------------------------------------------------------------
 
-# A rate may lie this far above a measured ceiling: that is the best of a second's calls, in one process; the rate is that
-# of the luckiest visit of many.  On eight cores of a shared Xeon honest kernels came to 1.21 times the ceiling.
+# A rate may lie this far above a measured ceiling: that is the best of a second's calls in one process, and the rate is
+# that of the luckiest visit of many.  On eight cores of a shared Xeon honest kernels came to 1.21 times the ceiling.
 MARGIN: Final = 1.3
 
 # Types that the hardware treats as another one of which there may be a measurement.

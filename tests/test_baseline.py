@@ -22,7 +22,7 @@ import pytest
 from pytest_gemm import baseline, gate
 from pytest_gemm.baseline import Baseline, BaselineError, Store
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session
+from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
 
 KEY = "amd-epyc-avx2-4c"
 SMALL, MIDDLE, LARGE = (f"mm:f32:nn:{n}x64x64" for n in (16, 32, 64))
@@ -760,6 +760,27 @@ def test_a_wrong_command_is_told_what_would_be_right(
         baseline.main(words)
     assert ended.value.code == 2
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    with pytest.raises(SystemExit):
+        baseline.main(["record", str(folder)])
+    assert "holds no sessions" in capsys.readouterr().err
+    for one in sessions(*([sample(10.0 + 0.01 * i), sample(20.0, LARGE)] for i in range(6))):
+        end = '{"end": {"seconds": 1.0}}\n' if one.index < 5 else ""
+        text = session_line(one) + "".join(map(sample_line, one.samples)) + end
+        (folder / f"cpu-head-{one.index:03}.jsonl").write_text(text, encoding="utf-8")
+    words = ("record", folder, "--baselines", store.folder)
+    said = run(capsys, *words)
+    assert "cpu-head-005.jsonl did not come to its end and is left out" in said
+    assert "not recorded: 5 of 12 sessions were measured" in said
+    assert store.load("cpp") == {}
+    assert f"new cpp-{SMALL}: 10.02 us" in run(capsys, *words, "--sessions", 5)
+    assert len(store.load("cpp")[CaseKey("cpp", SMALL)].subject_us) == 5
 
 
 def test_show_counts_what_is_stored(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -405,6 +405,31 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere() 
 # -- Inductor takes its kernels from the store -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("first", ["inductor", "nvidia"])
+def test_the_cuda_package_of_inductor_hides_no_bindings(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pytest_gemm.backends import cutlass_compat
+
+    # As Inductor has it, a package; as NVIDIA has it, a namespace.
+    (tmp_path / "inductor" / "cuda").mkdir(parents=True)
+    (tmp_path / "inductor" / "cuda" / "__init__.py").write_text("__version__ = '13.0'\n")
+    (tmp_path / "nvidia" / "cuda" / "bindings").mkdir(parents=True)
+    (tmp_path / "nvidia" / "cuda" / "bindings" / "__init__.py").write_text("where = 'nvidia'\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path / "nvidia")
+    if first == "nvidia":
+        importlib.import_module("cuda")
+    monkeypatch.syspath_prepend(tmp_path / "inductor")
+    package = importlib.import_module("cuda")
+    cutlass_compat.share_cuda_package()
+    assert hasattr(package, "__version__")
+    assert importlib.import_module("cuda.bindings").where == "nvidia"
+    for name in ("cuda", "cuda.bindings"):
+        sys.modules.pop(name)
+
+
 @needs_cutlass
 def test_inductor_links_the_stored_kernel_under_its_own_name(
     nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

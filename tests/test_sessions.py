@@ -138,6 +138,13 @@ def dies(a, b):
     return a @ b
 
 
+def loses(a, b):
+    if a.shape[-2] == 48:
+        os.environ["PLANTED_LOSS"] = "yes"
+        raise RuntimeError("planted: the context is gone")
+    return a @ b
+
+
 class Several:
     name = "several"
     devices = ("cpu",)
@@ -163,7 +170,7 @@ class Several:
 
 
 def pytest_gemm_register_backends(registry):
-    for one in (honest, wrong, dies):
+    for one in (honest, wrong, dies, loses):
         registry.add_callable(one.__name__, one)
     registry.add(Several())
 """
@@ -346,6 +353,32 @@ def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.
     )
     timed = {s.case.problem for session in kept(folder) for s in session.samples if s.is_timed}
     assert timed == {LINES[0], LINES[2]}
+
+
+def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(
+    timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No device can be lost on a CPU, so the judge is told that one was.
+    monkeypatch.setattr(sessions.Command, "session", _losing(sessions.Command.session))
+    with_problems(timing_project, *LINES)
+    (timing_project.path / "losing.py").write_text(
+        "import os\n"
+        "from pytest_gemm.judge import Judge\n"
+        'Judge.has_lost = lambda self, device: "PLANTED_LOSS" in os.environ\n'
+    )
+    folder = timing_project.path / "samples"
+    result = run(timing_project, "--gemm-backends=loses", "--gemm-gate=report", f"--gemm-samples={folder}", sessions=1)
+    result.assert_outcomes(failed=1, passed=0)
+    result.stdout.fnmatch_lines([f"*{LINES[1]} on loses: crashed: RuntimeError in run*the context is gone*"])
+    timed = {s.case.problem for session in kept(folder) for s in session.samples if s.is_timed}
+    assert timed == {LINES[0], LINES[2]}
+
+
+def _losing(arguments: Any) -> Any:
+    def session(self: Command, folder: Path, threads: int) -> list[str]:
+        return [*arguments(self, folder, threads), "-p", "losing"]
+
+    return session
 
 
 def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
