@@ -220,14 +220,24 @@ def problems(
         by_op.setdefault(form.op.name, []).append(form)
     if not by_op:
         return st.nothing()
-    made = _problem(by_op, work).filter(lambda problem: bool(fillings_for(problem)))
+    made = _problem(_Forms(by_op), work).filter(lambda problem: bool(fillings_for(problem)))
     return made if backend is None else made.filter(lambda problem: backend.supports(problem) is None)
 
 
+class _Forms:
+    """Forms by op.  Hypothesis shows a strategy with all its arguments, in full for a dataclass and a dictionary."""
+
+    def __init__(self, by_op: dict[str, list[Form]]) -> None:
+        self.by_op = by_op
+
+    def __repr__(self) -> str:
+        return f"<forms of {' '.join(self.by_op)}>"
+
+
 @st.composite
-def _problem(draw: st.DrawFn, by_op: dict[str, list[Form]], work: int) -> Problem:
+def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
     """One problem, field by field; what contradicts an earlier field is left out, not drawn again."""
-    form = draw(st.sampled_from(by_op[draw(st.sampled_from(list(by_op)))]))
+    form = draw(st.sampled_from(given.by_op[draw(st.sampled_from(list(given.by_op)))]))
     op, dtypes = form.op, form.dtypes
     layout = draw(st.sampled_from(form.layouts))
     m, n, k, batch = (draw(st.sampled_from(SIZES)) for _ in range(4))

@@ -76,6 +76,10 @@ def test_a_kept_trial_of_another_grammar_is_a_value_error(text: str) -> None:
         Trial.from_text(text)
 
 
+def test_a_strategy_can_be_shown() -> None:
+    assert len(repr(strategies.trials(CppBackend()))) < 1000  # Hypothesis warns of long ones, and does so in every draw
+
+
 def test_without_hypothesis_the_strategies_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pytest_gemm.strategies")
     monkeypatch.setitem(sys.modules, "hypothesis", None)

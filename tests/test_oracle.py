@@ -489,6 +489,17 @@ def test_eager_code_rounds_a_product_with_alpha_to_f32_before_a_half_type() -> N
     assert rejected(result, span_of(line, given, epilogue="eager")) == 0
 
 
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+def test_a_cast_of_f64_to_a_half_type_may_go_through_f32(half: str) -> None:
+    line = f"mm:f64:nn:1x1x1:cast-{half}"
+    tie = (
+        1 + (1 + 2.0**-30) * DTYPES[half].unit_roundoff
+    )  # a little above the middle of two numbers; f32 loses the little
+    given = fixed(line, [[1.0]], [[tie]])
+    result = program.build(Problem.parse(line))(**program.args(Problem.parse(line), given))
+    assert rejected(result, span_of(line, given)) == 0
+
+
 def test_k_zero_gives_beta_times_bias() -> None:
     line = "addmm:f32:nn:2x3x0:bias+beta-2"
     problem = Problem.parse(line)
