@@ -16,7 +16,7 @@ from pytest_gemm.speed import CaseKey, Sample, Session, sample_line, session_lin
 SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
 
 
-def sessions(count: int = 28, *, seed: int = 0, copies: int = 2) -> list[Session]:
+def sessions(count: int = 48, *, seed: int = 0, copies: int = 2) -> list[Session]:
     """A shared machine: 2% from session to session in both arms, 0.8% in a case, exponential noise in a visit."""
     rng, found = np.random.default_rng(seed), []
 
@@ -71,7 +71,7 @@ def test_the_gate_is_not_red_and_the_others_are(study: Study) -> None:
         assert study.scores[rule].undecided <= 0.05 * study.scores[rule].judged
     # Readings of one process are not independent: half of the runs, for in the other half the machine was faster.
     assert study.scores["U test"].red >= 8
-    assert study.scores["mean:5%"].red >= 2
+    assert study.scores["mean:5%"].red >= 1
     assert study.scores[SUITE].judged == 16 * 200
 
 
@@ -107,14 +107,14 @@ def test_a_case_is_described(study: Study) -> None:
 
 
 def test_the_same_seed_draws_the_same_runs() -> None:
-    some = sessions(24, copies=1)
+    some = sessions(32, copies=1)
     one, two, other = (calibrate.calibrate(some, runs=2, seed=seed) for seed in (1, 1, 2))
     assert one == two
     assert one.cases != other.cases
 
 
 def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    some = sessions(24, copies=1)
+    some = sessions(copies=1)
     rare = Sample(CaseKey("cpp", "mm:f32:nn:99x64x64"), "cpu", Status.PASSED, subject=(1e-3,))
     some[0] = dataclasses.replace(some[0], samples=(*some[0].samples, rare))
     facts = tmp_path / "study.json"
@@ -123,8 +123,8 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
     assert calibrate.main([str(write(folder, some)), "--runs=2", f"--json={facts}"]) == 0
     page = capsys.readouterr().out
     for expected in (
-        "6 cases, 24 sessions of the same code on `cpu-x`; 2 runs",
-        "Left out, for they lack figures: cpp-mm:f32:nn:99x64x64 (1 of 24).",
+        "6 cases, 48 sessions of the same code on `cpu-x`; 2 runs",
+        "Left out, for they lack figures: cpp-mm:f32:nn:99x64x64 (1 of 48).",
         "| gate, stored baseline | 0 | 0.0% (0 of 2) | < 77.6% |",
         "### < 0.3 ms (2 cases)",
         "| `cpp-mm:f32:nn:1x64x64` | 0.1",
@@ -142,16 +142,16 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_too_few_pairs_leave_base_against_head_out() -> None:
-    study = calibrate.calibrate(sessions(21, copies=1), runs=1, stored=10)
+    study = calibrate.calibrate(sessions(33, copies=1), runs=1, stored=10)
     assert AGAINST not in study.scores
-    assert "it takes 11 pairs, and there are 10" in calibrate.page(study)
+    assert "it takes 24 pairs, and there are 16" in calibrate.page(study)
 
 
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
         (lambda some: some.clear(), [], "no complete session"),
-        (lambda some: some.__delitem__(slice(3, None)), [], "3 sessions are too few: a run takes 23 (12 stored"),
+        (lambda some: some.__delitem__(slice(3, None)), [], "3 sessions are too few: a run takes 32 (12 stored"),
         (
             lambda some: some.__setitem__(0, dataclasses.replace(some[0], contract="d")),
             [],
