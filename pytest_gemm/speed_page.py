@@ -839,7 +839,7 @@ header dd { margin: 0; overflow-wrap: anywhere; }
 .tile { border-left: 5px solid var(--colour); background: var(--soft); padding: .4rem .7rem; color: var(--muted); }
 .tile b { display: block; font-size: 1.5rem; line-height: 1.25; color: var(--ink); }
 .banner { border: 2px solid #e69f00; padding: .5rem .8rem; max-width: none; }
-.note { color: var(--muted); font-size: .9rem; }
+.note { color: var(--muted); font-size: .9rem; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; }
 figure svg { display: block; width: 100%; min-width: 640px; height: auto; }
 figcaption { color: var(--muted); font-size: .85rem; }
