@@ -116,6 +116,8 @@ _FEWEST_WINDOWS: Final = 3
 LOST: Final = 75
 """Exit status of a session whose process has lost the device to a case, which has its sample; another one goes on."""
 _MOST_WINDOWS: Final = 1000
+# Under which a CPU session runs, see sessions.py: threads bound, large pages.  Part of the contract.
+_CONDITIONS: Final = "-bound-huge"
 
 
 class Meter:
@@ -230,7 +232,7 @@ class Meter:
         return Session(
             hardware=key,
             software=machine.software("cuda" if device == "cuda" else "cpu"),
-            contract=f"{self.plan.contract()}-{self.windows}",
+            contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}",
             arm=request.arm,
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

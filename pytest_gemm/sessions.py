@@ -75,6 +75,9 @@ _RESTARTS: Final = 20
 
 # OpenMP's threads stay on the cores that they begin on: unbound, both threads of a run have been seen on one core.
 _BOUND: Final = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+# Large pages where the system has them: which small pages a process gets, and so what falls on the same lines of a
+# cache, is chance, and the same in all of its readings.  The first is PyTorch's, the second the C library's.
+_HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,7 +379,7 @@ class _Runner:
         request.write(folder)
         environment = dict(os.environ)
         if self._device == "cpu" and request.timed:
-            environment = {**_BOUND, **environment}
+            environment = {**_BOUND, **_HUGE_PAGES, **environment}
         if arm.first is not None:
             before = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join([str(arm.first), *([before] if before else [])])
