@@ -248,7 +248,8 @@ def script(case: Case) -> Script:
     if len(lines) >= LONGEST:  # one empty line between two functions does
         lines = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
     if len(lines) >= LONGEST:
-        lines = lines[: (code := lines.index('"""') + 1)] + [line for line in lines[code:] if line]
+        begin = lines.index('"""') + 1
+        lines = lines[:begin] + [line for line in lines[begin:] if line]
     return Script(
         "\n".join(lines) + "\n",
         _saved(case, tensors) if saved else {},
