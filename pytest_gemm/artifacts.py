@@ -38,7 +38,7 @@ def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, r
         warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`pin.Case`.
     """
     for outcome, evidence in failed:
-        parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed))
+        parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed), outcome.guard)
         place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
         place.mkdir(parents=True, exist_ok=True)
         text = report.failure(outcome, rerun) + "\n"

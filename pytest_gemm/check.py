@@ -105,7 +105,10 @@ class GemmCheck:
         outcomes = list(earlier.outcomes)
         if not earlier.complete and self._guarded is not None:
             outcomes = self._guarded.judge(case)
-            self._judge.evidence.clear()
+            # The other process keeps what it saw; the operands can be made again.
+            failed = [o for o in outcomes if o.status.is_failure]
+            made = {o.filling: operands.make(case.problem, o.filling or case.fillings[0], case.seed) for o in failed}
+            self._judge.evidence[:] = [(o, Evidence(made[o.filling])) for o in failed]
             self._diary.close_call()
         elif not earlier.complete:
             for outcome in judging(earlier.choices):

@@ -131,12 +131,12 @@ def _in_float64(problem: Problem, tensors: dict[str, torch.Tensor], place: int) 
 def _own(case: Case) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
     problem, prepared = case.operands.problem, case.prepared
-    if prepared is None or case.operands.offs is not None or not problem.shape.k or problem.shape.is_empty:
+    if prepared is None or case.operands.offs is not None or problem.shape.is_empty:
         return None
     for values in _VALUES.values():
-        given = _replaced(case, values)
         output = problem.outputs[case.place]
         try:
+            given = _replaced(case, values)
             reference = oracle.reference(problem, given)
             interval = oracle.intervals(problem, given, reference, prepared.contract)[case.place]
             expected = _in_float64(problem, program.args(problem, given), case.place)
