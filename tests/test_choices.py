@@ -435,6 +435,7 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
         templates=(),
         kernels={"triton_red_fused_sum_0": False},
         calls=["triton_red_fused_sum_0"],
+        in_cpp=False,
         observed=("aten.bmm.dtype_out",),
         foreign_calls=("extern_kernels.bmm_dtype",),
     )
