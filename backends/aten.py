@@ -152,8 +152,6 @@ def _refused_on_cpu(problem: Problem) -> Unsupported | None:
 
     if problem.step("rowwise") is not None and torch_release() < (2, 13):
         return Unsupported("scales", "before torch 2.13 a CPU takes tensorwise scales only", "use tensorwise")
-    if problem.op.name == "woq_int8" and problem.has("pad-ldb"):
-        return Unsupported("layout", "_weight_int8pack_mm takes a contiguous weight only", "drop pad-ldb")
     return None
 
 

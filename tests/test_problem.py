@@ -97,7 +97,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:1x1x1:relu++add", "epilogue", 21, ["one '+'"]),
         ("mm:f32:nn:1x1x1::pad-ldq", "flags", 17, ["did you mean 'pad-ld"]),
         ("mm:f32:nt:2x1x1::self", "flags", 17, ["2x2x1"]),
-        ("linear:f32:nt:3x2x2x1::self", "flags", 23, ["drop the batch"]),
+        ("linear:f32:nt:3x2x2x1::self", "flags", 23, ["drop self"]),
         ("mm:f32-f16-f16:nn:1x1x1", "dtypes", 3, ["f32-f32-f16"]),
         ("mm:f16:nn:1x1x1::tf32", "flags", 17, ["products in f32"]),
         ("mm:f32-f32-f16:nn:1x1x1::tf32", "flags", 25, ["products in f32"]),
