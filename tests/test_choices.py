@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
-import whole_torch  # noqa: F401  # before an inner run loads it
+import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import judge, operands, oracle, report
 from pytest_gemm.backend import (

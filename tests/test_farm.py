@@ -28,7 +28,7 @@ from typing import Any
 
 import elsewhere
 import pytest
-import whole_torch  # noqa: F401  # before an inner run loads it
+import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import ahead
 from pytest_gemm.backends import cutlass, farm

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import whole_torch  # noqa: F401  # before an inner run loads it
+import whole_libraries  # noqa: F401  # before an inner run loads it
 
 PRODUCT = """
     import pytest

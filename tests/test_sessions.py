@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import whole_torch  # noqa: F401  # before an inner run loads it
+import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import sessions
 from pytest_gemm.sessions import Command

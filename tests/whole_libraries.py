@@ -1,0 +1,17 @@
+"""All of torch and matplotlib that an inner run loads, for tests that run pytest in their own process.
+
+pytester forgets on return which modules an inner run imported.  torch can be loaded only once in a process, and of
+matplotlib some modules would stay behind that know the classes of those which are gone.
+"""
+
+import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_svg
+import matplotlib.figure  # noqa: F401  # loads most of the others
+import torch
+import torch._dynamo
+import torch._inductor.test_operators
+
+from pytest_gemm.executed import record_products
+
+with record_products():
+    torch.mm(torch.ones(1, 1), torch.ones(1, 1))
