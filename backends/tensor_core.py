@@ -110,11 +110,12 @@ def odd_groups(problem: Problem) -> Unsupported | None:
     shape, unit = problem.shape, 128 // problem.dtypes.a.bits
     gap = 8  # of pad-lda and pad-ldb, see operands.py
     rows = {
-        "A": shape.k + (gap if problem.has("pad-lda") else 0),
-        "B": (shape.k if problem.layout.b_transposed else shape.n) + (gap if problem.has("pad-ldb") else 0),
+        # A row of no elements has a stride of one.
+        "A": max(shape.k, 1) + (gap if problem.has("pad-lda") else 0),
+        "B": max(shape.k if problem.layout.b_transposed else shape.n, 1) + (gap if problem.has("pad-ldb") else 0),
     }
     for name, length in rows.items():
-        if length == 0 or length % unit:
+        if length % unit:
             text = f"rows of {name} are {length} elements apart: _grouped_mm needs a multiple of {unit} (16 bytes)"
             return Unsupported("alignment", text)
     return None

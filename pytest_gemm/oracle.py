@@ -952,7 +952,7 @@ def _function_span(name: str, span: _Span, arithmetic: _Arithmetic) -> _Span:
 
 
 def _cast(span: _Span, source: DType, target: DType, passing: bool) -> _Span:
-    """After a cast.  int32 or f64 to a 16-bit float goes through f32 in torch: both are accepted.
+    """After a cast.  int32 and f64 go to a 16-bit float through f32 in torch: both are accepted.
 
     Args:
         span: before it.
@@ -964,9 +964,10 @@ def _cast(span: _Span, source: DType, target: DType, passing: bool) -> _Span:
     found = span.round(target)
     if target.precision >= DTYPES["f32"].precision or not target.is_float:
         return found
-    if not source.is_float or source.name == "f64":
-        span = span.round(DTYPES["f32"])
-        found = _union(found, span.round(target))
+    if not source.is_float or source.precision > DTYPES["f32"].precision:
+        through = span.round(DTYPES["f32"])
+        found = _union(found, through.round(target))
+        span = span if source.is_float else through
     return _union(found, span) if passing else found
 
 

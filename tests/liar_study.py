@@ -307,7 +307,7 @@ def _peer(rows: Sequence[Row], name: str, words: Mapping[bool | None, str]) -> s
     groups = {word: cells for word, cells in groups.items() if cells}
     if len(groups) == 1:
         return next(iter(groups))
-    return "; ".join(f"{word}: {_where(cells, asked)}" for word, cells in groups.items())
+    return "; ".join(f"{word}: {_where(cells, asked)}" for word, cells in groups.items() if word != words[False])
 
 
 def _prose(text: str) -> str:
@@ -397,7 +397,8 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
             the same with rtol = atol = 1e-2.  `same`: `torch._dynamo.utils.same` with a float64 reference where the op
             runs in float64 (mm, addmm, bmm, linear), tol 1e-3 in f16 and 1e-4 elsewhere, as PyTorch's benchmark runner
             has it.  cosine: similarity of at least 0.99.  max norm: `max |x - y| <= {MAX_NORM:g} max |y|`.  *alarm*: it
-            rejects the right product on these data too, and has found nothing.  Where eager would kill the process
+            rejects the right product on these data too, and has found nothing.  What a cell does not name is missed
+            (of a control: passed).  Where eager would kill the process
             there is nobody to compare with, and the case counts for us only."""
         ),
         _prose(

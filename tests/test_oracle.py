@@ -678,3 +678,11 @@ def test_eager_refuses_a_weight_with_gaps_before_it_is_asked() -> None:
     refusal = AtenBackend().refusal(Problem.parse("woq_int8:f32-i8-f32:nt:7x7x51::pad-ldb"), "cpu")
     assert refusal is not None
     assert refusal.reason.code == "b-strided"
+
+
+@pytest.mark.parametrize(("to", "bits"), [("f16", 11), ("bf16", 8)])
+def test_a_cast_from_f64_may_go_through_f32(to: str, bits: int) -> None:
+    # Just above a tie: to nearest it goes up, and through f32 it is a tie and goes down to even.
+    o = fixed(f"mm:f64:nn:1x1x1:cast-{to}", [[1.0 + 2.0**-bits + 2.0**-40]], [[1.0]])
+    interval = oracle.interval(o.problem, o, oracle.reference(o.problem, o), Contract("f64", "eager"))
+    assert (float(interval.lo), float(interval.hi)) == (1.0, 1.0 + 2.0 ** (1 - bits))
