@@ -165,6 +165,10 @@ class Meter:
         from pytest_gemm.operands import fillings_for
 
         self._begin(case)
+        if held := self._withheld(case):
+            self._write(sample_line(held))
+            self._end()
+            return
         fillings = fillings_for(case.problem)
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
         filling = ("rand",) if "rand" in fillings else fillings[:1]
@@ -212,6 +216,17 @@ class Meter:
         """All cases have been asked for."""
         self._time_all()
         self._write(json.dumps({"end": {"seconds": round(time.perf_counter() - self._started, 3)}}) + "\n")
+
+    def _withheld(self, case: Case) -> Sample | None:
+        """The sample of a case that the ledger forbids to run; ``None`` of any other."""
+        from pytest_gemm.session import environment
+
+        entry = self._config.ledger.applicable(case.backend.name, case.problem, "", environment(case.device))
+        if entry is None:
+            return None
+        reason = Reason("can-crash", f"{entry.id}: not run, it can kill the process: {entry.reason}")
+        key = CaseKey(case.backend.name, case.problem.line)
+        return Sample(key, case.device, Status.KNOWN_FAILURE, reason)
 
     def _begin(self, case: Case) -> None:
         if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now

@@ -355,6 +355,22 @@ def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.
     assert timed == {LINES[0], LINES[2]}
 
 
+def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytester) -> None:
+    with_problems(timing_project, *LINES)
+    ledger = timing_project.path / "ledger.toml"
+    ledger.write_text(
+        '[[known-failure]]\nid = "deadly"\nbackend = "dies"\nreason = "planted"\ncrashes = true\n'
+        f'problem = "{LINES[1]}"\n'
+    )
+    result = run(
+        timing_project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-known-failures={ledger}", sessions=1
+    )
+    result.stdout.fnmatch_lines(
+        ["*not timed, known-failure: deadly: not run, it can kill the process: planted*", "*known failure deadly: 1*"]
+    )
+    assert "process that timed it ended" not in result.stdout.str()
+
+
 def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(
     timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
