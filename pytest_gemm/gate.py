@@ -81,7 +81,7 @@ class Policy:
     screen_pairs: int = 6
     confirm_pairs: int = 18
     screen_level: float = 0.30
-    confirm_level: float = 0.01
+    confirm_level: float = 0.02
     floor: float = 0.003
     too_noisy: float = 0.10
     anchor_shift: float = 0.03
@@ -131,6 +131,7 @@ class Policy:
                 screen_pairs=3,
                 confirm_pairs=8,
                 screen_level=0.10,
+                confirm_level=0.01,
                 anchor_shift=0.01,
             )
         raise ValueError(f"there is no speed policy for device {device!r}; known are cpu and cuda")
