@@ -556,7 +556,9 @@ def coarse_order(seen: Mapping[int, int], grain: int) -> Order:
     if sizes != sorted(sizes) or len(set(sizes)) == 1:
         return Order("other")
     steps = np.diff(sizes)
-    block = sizes[int(np.argmax(steps > grain))] if np.any(steps > grain) else 0
+    # Chunks that the grain is no multiple of let a step be up to two grains long.
+    jumps = steps > 2 * grain
+    block = sizes[int(np.argmax(jumps))] if np.any(jumps) else 0
     # Far enough apart to be in different chunks of a tensor core.
     places = (0, grain, 2 * grain) if not 0 < block < 3 * grain else (0, 1, 2)
     return Order("in order", 1, block, places, grain=grain)

@@ -303,7 +303,7 @@ PROMOTED = dataclasses.replace(FAST, promote_every=128)
             {"chunk L": "32", "alignment f": "13 RZ", "accumulator": "14 RZ", "blocks": "128"},
         ),
         # Of a long sum the chunks do not show: a cut every 16 products must not be taken for one at each.
-        (SPLIT, tensor_core(25, 16), HOPPER, {"accumulator": "24 RZ"}),
+        (SPLIT, tensor_core(25, 16), HOPPER, {"accumulator": "24 RZ", "order": "in order"}),
     ],
     ids=["ieee-f32", "f16", "hopper", "ampere", "volta", "fp8-fast", "fp8-promoted", "hopper-long"],
 )
