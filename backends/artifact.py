@@ -29,7 +29,7 @@ from pytest_gemm import fence, program
 from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.executed import products_in_source, record_products
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem, StepKind
 
@@ -468,7 +468,7 @@ def _left_out(why: Exception | Reason) -> Reason:
     """What becomes of a candidate that Inductor left out after a failure, whatever that was."""
     if isinstance(why, Reason):
         return why
-    first = next((line for line in str(why).splitlines() if line.strip()), "")
+    first = first_line(why)
     return torch_compat.why_dropped(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
 
 

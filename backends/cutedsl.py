@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_gemm.backend import Availability, Dropped, Proof, Unsupported
 from pytest_gemm.backends import naming, tensor_core
 from pytest_gemm.backends.inductor import installed, no_cuda, unclaimed
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CuteDslBackend:
                 with prepared.timed(operands) as call:
                     timings[name] = _device_seconds(call)
             except Exception as error:  # of the library or the compiler behind it
-                first = next((line for line in str(error).splitlines() if line.strip()), "")
+                first = first_line(error)
                 dropped[name] = Reason("compile-error", f"{type(error).__name__}: {first}"[:200])
                 continue
             if timings[name] == min(timings.values()):

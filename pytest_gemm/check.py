@@ -18,7 +18,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import Environment, LedgerUse
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.outcome import Outcome, Reason, Status, first_line
 from pytest_gemm.watch import Diary
 
 __all__ = ["GemmCheck"]
@@ -155,7 +155,7 @@ class GemmCheck:
             reason = Reason("process-died", "the process that compiled and ran it first has died")
             details = ""
         except Exception as error:  # of a backend, in the other process; its traceback has been kept as text
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            first = first_line(error)
             kind = type(error).__name__
             reason = Reason(f"elsewhere-{kind}", f"{kind} in the process that ran it first: {first}")
             details = str(error.__cause__ or error)[-2000:]

@@ -38,7 +38,7 @@ from pytest_gemm.backend import (
 )
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
-from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
+from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
 
@@ -866,7 +866,7 @@ def _crash(case: Case, filling: str, error: Exception, phase: str, seconds: Seco
     """An exception of a backend, with its innermost frames; ours are left out."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) != Path(__file__)]
     where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    first = first_line(error)
     reason = Reason(f"{phase.replace(' ', '-')}-{type(error).__name__}", f"{type(error).__name__} in {phase}: {first}")
     details = f"{where}\n{type(error).__name__}: {str(error)[:2000]}"
     return _outcome(case, filling, Status.CRASHED, reason, details=details, seconds=seconds)

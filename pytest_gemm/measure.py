@@ -23,7 +23,7 @@ import pytest
 from pytest_gemm import machine, roofline, timing
 from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Timeable, Unsupported
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.outcome import Activity, Outcome, Reason, Status
+from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
 from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
 
@@ -311,7 +311,7 @@ class Meter:
                 work.last = subject[0]()
                 _wait_for(case.device)
         except Exception as error:  # of the backend: it has passed before, and does no longer
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            first = first_line(error)
             reason = Reason(f"time-{type(error).__name__}", f"{type(error).__name__} while it was timed: {first}")
             work.outcome = dataclasses.replace(work.outcome, status=Status.CRASHED, reason=reason)
             return

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from pathlib import Path
 
-__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status"]
+__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status", "first_line"]
 
 
 class FileError(ValueError):
@@ -22,6 +22,11 @@ class FileError(ValueError):
         self.line = line
         where = f"{path}:{line}" if line else str(path)
         super().__init__(f"{where}: {problem}; {remedy}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that says something; "" where none does."""
+    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 class Status(enum.Enum):

@@ -185,7 +185,7 @@ def _traced(problem: Problem, names: Sequence[str], matmul: bool) -> str:
 
 def product(a: Any, b: Any) -> Any:
     """Takes the place of a plain function in a traced program."""
-    raise NotImplementedError
+    raise NotImplementedError("it stands in a trace, and is never called")
 
 
 def _literal(tensor: torch.Tensor) -> str:
