@@ -677,7 +677,8 @@ class Artifact:
         """The result of a replayed CUDA graph, copied out of the graph's own memory.
 
         The first calls warm up and record, so it is called until it can only be a replay.  Kernels are called from
-        Python while they are recorded and not when they are replayed: those calls are what the proof goes by.
+        Python while they are recorded and not when they are replayed: those calls are what the proof goes by.  Where
+        the two calls of the compile have been enough to record, they are those of the second one.
 
         Raises:
             Unsupported: when PyTorch has not made a graph of the program.
@@ -691,7 +692,7 @@ class Artifact:
             raise Unsupported("cudagraphs-skipped", "PyTorch made no CUDA graph of the program")
         if calls:
             self._recorded = tuple(dict.fromkeys(calls))
-        calls[:] = self._recorded
+        calls[:] = self._recorded or self._compiled.order
         return tuple(one.clone() for one in made) if isinstance(made, tuple) else made.clone()
 
     def proof(self) -> Proof:

@@ -240,7 +240,7 @@ def _addends(level: str) -> tuple[Problem, ...]:
         ("17x65x127",) if level == "quick" else ("17x65x127", "32x64x128", "1x64x64", "5x385x7", "33x97x1")
     )
     if _at_least(level, "exhaustive"):
-        factors += ("+alpha-0", "+alpha-0.3", "+beta-0.7", "+alpha-0+beta-0", "+alpha-3+beta--1.5")
+        factors += ("+alpha-0", "+alpha-0.3", "+beta-0.7", "+alpha-0+beta-0", "+alpha-0.3+beta-0", "+alpha-3+beta--1.5")
         shapes = _sizes(level)
     cases = Cases().combine(shape=shapes, dtype=FLOATS, bias=("bias", "bias-1n", "bias-m1", "bias-mn"), factors=factors)
     if level == "quick":  # every pair, not every combination: the bias's shape and its dtype rarely meet

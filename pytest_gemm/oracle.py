@@ -415,7 +415,7 @@ def _product_span(
     scale = _scale(operands)
     error, tier = _error(problem, operands, reference, contract, addend, scale, value)
     span = _Span(value, value) if error is None else _around(value, error)
-    plain = addend is None and scale is None
+    plain = addend is None and scale is None and problem.alpha == 1.0
     if contract.epilogue == "fused" or (plain and not problem.passes):
         return span, tier  # without any further step the last rounding is the only one in every contract
     if plain or problem.op.name == "scaled_mm":
@@ -429,10 +429,10 @@ def _product_span(
     basic = _Arithmetic(DTYPES["f64" if out.name == "f64" else "f32"], contract.epilogue).basic
     if scale is not None:
         parts = _times(parts, scale).hull(out)
+    if problem.alpha != 1.0:
+        alpha = problem.alpha if out.name == "f64" else _f32(problem.alpha)
+        parts = basic(_times(parts, torch.tensor(alpha, dtype=torch.float64))).hull(out)
     if addend is not None:
-        if problem.alpha != 1.0:
-            alpha = problem.alpha if out.name == "f64" else _f32(problem.alpha)
-            parts = basic(_times(parts, torch.tensor(alpha, dtype=torch.float64))).hull(out)
         term = _Span(addend, addend)
         term = (term if problem.beta == 1.0 else basic(term)).hull(out)
         if problem.shape.k == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pytest_gemm import report, selection
 from pytest_gemm.backend import MODES, Contract, Unsupported, in_mode
 from pytest_gemm.backends import torch_compat
+from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
@@ -52,6 +54,18 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
     outcomes = list(Judge().judge(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode="dynamic")))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
+
+
+@pytest.mark.parametrize("counted", [(), ("kernel_1",)])
+def test_a_graph_that_the_compile_has_recorded_is_proved_by_the_compile_s_calls(counted: tuple[str, ...]) -> None:
+    calls: list[str] = []
+    artifact = object.__new__(Artifact)  # a graph needs a CUDA device
+    artifact._recorded = ()
+    artifact._compiled = SimpleNamespace(  # type: ignore[assignment]  # the three of its attributes that are asked for
+        calls=calls, order=("kernel_0",), function=lambda: calls.extend(counted) or torch.ones(1)
+    )
+    assert artifact._replayed([]).item() == 1.0
+    assert calls == list(counted[:1] or ("kernel_0",))
 
 
 PROGRAM = """

@@ -489,6 +489,13 @@ def test_eager_code_rounds_a_product_with_alpha_to_f32_before_a_half_type() -> N
     assert rejected(result, span_of(line, given, epilogue="eager")) == 0
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_eager_code_may_scale_a_product_that_it_has_rounded_where_no_bias_is_added(dtype: str) -> None:
+    line = f"addmm:{dtype}:nn:16x8x112:bias+alpha-0.3+beta-0"
+    assert judged(line, "rand", torch.matmul, epilogue="eager")[0] == 0
+    assert judged(line, "rand", lambda a, b: torch.matmul(a, b) / 0.3, epilogue="eager")[0] > 0
+
+
 @pytest.mark.parametrize("half", ["f16", "bf16"])
 def test_a_cast_of_f64_to_a_half_type_may_go_through_f32(half: str) -> None:
     line = f"mm:f64:nn:1x1x1:cast-{half}"
