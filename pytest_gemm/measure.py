@@ -26,6 +26,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
 from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.turns import Turns
 
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case, Judge
@@ -51,6 +52,9 @@ class Request:
         pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
             "backend problem"; an earlier process of the run has picked.
         commit: of the tree that is measured.
+        turns: descriptor of this process's end where a session of another environment is timed in alternation with this
+            one; ``None``: nobody else times.
+        begins: this session has the first turn.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -61,6 +65,8 @@ class Request:
     ceilings: Ceilings | None = None
     pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     commit: str = ""
+    turns: int | None = None
+    begins: bool = False
 
     def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
         """The candidates of a case, the one to time first; empty where the backend goes its own way."""
@@ -152,6 +158,7 @@ class Meter:
         self._watch = watch
         self._timer: timing.Timer = timing.CudaTimer() if self.request.device == "cuda" else timing.CpuTimer()
         self._started = time.perf_counter()
+        self._turns = Turns(self.request.turns, first=self.request.begins) if self.request.turns is not None else None
         self._parent = os.getppid()
         self._is_cross_checked = False
         self._ranking: tuple[str, ...] = ()
@@ -215,6 +222,8 @@ class Meter:
     def close(self) -> None:
         """All cases have been asked for."""
         self._time_all()
+        if self._turns:
+            self._turns.close()
         self._write(json.dumps({"end": {"seconds": round(time.perf_counter() - self._started, 3)}}) + "\n")
 
     def _withheld(self, case: Case) -> Sample | None:
@@ -243,11 +252,13 @@ class Meter:
         key = machine.hardware_key("cuda" if device == "cuda" else "cpu", self._config.threads)
         if self._ceilings is None and request.timed:
             dtypes = sorted({roofline.dtype_name(Problem.parse(line)) for _, line in request.cases})
-            self._ceilings = roofline.measure(device, dtypes, self._config.threads)
+            with self._round(), self._turn():
+                self._ceilings = roofline.measure(device, dtypes, self._config.threads)
         return Session(
             hardware=key,
             software=machine.software("cuda" if device == "cuda" else "cpu"),
-            contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}",
+            contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}"
+            f"{'-turns' if self._turns else ''}",
             arm=request.arm,
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -276,18 +287,26 @@ class Meter:
     def _time_all(self) -> None:
         """Time the cases that wait, window by window, and judge their last results."""
         order = list(self._works)
-        for window in range(self.windows):
-            random.Random(f"{self.request.index} {window}").shuffle(order)
-            for work in order:
-                if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
-                    self._begin(work.case)
-                    self._window(work)
-                    self._end()
+        with self._round():
+            for window in range(self.windows):
+                random.Random(f"{self.request.index} {window}").shuffle(order)
+                for work in order:
+                    if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
+                        with self._turn():
+                            self._begin(work.case)
+                            self._window(work)
+                            self._end()
         for work in self._works:
             self._begin(work.case)
             self._write(sample_line(self._sample(work)))
             self._end()
         self._works.clear()
+
+    def _round(self) -> AbstractContextManager[None]:
+        return self._turns.round() if self._turns else contextlib.nullcontext()
+
+    def _turn(self) -> AbstractContextManager[None]:
+        return self._turns.turn() if self._turns else contextlib.nullcontext()
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""

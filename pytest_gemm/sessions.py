@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, baseline, gate, machine, speed_report
+from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Tuning
 from pytest_gemm.config import cores
@@ -333,20 +333,53 @@ class _Runner:
 
     def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
         """One session over the cases that have not failed."""
-        todo = self._shuffled(self.left(cases), index)
+        with self._open(arm, cases, index) as one:
+            while not one.poll():
+                self._display.progress(f"speed: {label}, {one.now or 'starting'}")
+                time.sleep(0.2)
+        return self._ended(one, arm, index)
+
+    def pair(self, arms: tuple[Arm, Arm], cases: Sequence[Timed], index: int, label: str) -> dict[str, Session]:
+        """A session of each arm, the first of which begins.
+
+        On a CPU both processes live at once and time in alternation, a window each, so that they meet the same
+        neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
+        """
+        if self._device != "cpu":
+            return {arm.name: self.session(arm, cases, index, f"{label}, {arm.label}") for arm in arms}
+        ends = turns.pair()
+        with contextlib.ExitStack() as stack:
+            try:
+                pair = [
+                    stack.enter_context(self._open(arm, cases, index, end=end.fileno(), begins=arm is arms[0]))
+                    for arm, end in zip(arms, ends, strict=True)
+                ]
+            finally:
+                for end in ends:  # the processes have them; one that dies is to be the last to hold its own
+                    end.close()
+            while sum(not one.poll() for one in pair):  # both of them are asked each time
+                now = next((one.now for one in pair if one.now), "starting")
+                self._display.progress(f"speed: {label}, {now}")
+                time.sleep(0.2)
+        return {arm.name: self._ended(one, arm, index) for arm, one in zip(arms, pair, strict=True)}
+
+    def _open(
+        self, arm: Arm, cases: Sequence[Timed], index: int, *, end: int | None = None, begins: bool = False
+    ) -> _Open:
         request = Request(
-            tuple(todo),
+            tuple(self._shuffled(self.left(cases), index)),
             self._device,
             arm.name,
             index,
             ceilings=self.ceilings,
             pinned=self._pinned[arm.name],
             commit=self.commit if arm.name == "head" else "",
+            turns=end,
+            begins=begins,
         )
-        with _Open(self, arm, request) as one:
-            while not one.poll():
-                self._display.progress(f"speed: {label}, {one.now or 'starting'}")
-                time.sleep(0.2)
+        return _Open(self, arm, request)
+
+    def _ended(self, one: _Open, arm: Arm, index: int) -> Session:
         session = one.result()
         self.ceilings = session.ceilings
         self._note_failures(session.samples)
@@ -392,6 +425,7 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=() if request.turns is None else (request.turns,),
             )
 
     def folder(self) -> Path:
@@ -470,7 +504,8 @@ class _Open:
             raise SessionFailed(
                 f"{_RESTARTS} processes died one after the other while they timed; the last log:", self._log()
             )
-        self._request = dataclasses.replace(self._request, cases=rest, ceilings=part.ceilings)
+        # The other session of a pair has gone on alone.
+        self._request = dataclasses.replace(self._request, cases=rest, ceilings=part.ceilings, turns=None)
         self._folder = self._runner.folder()
         self._process = self._runner.start(self._arm, self._request, self._folder)
         return False
@@ -670,9 +705,9 @@ def _pairs(
         if not runner.left(cases):
             break
         index = len(made.sessions)
-        for arm in (base, head) if index % 2 == 0 else (head, base):
-            label = f"{what}, pair {number} of {count}, {arm.label}"
-            fresh[arm.name].append(runner.session(arm, cases, index, label))
+        arms = (base, head) if index % 2 == 0 else (head, base)
+        for name, session in runner.pair(arms, cases, index, f"{what}, pair {number} of {count}").items():
+            fresh[name].append(session)
         made.sessions += fresh["head"][-1:]
         made.base += fresh["base"][-1:]
     return fresh["base"], fresh["head"]

@@ -1,0 +1,100 @@
+"""Two processes that time in alternation: never both at once, and neither for long.
+
+What a neighbour on the same machine does to a kernel lasts from milliseconds to minutes.  Two sessions one after the
+other meet different neighbours, and their difference holds what the neighbours did.  Two sessions that pass a *turn* to
+and fro after every window of a fraction of a second meet the same ones.
+
+The two ends of a socket are all that the processes share.  A process that ends, however it ends, closes its end, and
+the other one goes on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = ["Turns", "pair"]
+
+_READY: Final = b"r"
+_YOURS: Final = b"y"
+_DONE: Final = b"d"
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends, for a process each (``pass_fds``); whoever starts the processes closes both behind it.
+
+    Raises:
+        OSError: when the system has no descriptor left.
+    """
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+class Turns:
+    """One side of the alternation.
+
+    Args:
+        descriptor: of this process's end; it is owned from now on, and no process that is started later inherits it.
+        first: this side has the first turn of every round.
+
+    Example::
+
+        turns = Turns(descriptor, first=True)
+        with turns.round():              # begins when the other side is as far, too
+            for window in windows:
+                with turns.turn():       # begins when the other side has had its turn
+                    measure(window)
+        turns.close()
+    """
+
+    def __init__(self, descriptor: int, *, first: bool) -> None:
+        os.set_inheritable(descriptor, False)
+        self._end = socket.socket(fileno=descriptor)
+        self._first = first
+        self._is_alone = False
+        self._is_mine = first
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """What both sides do in alternation; neither begins before both are there, nor leaves before both are done."""
+        self._is_alone = False
+        self._send(_READY)
+        while not self._is_alone and self._receive() != _READY:
+            pass  # turns that were given to this side after it had finished
+        self._is_mine = self._first
+        try:
+            yield
+        finally:
+            self._send(_DONE)
+            while not self._is_alone and self._receive() != _DONE:
+                pass
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """What one side does while the other one waits."""
+        if not self._is_mine and not self._is_alone and self._receive() == _DONE:
+            self._is_alone = True
+        try:
+            yield
+        finally:
+            self._is_mine = False
+            self._send(_YOURS)
+
+    def close(self) -> None:
+        """This side takes no further turn."""
+        self._end.close()
+
+    def _send(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):  # the other side is gone; receiving will show it
+            self._end.sendall(word)
+
+    def _receive(self) -> bytes:
+        try:
+            word = self._end.recv(1)
+        except OSError:
+            word = b""
+        if not word:
+            self._is_alone = True
+        return word
