@@ -462,10 +462,11 @@ class Judge:
         objection = proof.objection()
         if objection is not None:
             return end(Status.FELL_BACK, objection)
-        outputs = case.problem.outputs
-        if len(results) != len(outputs):
-            text = f"{len(results)} results came back, and the program has {len(outputs)}"
+        expected = case.problem.several or len(case.problem.outputs)
+        if len(results) != expected:
+            text = f"{len(results)} results came back, and the program has {expected}"
             return end(Status.CRASHED, Reason("wrong-outputs", text))
+        handed, results = results, program.gathered(case.problem, results)
 
         started, phase = time.perf_counter(), "reference"
         try:
@@ -498,7 +499,7 @@ class Judge:
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
         if timed is None:
-            runs.append(_Run.of(truth, results))
+            runs.append(_Run.of(truth, handed))
             self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
 
@@ -585,7 +586,7 @@ class Judge:
     ) -> Outcome | None:
         """The second result of a backend that may give other bits: they have to be right ones too."""
         outputs, intervals = case.problem.outputs, _intervals(case.problem, truth, contract)
-        for output, result, interval in zip(outputs, second, intervals, strict=True):
+        for output, result, interval in zip(outputs, program.gathered(case.problem, second), intervals, strict=True):
             wrong = compare.compare(result, interval, output, truth.operands).mismatch
             if wrong is not None:
                 return end(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
@@ -687,7 +688,7 @@ class Judge:
                     raise refusal
                 with settings(case.problem):
                     made = program.build(case.problem)(**program.args(case.problem, truth.operands))
-                truth.eager = made if isinstance(made, tuple) else (made,)
+                truth.eager = program.gathered(case.problem, _tuple(made))
                 _wait_for(case.device)
             except Exception as error:  # eager cannot do everything that a template can
                 truth.eager = error
