@@ -100,10 +100,9 @@ class CppBackend(InductorBackend):
             drop = next((flag for flag in ("self", "square") if flag in flags), "var-b")
             return Unsupported(
                 "weight-not-constant",
-                "the C++ template packs its weight at compile time: B must be a frozen parameter.  With a weight that is "
-                "an argument only the one of bmm multiplies, and without packing where B is contiguous and N a multiple "
-                "of the register block",
-                f"drop {drop}, or use bmm:...:1xMxNxK",
+                "the C++ template packs its weight at compile time: B must be a frozen parameter; only the one of bmm "
+                "takes an argument",
+                f"drop {drop}, or ask for bmm of 1xMxNxK",
             )
         if op == "linears":
             return self._supports_linears(problem)
@@ -166,7 +165,7 @@ class CppBackend(InductorBackend):
             return Unsupported("empty", "nothing is put together where nothing is computed")
         if self.mode == "dynamic" and problem.shape.m < 2:
             return Unsupported("dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
-        return _rows_of_a(problem)
+        return None  # a transposed A as well: nobody asks how it lies
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
         if problem.autocast:

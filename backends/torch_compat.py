@@ -519,13 +519,13 @@ def _watch_grouped_packing(seen: Session) -> Iterator[None]:
         return
     blocked: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]] = {}
 
-    def blocking(cls: Any, weight: Any, *args: Any) -> Any:
+    def blocking(weight: Any, *args: Any) -> Any:
         made = block(weight, *args)
         if isinstance(weight, torch.Tensor):
             blocked[id(made)] = made, weight, args
         return made
 
-    def packing(cls: Any, weight: Any, *args: Any) -> Any:
+    def packing(weight: Any, *args: Any) -> Any:
         made = pack(weight, *args)
         if id(weight) in blocked and isinstance(made, torch.Tensor):
             _, source, how = blocked.pop(id(weight))
@@ -533,8 +533,8 @@ def _watch_grouped_packing(seen: Session) -> Iterator[None]:
         return made
 
     with (
-        patch.object(CppGroupedGemmTemplate, "block_weight", classmethod(blocking)),
-        patch.object(CppGroupedGemmTemplate, "pack_vnni_weight", classmethod(packing)),
+        patch.object(CppGroupedGemmTemplate, "block_weight", staticmethod(blocking)),
+        patch.object(CppGroupedGemmTemplate, "pack_vnni_weight", staticmethod(packing)),
     ):
         yield
 

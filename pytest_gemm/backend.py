@@ -229,7 +229,9 @@ class Proof:
             if not getattr(self, name):
                 return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
         if self.wanted and (len(self.chosen) > 1 or not re.match(self.wanted, self.chosen[0])):
-            return Reason("other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template")
+            return Reason(
+                "other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template"
+            )
         return self._profiled_objection()
 
     def _profiled_objection(self) -> Reason | None:

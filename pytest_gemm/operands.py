@@ -1423,9 +1423,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
                 True,
                 False,
-                lambda p: (
-                    p.shape.k >= 1 and not _is_twin(p) and not _saturating(p) and _sums_fit(p, _digit_plan(p)[1])
-                ),
+                lambda p: p.shape.k >= 1 and not _is_twin(p) and not _saturating(p) and _sums_fit(p, _digit_plan(p)[1]),
                 _k_cover,
             ),
             Filling(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
 import torch
@@ -369,15 +369,11 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     dtype = problem.dtypes.out
     residuals = iter(operands.residuals)
     for index, step in enumerate(problem.passes):
-        r = None
         if step.kind is StepKind.JOIN:
-            value, span, undefined = _joined(step, value, span, _Arithmetic(_working(dtype), contract.epilogue), dtype)
-            free = undefined if free is None else undefined | free[0] | free[1]
+            value, span, unsaid = _joined(step, value, span, _Arithmetic(_working(dtype), contract.epilogue), dtype)
+            free = unsaid if free is None else unsaid | free[0] | free[1]
             continue
-        if step.kind is StepKind.BIAS:
-            r = as_added(problem, operands)
-        elif step.kind is StepKind.BINARY:
-            r = _wide(next(residuals))
+        r = _met(step, problem, operands, residuals)
         undefined = _undefined(step, span, r)
         if undefined is not None:
             free = undefined if free is None else free | undefined
@@ -413,6 +409,13 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     return Interval(lo, hi, expected, value, start, tier, (span.lo, span.hi))
 
 
+def _met(step: Step, problem: Problem, operands: Operands, residuals: Iterator[torch.Tensor]) -> torch.Tensor | None:
+    """The operand that a step meets, in float64: the bias or the next residual; ``None`` where it meets none."""
+    if step.kind is StepKind.BIAS:
+        return as_added(problem, operands)
+    return _wide(next(residuals)) if step.kind is StepKind.BINARY else None
+
+
 def _working(dtype: DType) -> DType:
     """The type of one operation of an epilogue on values of ``dtype``."""
     return DTYPES["f64" if dtype.name == "f64" else "f32"]
@@ -421,7 +424,8 @@ def _working(dtype: DType) -> DType:
 def _of_one(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> Interval:
     """Results of ``linears`` of which one has gone through the steps, and the others have not."""
     flags = tuple(f for f in problem.flags if f not in {"steps-first", "steps-last"})
-    bare = interval(dataclasses.replace(problem, epilogue=_own_steps(problem), flags=flags), operands, reference, contract)
+    plain = dataclasses.replace(problem, epilogue=_own_steps(problem), flags=flags)
+    bare = interval(plain, operands, reference, contract)
     done = interval(dataclasses.replace(problem, flags=flags), operands, reference, contract)
     one = torch.tensor([problem.is_one_of("steps", i) for i in range(problem.several)]).reshape(-1, 1, 1)
 

@@ -484,7 +484,9 @@ def _verdict(case: Case, own: _Own | None, *, saved: bool, fell_back: bool) -> l
     if own is None and not saved:
         return ['print("it came to its end")', "sys.exit(0)"]
     one = f"actual[{case.place}]" if len(case.operands.problem.outputs) > 1 else "actual"
-    one = "torch.stack(actual)" if case.operands.problem.several else one
+    if case.operands.problem.several:
+        flat = ".flatten(1, 2)" if case.operands.problem.has("in-3d") and not case.operands.problem.has("flat") else ""
+        one = f"torch.stack(actual){flat}"
     lines = [f"actual = {one}.double().cpu()"]
     if own is not None:
         reference = f"program(**{{n: t.double() for n, t in given.items()}}){one.removeprefix('actual')}.cpu()"

@@ -166,8 +166,9 @@ class Shape:
     """``MxNxK``, batch first: C[M, N] = A[M, K] @ B[K, N], ``batch`` times.
 
     ``batch`` is ``None`` for a plain product.  For ``linear`` it is the leading dimension of a 3-D
-    input, for ``linears`` the number of weights that one A of M rows meets.  For ``grouped_mm`` it is the number of groups, and M their mean size: A has ``batch * M`` rows, each group
-    of them a B of its own, and the groups are as uneven as the operands make them.
+    input, for ``linears`` the number of weights that one A of M rows meets.  For ``grouped_mm`` it is the number of
+    groups, and M their mean size: A has ``batch * M`` rows, each group of them a B of its own, and the groups are as
+    uneven as the operands make them.
     """
 
     m: int
@@ -303,6 +304,7 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "square": "B is A itself: A @ A on one storage",
     "unfrozen": "B is a parameter that freezing has not made a constant: one in a package of AOTInductor's only",
     "in-3d": "the input of linears is 3-D: its rows are those of two matrices",
+    "flat": "with in-3d: the program makes its results 2-D again",
     "bias-first": "of linears only the first has the bias",
     "bias-last": "of linears only the last has the bias",
     "steps-first": "the steps are those of the first of linears only; the others are returned as they are",
@@ -511,7 +513,7 @@ class Problem:
 
     @property
     def several(self) -> int:
-        """How many tensors the program of ``linears`` returns, of which the judge makes one; 0 for any other program."""
+        """How many tensors the program of ``linears`` returns, of which the judge makes one; 0 for another program."""
         return (self.shape.batch or 0) if self.op.name == "linears" and self.step("gated") is None else 0
 
     def is_one_of(self, what: str, index: int) -> bool:
@@ -664,7 +666,7 @@ class Problem:
         self._check_views(fail)
         if self.op.name == "linears":
             self._check_linears(fail)
-        elif found := [flag for flag in ("in-3d", *_OF_ONE) if self.has(flag)]:
+        elif found := [flag for flag in ("in-3d", "flat", *_OF_ONE) if self.has(flag)]:
             fail("flags", f"{found[0]} speaks of several products of one input", "linears has it")
         if self.has("const-b") and self.has("var-b"):
             fail("flags", "const-b and var-b contradict each other", "keep one")
@@ -715,6 +717,8 @@ class Problem:
                 fail("flags", f"{flag} is nothing that linears have", f"drop {flag}")
         if self.has("in-3d") and (shape.m % 2 or self.has("dyn-m") or self.layout.a_transposed):
             fail("flags", "in-3d halves the rows of A", "give an even M and layout nt, and drop dyn-m")
+        if self.has("flat") and not self.has("in-3d"):
+            fail("flags", "flat undoes in-3d", "add in-3d")
         for what, there in (("bias", self.step("bias") is not None), ("steps", bool(self.passes))):
             flags = [flag for flag in (f"{what}-first", f"{what}-last") if self.has(flag)]
             if flags and (not there or len(flags) > 1):

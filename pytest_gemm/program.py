@@ -6,7 +6,8 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,36 @@ from pytest_gemm.problem import DType, Problem, Step, StepKind
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
-__all__ = ["PROGRAMS", "WEIGHT_OPS", "Matmul", "Program", "apply_step", "args", "build", "gathered", "torch_dtype"]
+__all__ = [
+    "PROGRAMS",
+    "WEIGHT_OPS",
+    "Matmul",
+    "Program",
+    "apply_step",
+    "args",
+    "build",
+    "cpu_threads",
+    "gathered",
+    "torch_dtype",
+]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # A tensor, or for ``tap`` a tuple of two, or for ``linears`` one of as many as there are products.
 Program = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """A block in which PyTorch has so many CPU threads, more than there are cores too; 0 changes nothing."""
+    before = torch.get_num_threads()
+    if count in {0, before}:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -259,7 +285,7 @@ def _linears(problem: Problem, matmul: Matmul | None) -> Program:
             found = [steps(gate, tensors, None)]
         else:
             found = [steps(x, tensors, i) if problem.is_one_of("steps", i) else x for i, x in enumerate(found)]
-        if problem.has("in-3d"):
+        if problem.has("flat"):
             found = [x.flatten(0, 1) for x in found]
         return found[0] if joined is not None else tuple(found)
 
@@ -270,14 +296,16 @@ def _linears(problem: Problem, matmul: Matmul | None) -> Program:
 _CONVERTED = frozenset({"a", "b", "bias"})
 
 
-def gathered(problem: Problem, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The results of a program as they are judged: those of ``linears`` as one tensor, (G, M, N).
+def gathered(problem: Problem, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a program as they are judged: those of ``linears`` as one tensor, (G, M, N), or (M, N).
 
     What cannot be put together is returned as it is: the judge says what is wrong with it.
     """
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    if problem.has("in-3d") and not problem.has("flat") and len(tensors) == len(results):
+        rows = (2, problem.shape.m // 2)
+        results = tuple(r.flatten(0, 1) if r.shape[:2] == rows else r for r in tensors)
     if not problem.several:
         return results
-    alike = len({(type(r), r.shape, r.dtype, r.device) for r in results if isinstance(r, torch.Tensor)}) == 1
-    if not alike or not all(isinstance(r, torch.Tensor) for r in results):
-        return results[:1]
-    return (torch.stack(results),)
+    alike = len(tensors) == len(results) and len({(r.shape, r.dtype, r.device) for r in results}) == 1
+    return (torch.stack(results),) if alike else results[:1]
