@@ -646,7 +646,7 @@ _PERMUTED = (("nt", ""), ("nt", "mid-b"), ("nn", "mid-b"), ("nn", "mid-a"), ("nt
 
 
 def permuted(level: str) -> tuple[Problem, ...]:
-    """bmm of operands that an attention layer permutes, of A with itself; weights that are arguments, packed and not."""
+    """bmm of operands that attention permutes, of A with itself; weights that are arguments, packed and not."""
     orders = Cases().combine(dtype=FLOATS, n=(64, 61), order=_PERMUTED)
     squares = Cases().combine(dtype=FLOATS, shape=("5x3x3x3", "5x64x64x64"))
     plain = Cases().combine(dtype=FLOATS, shape=("1x17x384x64", "1x17x385x64"))
