@@ -76,7 +76,8 @@ _READY_OPS: Final = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"},
 )
 _SATURATING: Final = frozenset(
-    {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp"},
+    # A join multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
+    {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp", "gated"},
 )
 # Of these the result has a magnitude of about one, whatever went in.
 _UNIT_RANGE: Final = frozenset({"sigmoid", "tanh", "exp", "hardsigmoid"})
@@ -1325,6 +1326,8 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
             level, quantum = level * abs(step.numbers[0]), quantum * abs(step.numbers[0])
         elif step.name in _UNIT_RANGE:
             level, quantum = 1.0, 0.0
+        elif step.name == "gated":
+            level, quantum = level**2 / 2.0, 0.0
         elif step.name == "clamp":
             level = min(level, max(map(abs, step.numbers)) or 1.0)
         if step.kind is not StepKind.BINARY:
