@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_gemm import oracle, program, report, selection
 from pytest_gemm import operands as room
+from pytest_gemm import oracle, program, report, selection
 from pytest_gemm.backend import Contract
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
