@@ -66,6 +66,9 @@ def constant_names(problem: Problem) -> frozenset[str]:
         return frozenset()
     step = problem.step("bias")
     names = {"b", "scale"}
+    if problem.op.name == "linears":
+        count = problem.shape.batch or 0
+        return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
     if step is not None and step.text not in {"m1", "mn"}:
         names.add("bias")
     return frozenset(names)
@@ -74,6 +77,10 @@ def constant_names(problem: Problem) -> frozenset[str]:
 def m_dimensions(problem: Problem) -> dict[str, int]:
     """For every input of a ``dyn-m`` program the dimension that is M."""
     found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
+    if problem.op.name == "linears":
+        rows = 0 if problem.step("gated") is not None else 1
+        residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
+        return {"a": 0, **{f"r{i}": rows for i in range(residuals)}}
     if problem.step("rowwise") is not None:
         found["scale_a"] = 0
     residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
@@ -401,7 +408,9 @@ def _traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[tor
 
 def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
     """Names of the tensors that become constants: without freezing a parameter is an argument like any other."""
-    names = constant_names(problem) if spec.options.get("freezing") else frozenset()
+    # A package of AOTInductor's holds parameters as constants, frozen or not.
+    constant = spec.options.get("freezing") or (spec.mode == "aoti" and problem.has("unfrozen"))
+    names = constant_names(problem) if constant else frozenset()
     return tuple(n for n in tensors if n in names)
 
 
@@ -555,6 +564,7 @@ class CompileSpec:
     A number that leads to a candidate which is dropped gives way to the next one, a name does not.
     ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
+    ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
     """
 
     inductor_name: str
@@ -566,6 +576,7 @@ class CompileSpec:
     candidate: int | str | None = None
     device_kernel: str = ""
     mode: str = ""
+    wanted: str = ""
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -715,6 +726,7 @@ class Artifact:
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
+            wanted="" if not compiled.session.choices and self.spec.user_caches else self.spec.wanted,
         )
 
     @property

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from pytest_gemm.backend import Availability, Unsupported
 from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
@@ -22,6 +23,8 @@ _NO_CHOICE = {
     "scaled_mm": "Inductor's lowering of _scaled_mm has no C++ candidate",
     "grouped_mm": "Inductor's lowering of _grouped_mm has no C++ candidate",
 }
+# Modes in which M is a symbol, or nothing is packed by MKL: f32 goes by oneDNN's linear then.
+_NOT_BY_MKL = frozenset({"aoti", "dynamic"})
 
 
 def compiler() -> str:
@@ -85,14 +88,24 @@ class CppBackend(InductorBackend):
             return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
         if refusal := has_no_kernel(problem, "cpu"):
             return refusal
+        if problem.has("unfrozen") and self.mode != "aoti":
+            return Unsupported(
+                "weight-not-constant",
+                "a parameter that is not frozen is an argument, but in a package of AOTInductor's",
+                "--gemm-modes=aoti",
+            )
         if op == "bmm":
             return self._supports_bmm(problem)
         if not problem.constant_b:
+            drop = next((flag for flag in ("self", "square") if flag in flags), "var-b")
             return Unsupported(
                 "weight-not-constant",
-                "the C++ template packs its weight at compile time: B must be a frozen parameter",
-                f"drop {'self' if 'self' in flags else 'var-b'}",
+                "the C++ template packs its weight at compile time: B must be a frozen parameter; only the one of bmm "
+                "takes an argument",
+                f"drop {drop}, or ask for bmm of 1xMxNxK",
             )
+        if op == "linears":
+            return self._supports_linears(problem)
         if op == "mixed_mm" and str(problem.dtypes) == "bf16-i8-bf16":
             return Unsupported(
                 "dequant-kept",
@@ -111,13 +124,58 @@ class CppBackend(InductorBackend):
             )
         return _rows_of_a(problem)
 
+    def options(self, problem: Problem) -> dict[str, Any]:
+        """With the pass that makes one template of several linears, where the problem is that."""
+        options = super().options(problem)
+        return {**options, "cpp.enable_grouped_gemm_template": True} if problem.op.name == "linears" else options
+
+    def wanted(self, problem: Problem) -> str:
+        """``linears`` have to be computed by the grouped template, not by one template each."""
+        return "CppGroupedGemmTemplate-" if problem.op.name == "linears" else ""
+
+    def _supports_linears(self, problem: Problem) -> Unsupported | None:
+        """What ``grouped_gemm_pass`` (``_inductor/fx_passes/mkldnn_fusion.py``) of torch 2.13 puts together.
+
+        It looks for oneDNN's linears of one input after freezing has made them.  These are the linears of a half type
+        where oneDNN computes it on the machine, and those of f32 where MKL's packed linear does not take them.
+        """
+        import torch
+
+        if problem.has("unfrozen"):
+            return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")
+        half = problem.input_dtype.name
+        if half in {"bf16", "f16"}:
+            supported = {
+                "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
+                "f16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
+            }
+            if not supported[half]():
+                return Unsupported(
+                    "isa",
+                    f"Inductor puts linears of {half} together where oneDNN computes {half}, and not on this processor",
+                    "f32 with dyn-m; or a processor with AVX-512",
+                )
+        elif not problem.has("dyn-m") and self.mode not in _NOT_BY_MKL:
+            return Unsupported(
+                "mkl-linear",
+                "Inductor leaves linears of f32 with a fixed M to MKL's packed linear, which are not put together",
+                "add dyn-m, or --gemm-modes=aoti",
+            )
+        if problem.shape.k == 0 or problem.shape.is_empty:
+            return Unsupported("empty", "nothing is put together where nothing is computed")
+        if self.mode == "dynamic" and problem.shape.m < 2:
+            return Unsupported("dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
+        return None  # a transposed A as well: nobody asks how it lies
+
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
         if problem.autocast:
             return None  # the conversion writes matrices of its own
         if refusal := _rows_of_a(problem):
             return refusal
-        if problem.has("pad-lda"):
-            return Unsupported("a-strided", "the C++ bmm template needs each matrix of A contiguous", "drop pad-lda")
+        for flag in ("pad-lda", "mid-a"):
+            if problem.has(flag) and not (flag == "mid-a" and (problem.shape.batch == 1 or problem.shape.m == 1)):
+                text = "the C++ bmm template needs each matrix of A contiguous"
+                return Unsupported("a-strided", text, f"drop {flag}")
         if problem.has("bcast-a") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
             return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop bcast-a")
         return None

@@ -89,6 +89,8 @@ class CuteDslBackend:
             return Unsupported("op", "the scale of a weight belongs to the kernel; these operators have none")
         if problem.grouped:
             return Unsupported("op", "the operators for grouped products are Blackwell's")
+        if problem.op.name == "linears":
+            return Unsupported("op", "an operator computes one product, and linears are several")
         if problem.op.name == "scaled_mm":
             return _scaled(problem)
         if out not in {"f16", "bf16", "i32"}:

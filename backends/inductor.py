@@ -174,13 +174,17 @@ class InductorBackend(abc.ABC):
         options: dict[str, Any] = {
             "max_autotune": True,
             "max_autotune_gemm_backends": self.inductor_name,
-            "freezing": problem.constant_b,
+            "freezing": problem.frozen,
             # In this process: pytest-xdist has the cores, and a pool of compile workers costs seconds to start.
             "compile_threads": 1,
         }
         if self.threads is not None:
             options["cpp.threads"] = self.threads
         return options
+
+    def wanted(self, problem: Problem) -> str:
+        """Pattern of the one candidate that has to have computed the problem, see ``Proof``; "" for any."""
+        return ""
 
     def spaces(self, problem: Problem) -> tuple[Space, ...]:
         """Where all candidates of a problem come from; what ``prepare`` picks from is the first."""
@@ -356,6 +360,7 @@ class InductorBackend(abc.ABC):
             rebind=self.rebind,
             device_kernel=self.device_kernel,
             mode=self.mode,
+            wanted=self.wanted(problem),
         )
 
     def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:
@@ -516,9 +521,11 @@ def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
     op, shape = problem.op.name, problem.shape
     m, n, k = shape.m, shape.n, shape.k
     cpu = device == "cpu"
+    if op == "linears" and not cpu:
+        return Unsupported("op", "Inductor has a template for several products of one input on the CPU only")
     if problem.op.batch == "optional" and shape.batch is not None:
         m *= shape.batch  # a 3-D input of linear is one matrix
-    addend = op == "addmm" or (op == "linear" and problem.step("bias") is not None)
+    addend = op == "addmm" or (op in {"linear", "linears"} and problem.step("bias") is not None)
     why = ""
     if op in {"bmm", "baddbmm"}:
         if op == "bmm" and k == 1:

@@ -168,6 +168,8 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     template: Any = getattr(choice, "template", None)
     blocking = getattr(template, "register_blocking", None)
     if blocking is not None:
+        if type(template).__name__ == GROUPED:
+            return f"{GROUPED}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}", {}
         return f"{template.name}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}", {}
     name = str(getattr(choice, "name", choice))
     if (operation := (getattr(choice, "info_kwargs", None) or {}).get("op")) is not None:
@@ -183,6 +185,10 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
         # The template's own constants are in capitals: "ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=16, ..."
         return base, dict(re.findall(r"\b([A-Z]\w*)='?([^,']*)'?", str(getattr(choice, "description", ""))))
     return name, {}
+
+
+# The C++ template of several linears.  It tells nobody the name of its micro-kernel.
+GROUPED = "CppGroupedGemmTemplate"
 
 
 def _triton_name(template: str, tile: Iterable[object], stages: object, warps: object) -> str:
@@ -496,7 +502,40 @@ def _watch_packing(seen: Session) -> Iterator[None]:
             seen.packings.append(Packing(source, packed, replay))
         return result
 
-    with patch.object(CppGemmTemplate, "prep_weight", classmethod(watched)):
+    with patch.object(CppGemmTemplate, "prep_weight", classmethod(watched)), _watch_grouped_packing(seen):
+        yield
+
+
+@contextlib.contextmanager
+def _watch_grouped_packing(seen: Session) -> Iterator[None]:
+    """The same for the template of several linears, which blocks each of its weights and packs what came out."""
+    try:
+        from torch._inductor.codegen.cpp_grouped_gemm_template import CppGroupedGemmTemplate
+
+        block: Any = CppGroupedGemmTemplate.block_weight  # bound to the class, found before they are replaced
+        pack: Any = CppGroupedGemmTemplate.pack_vnni_weight
+    except (ImportError, AttributeError):
+        yield
+        return
+    blocked: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]] = {}
+
+    def blocking(weight: Any, *args: Any) -> Any:
+        made = block(weight, *args)
+        if isinstance(weight, torch.Tensor):
+            blocked[id(made)] = made, weight, args
+        return made
+
+    def packing(weight: Any, *args: Any) -> Any:
+        made = pack(weight, *args)
+        if id(weight) in blocked and isinstance(made, torch.Tensor):
+            _, source, how = blocked.pop(id(weight))
+            seen.packings.append(Packing(source, made, lambda new: pack(block(new, *how), *args)))
+        return made
+
+    with (
+        patch.object(CppGroupedGemmTemplate, "block_weight", staticmethod(blocking)),
+        patch.object(CppGroupedGemmTemplate, "pack_vnni_weight", staticmethod(packing)),
+    ):
         yield
 
 

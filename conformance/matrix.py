@@ -30,11 +30,15 @@ __all__ = [
     "fused",
     "grouped",
     "modes",
+    "permuted",
     "products",
     "recompiled",
     "recompiled_elsewhere",
     "related",
     "scaled",
+    "several",
+    "tails",
+    "unfrozen",
 ]
 
 FLOATS = ("f32", "bf16", "f16")
@@ -148,6 +152,10 @@ def products(level: str) -> tuple[Problem, ...]:
         modes,
         scaled,
         grouped,
+        tails,
+        several,
+        permuted,
+        unfrozen,
     ]
     return unique(problem for part in parts for problem in part(level))
 
@@ -569,6 +577,122 @@ def modes(level: str) -> tuple[Problem, ...]:
         Problem.parse(p["form"].format(d=p["dtype"][0], s=p["s"], f=p["dtype"][1]).rstrip(":")) for p in switched + cast
     )
     return unique(tuple(map(Problem.parse, quick)) + crossed + views)
+
+
+def tails(level: str) -> tuple[Problem, ...]:
+    """M around an AMX tile of 16 rows, K that no group of 2 or 4 divides, N around a register block."""
+    if not _at_least(level, "full"):
+        lines = (
+            "linear:bf16:nt:16x48x66",
+            "linear:f16:nt:33x48x30",
+            "linear:bf16:nt:49x65x3",
+            "linear:f32:nt:47x17x31",
+        )
+        return tuple(map(Problem.parse, lines))
+    any_m = Cases().combine(dtype=FLOATS, m=range(2, 50)).problems("linear:{dtype}:nt:{m}x64x64:bias:dyn-m")
+    one_m = Cases().combine(
+        dtype=FLOATS,
+        m=(1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 47, 48, 49),
+        nk=("64x64", "65x66"),
+    )
+    one_k = Cases().combine(dtype=FLOATS, k=(1, 2, 3, 4, 5, 6, 7, 14, 30, 31, 33, 34, 62, 63, 65, 66, 127), m=(16, 33))
+    one_n = Cases().combine(dtype=FLOATS, n=(1, 2, 3, 15, 17, 31, 33, 47, 49, 63, 96, 385), k=(32, 34))
+    deep = Cases().combine(dtype=FLOATS, shape=("2x16x32x52", "3x1x65x66", "1x17x48x31", "5x3x384x7"))
+    found = any_m + one_m.problems("linear:{dtype}:nt:{m}x{nk}") + one_k.problems("linear:{dtype}:nt:{m}x48x{k}:bias")
+    found += one_n.problems("linear:{dtype}:nt:17x{n}x{k}:bias+relu")
+    return unique(found + deep.problems("linear:{dtype}:nt:{shape}:bias+gelu"))
+
+
+_SEVERAL = (
+    "linears:f32:nt:2x17x65x97:bias+gated-silu:dyn-m",
+    "linears:f32:nt:3x16x32x52:bias+relu:dyn-m+bias-first+steps-last",
+    "linears:bf16:nt:2x17x65x97:bias+gated-silu",
+    "linears:bf16:nt:3x16x32x52:bias+relu:bias-last+steps-first",
+    "linears:f16:nt:2x33x64x128:gated-gelu+mul",
+    "linears:f32-f32-bf16:nt:2x16x32x52:bias:in-3d+bias-first",
+    "linears:bf16:nt:2x16x64x64:add:in-3d+steps-last",
+)
+
+
+def several(level: str) -> tuple[Problem, ...]:
+    """Linears of one input: an MLP's two halves, Q, K and V; what only one of them has."""
+    found = tuple(map(Problem.parse, _SEVERAL))
+    if not _at_least(level, "full"):
+        return found
+    # f32 is put together where M is a symbol, half types where it is not; in a package of AOTInductor's both are.
+    dtypes = (("f32", "dyn-m"), ("f32", ""), ("bf16", ""), ("bf16", "dyn-m"), ("f16", ""), ("f32-f32-bf16", ""))
+    shapes = ("17x65x97", "16x32x52", "48x33x64", "5x385x128", "2x1x7", "128x96x192", "33x48x66")
+    forms = (
+        "2x{s}:", "3x{s}:bias", "2x{s}:gated-silu", "2x{s}:bias+gated-silu", "2x{s}:bias+gated-gelu+mul", "3x{s}:relu",
+        "2x{s}:bias+add",
+    )  # fmt: skip
+    crossed = Cases().combine(form=forms, s=shapes, d=dtypes)
+    crossed = crossed.filter(lambda p: p["d"][0] in {"f32", "bf16"} or p["s"] in shapes[:2])
+    lines = [f"linears:{p['d'][0]}:nt:{p['form'].format(s=p['s'])}:{p['d'][1]}" for p in crossed]
+    halves = ("bias-first", "bias-last", "steps-first", "steps-last", "bias-first+steps-first", "bias-last+steps-first")
+    lines += [f"linears:{d}:nt:{g}x16x32x52:bias+relu:{f}+{h}" for d, f in dtypes for g in (2, 3) for h in halves]
+    lines += [f"linears:{d}:nt:2x18x64x52:bias+gated-silu:{f}" for d in ("f32", "bf16", "f16") for f in ("in-3d",)]
+    lines += [f"linears:{d}:nt:2x18x64x52:bias+relu:in-3d+{h}" for d in ("f32", "bf16", "f16") for h in halves]
+    # The input and the weights as views; results that are made 2-D again.
+    views = ("pad-lda", "off-a", "pad-lda+off-a", "pad-ldb", "off-b")
+    lines += [f"linears:{d}:nt:2x17x65x97:bias+gated-silu:{f}+{v}" for d, f in dtypes[:3] for v in views]
+    lines += [f"linears:{d}:tt:2x18x48x32::{f}" for d, f in dtypes]
+    lines += [f"linears:{d}:nt:2x16x32x52:relu:in-3d+flat+steps-last" for d in ("f32", "bf16", "f16")]
+    return unique(found + tuple(Problem.parse(line.replace(":+", ":").rstrip(":")) for line in lines))
+
+
+# Layout of B, and who has its batch in the middle: the products of attention in four models, and one more.
+_PERMUTED = (("nt", ""), ("nt", "mid-b"), ("nn", "mid-b"), ("nn", "mid-a"), ("nt", "mid-a+mid-b"))
+
+
+def permuted(level: str) -> tuple[Problem, ...]:
+    """bmm of operands that attention permutes, of A with itself; weights that are arguments, packed and not."""
+    orders = Cases().combine(dtype=FLOATS, n=(64, 61), order=_PERMUTED)
+    squares = Cases().combine(dtype=FLOATS, shape=("5x3x3x3", "5x64x64x64"))
+    plain = Cases().combine(dtype=FLOATS, shape=("1x17x384x64", "1x17x385x64"))
+    if not _at_least(level, "full"):  # the dtypes in turn
+        orders = orders.filter(
+            lambda p: p["order"][1] and FLOATS[_PERMUTED.index(p["order"]) % 3] == p["dtype"] and p["n"] == 61
+        )
+        squares = squares.filter(lambda p: p["dtype"] == FLOATS[p["shape"] == "5x3x3x3"])
+        plain = plain.filter(lambda p: p["dtype"] == FLOATS[p["shape"].endswith("384x64")])
+    found = unique(
+        Problem.parse(f"bmm:{p['dtype']}:{p['order'][0]}:12x10x{p['n']}x62::{p['order'][1]}".rstrip(":"))
+        for p in orders
+    )
+    found += squares.problems("bmm:{dtype}:nn:{shape}::square") + plain.problems("bmm:{dtype}:nn:{shape}")
+    if not _at_least(level, "full"):
+        return found
+    batches = Cases().combine(dtype=FLOATS, batch=(1, 2, 3, 4, 5, 7, 8, 16, 17, 50), mnk=("16x48x32", "17x49x33"))
+    found += batches.problems("bmm:{dtype}:nn:{batch}x{mnk}") + batches.problems("bmm:{dtype}:nt:{batch}x{mnk}")
+    tiles = Cases().combine(dtype=FLOATS, m=(16, 32), n=(3, 16, 32, 48, 128, 1024, 1025))
+    found += tiles.problems("bmm:{dtype}:nn:2x{m}x{n}x32")
+    weights = Cases().combine(
+        dtype=FLOATS,
+        shape=("1x192x64x196", "1x192x65x196", "6x33x48x34"),
+        flags=("const-b", "const-b+mid-b", "off-b", "bcast-b", "bcast-a", "bcast-a+bcast-b", "mid-b+off-b", "dyn-m"),
+    )
+    found += weights.problems("bmm:{dtype}:nn:{shape}::{flags}")
+    own = Cases().combine(dtype=FLOATS, layout=("nt", "tn"), shape=("5x64x64x96", "5x3x3x17"))
+    found += own.problems("bmm:{dtype}:{layout}:{shape}::self")
+    steps = Cases().combine(
+        dtype=FLOATS, shape=("5x33x64x96", "5x33x65x96"), step=("relu", "add", "sub", "mul", "div", "scale-0.5+add")
+    )
+    found += steps.problems("bmm:{dtype}:nn:{shape}:{step}") + steps.problems("bmm:{dtype}:nt:{shape}:{step}:mid-b")
+    large = Cases().combine(dtype=FLOATS, shape=("50x192x84x196", "50x192x385x196"))
+    return unique(found + large.problems("bmm:{dtype}:nn:{shape}"))
+
+
+def unfrozen(level: str) -> tuple[Problem, ...]:
+    """Weights that are parameters and not frozen, which a package of AOTInductor's has inside all the same."""
+    lines = ["linear:f32:nt:16x64x128:bias+relu:unfrozen", "mm:bf16:nn:17x65x127::unfrozen"]
+    if _at_least(level, "full"):
+        forms = (
+            "linear:{d}:nt:17x65x127:bias+relu:unfrozen", "mm:{d}:nt:33x48x66::unfrozen",
+            "addmm:{d}:nn:16x64x64:bias+gelu:unfrozen", "bmm:{d}:nn:3x16x48x34::const-b+unfrozen",
+        )  # fmt: skip
+        lines += [form.format(d=d) for form in forms for d in FLOATS]
+    return unique(map(Problem.parse, lines))
 
 
 _FP8 = ("f8e4m3fn-f8e4m3fn", "f8e4m3fn-f8e5m2", "f8e5m2-f8e4m3fn")

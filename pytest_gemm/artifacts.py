@@ -89,7 +89,8 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.
     reached = in_mode(case.backend, case.mode, case.device)
     if not isinstance(reached, Scripted):
         raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
-    recipe = reached.recipe(case.problem, evidence.operands, choice)
+    with program.cpu_threads(case.threads):
+        recipe = reached.recipe(case.problem, evidence.operands, choice)
     known: Mapping[str, object] = {
         field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
     }

@@ -194,6 +194,7 @@ class Proof:
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
         provable: ``False`` where there is nothing to prove, for a plain callable.
+        wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
     """
 
     chosen: tuple[str, ...] = ()
@@ -204,6 +205,7 @@ class Proof:
     device_kernel: str = ""
     around_library: bool = False
     provable: bool = True
+    wanted: str = ""
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -226,6 +228,10 @@ class Proof:
         for name in ("chosen", "generated", "executed"):
             if not getattr(self, name):
                 return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
+        if self.wanted and (len(self.chosen) > 1 or not re.match(self.wanted, self.chosen[0])):
+            return Reason(
+                "other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template"
+            )
         return self._profiled_objection()
 
     def _profiled_objection(self) -> Reason | None:

@@ -95,7 +95,7 @@ class GemmCheck:
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
         line = case.problem.line
         outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
-        return dataclasses.replace(outcome, known_failure=held.id, mode=case.mode)
+        return dataclasses.replace(outcome, known_failure=held.id, mode=case.mode, threads=case.threads)
 
     def _judged(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]

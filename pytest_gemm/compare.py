@@ -853,8 +853,8 @@ class _Sample:
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
         usable = wrong.bad & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
         index = usable.nonzero()
-        if not len(index):
-            return None
+        if not len(index) or problem.step("gated") or problem.has("steps-first") or problem.has("steps-last"):
+            return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(_SAMPLE, len(index))).round().long()]
         at = tuple(index.unbind(1))
         rows, columns = _lines(*as_multiplied(operands.problem, operands), at, operands.groups)
@@ -871,7 +871,7 @@ class _Sample:
                 residuals.append(pick(addend))
             elif step.kind is StepKind.BINARY:
                 residuals.append(pick(next(left)))
-        own = problem.op.addend or problem.op.name in {"linear", "scaled_mm"}
+        own = problem.op.addend or problem.op.name in {"linear", "linears", "scaled_mm"}
         term = pick(addend) if own and addend is not None else None
         factor = operands.scale
         scale = pick(factor) if factor is not None else None
@@ -944,6 +944,8 @@ def _lines(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of A and the columns of B that meet in the elements ``at``, each (S, K), float64."""
     a, b = a.detach().cpu(), b.detach().cpu()
+    if a.dim() == 2 and b.dim() == 3 and not groups:  # linears: one A for all
+        return a[at[1]].to(torch.float64), b.mT[(at[0], at[2])].to(torch.float64)
     rows = a[at[:-1]].to(torch.float64)
     if groups:
         return rows, b.mT[(_group_of(at[0], groups), at[1])].to(torch.float64)

@@ -113,7 +113,13 @@ OPTIONS = (
         ("none", *TOOLS),
     ),
     Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
-    Option("threads", "", "N", "CPU threads of each test process; default: the cores divided by the xdist workers"),
+    Option(
+        "threads",
+        "",
+        "N|LIST",
+        "CPU threads of each test process, all: the cores; of several, 1,2,all say, each problem is judged with each; "
+        "default: the cores divided by the xdist workers",
+    ),
     Option("timeout", "60", "SECONDS", "time limit of one run of a kernel; with -n the worker is replaced, 0: none"),
     Option("compile-timeout", "1800", "SECONDS", "time limit of one compile, 0: none"),
     Option("jobs", "", "N", "compilers at work ahead of the tests; default: the cores"),
@@ -260,6 +266,7 @@ class GemmConfig:
         fuzz: how long to draw problems, in seconds; 0: not at all.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: CPU threads of this process.
+        thread_axis: the numbers of threads with each of which a problem on the CPU is judged; empty: ``threads``.
         ledger: the known failures.
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
         run_record, artifacts, defects: where to write; ``None``: nowhere.
@@ -293,6 +300,7 @@ class GemmConfig:
     artifacts: Path | None
     defects: Path | None = None
     modes: tuple[str, ...] = ()
+    thread_axis: tuple[int, ...] = ()
     guard: str = "none"
     choices: str = ""
     reference: str = "auto"
@@ -446,7 +454,8 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         ops=_ops(values["ops"]),
         seed=_whole("--gemm-seed", values["seed"], 0),
         device=values["device"],
-        threads=_whole("--gemm-threads", values["threads"], 1) if values["threads"] else max(1, cores() // workers),
+        threads=(_threads(values["threads"]) or (max(1, cores() // workers),))[0],
+        thread_axis=axis if len(axis := _threads(values["threads"])) > 1 else (),
         ledger_given=values["known-failures"],
         ledger=_ledger(values["known-failures"], default_ledger),
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
@@ -497,7 +506,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         raise pytest.UsageError(f"--gemm-session={session}: there is no request.json; a run makes it for its sessions")
     return SpeedConfig(
         root=root,
-        threads=_whole("--gemm-threads", values["threads"], 1) if values["threads"] else cores(),
+        threads=(_threads(values["threads"]) or (cores(),))[0],
         shapes=_list(values["shapes"]),
         comparator="" if comparator == "none" else comparator,
         sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,
@@ -517,6 +526,19 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         summary=_writable_file("--gemm-summary", values["summary"]),
         session=session,
     )
+
+
+def _threads(text: str) -> tuple[int, ...]:
+    """Numbers of CPU threads, each once; () where none is given."""
+    found = []
+    for part in _list(text):
+        if part != "all" and (not re.fullmatch(r"\d+", part) or int(part) < 1):
+            raise pytest.UsageError(
+                f"--gemm-threads={text}: {part!r} is no number of threads; give a whole number, 1 or more, or all, or "
+                "several of them, 1,2,all for instance"
+            )
+        found.append(cores() if part == "all" else int(part))
+    return tuple(dict.fromkeys(found))
 
 
 def _check_cutlass(values: Mapping[str, str]) -> None:

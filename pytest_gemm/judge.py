@@ -58,6 +58,7 @@ class Case:
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
             pattern of names; "": the backend's own way.
         mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
+        threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
     """
 
     backend: Backend
@@ -67,6 +68,7 @@ class Case:
     device: str
     choices: str = ""
     mode: str = ""
+    threads: int = 0
 
 
 @dataclasses.dataclass
@@ -197,7 +199,12 @@ class Judge:
             yield self._not_run(case)
             return
         starved = False
-        for outcome in self._cases(_by_tuning(case), done, withheld, timing):
+        outcomes = self._cases(_by_tuning(case), done, withheld, timing)
+        while True:
+            with program.cpu_threads(case.threads):  # not while somebody else has the outcome
+                outcome = next(outcomes, None)
+            if outcome is None:
+                break
             self._keep_operands(case, outcome)
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
@@ -462,10 +469,9 @@ class Judge:
         objection = proof.objection()
         if objection is not None:
             return end(Status.FELL_BACK, objection)
-        outputs = case.problem.outputs
-        if len(results) != len(outputs):
-            text = f"{len(results)} results came back, and the program has {len(outputs)}"
-            return end(Status.CRASHED, Reason("wrong-outputs", text))
+        if (wrong := _miscounted(case.problem, results)) is not None:
+            return end(Status.CRASHED, wrong)
+        handed, results = results, program.gathered(case.problem, results)
 
         started, phase = time.perf_counter(), "reference"
         try:
@@ -498,7 +504,7 @@ class Judge:
         if doubt is not None:
             return end(Status.MISTRUSTED, doubt, **facts)
         if timed is None:
-            runs.append(_Run.of(truth, results))
+            runs.append(_Run.of(truth, handed))
             self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
 
@@ -585,7 +591,7 @@ class Judge:
     ) -> Outcome | None:
         """The second result of a backend that may give other bits: they have to be right ones too."""
         outputs, intervals = case.problem.outputs, _intervals(case.problem, truth, contract)
-        for output, result, interval in zip(outputs, second, intervals, strict=True):
+        for output, result, interval in zip(outputs, program.gathered(case.problem, second), intervals, strict=True):
             wrong = compare.compare(result, interval, output, truth.operands).mismatch
             if wrong is not None:
                 return end(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
@@ -598,11 +604,10 @@ class Judge:
     ) -> AbstractContextManager[None]:
         """Watch over a part of the case that may not come back."""
         filling = filling or case.fillings[0]
-        return self._watch(
-            Activity(
-                case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device, case.mode
-            )
+        activity = Activity(
+            case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device, case.mode
         )
+        return self._watch(dataclasses.replace(activity, threads=case.threads))
 
     def _crashed(
         self,
@@ -687,7 +692,7 @@ class Judge:
                     raise refusal
                 with settings(case.problem):
                     made = program.build(case.problem)(**program.args(case.problem, truth.operands))
-                truth.eager = made if isinstance(made, tuple) else (made,)
+                truth.eager = program.gathered(case.problem, _tuple(made))
                 _wait_for(case.device)
             except Exception as error:  # eager cannot do everything that a template can
                 truth.eager = error
@@ -703,7 +708,7 @@ def run_once(case: Case, threads: int) -> None:
     case = _by_tuning(case)
     if case.backend.supports(case.problem) is not None:
         return
-    torch.set_num_threads(threads)
+    torch.set_num_threads(case.threads or threads)
     given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
     with _quiet(), contextlib.suppress(Unsupported):
         case.backend.prepare(case.problem, given).run(given)
@@ -775,6 +780,14 @@ def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[tor
     made = _tuple(prepared.run(given))
     _wait_for(device)
     return made
+
+
+def _miscounted(problem: Problem, results: tuple[torch.Tensor, ...]) -> Reason | None:
+    """What is wrong with the number of results; ``None`` for nothing."""
+    expected = problem.several or len(problem.outputs)
+    if len(results) == expected:
+        return None
+    return Reason("wrong-outputs", f"{len(results)} results came back, and the program has {expected}")
 
 
 def _tuple(made: Any) -> tuple[torch.Tensor, ...]:
@@ -855,7 +868,8 @@ def _last_line(error: BaseException) -> str:
 
 
 def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, mode=case.mode, **facts)
+    axes: dict[str, Any] = {"mode": case.mode, "threads": case.threads}
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **axes, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

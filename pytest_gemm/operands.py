@@ -73,10 +73,11 @@ _DRAWN: Final = 1 << 22
 _LARGE_BYTES: Final = 1 << 24
 
 _READY_OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"},
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"},
 )
 _SATURATING: Final = frozenset(
-    {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp"},
+    # A join multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
+    {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp", "gated"},
 )
 # Of these the result has a magnitude of about one, whatever went in.
 _UNIT_RANGE: Final = frozenset({"sigmoid", "tanh", "exp", "hardsigmoid"})
@@ -197,11 +198,19 @@ def _guarded(
     pad: int = 0,
     offset: int = 0,
     fill: Fill = "nan",
+    apart: bool = False,
+    middle: bool = False,
 ) -> Guarded:
-    """Row-major ``shape`` with rows ``pad`` elements apart, ``offset`` elements past an aligned address."""
+    """Row-major ``shape`` with rows ``pad`` elements apart, ``offset`` elements past an aligned address.
+
+    With ``apart`` each matrix begins 64-byte aligned, as a tensor of its own would; with ``middle`` the first dimension
+    lies between the two others in memory.
+    """
     strides = [1] * len(shape)
     step = 1
-    for dim in reversed(range(len(shape))):
+    for dim in (1, 0, 2)[::-1] if middle else reversed(range(len(shape))):
+        unit = 64 // torch.empty(0, dtype=dtype).element_size() if apart and dim == 0 else 1
+        step = -(-step // unit) * unit
         strides[dim] = step
         # A zero-size dimension keeps a stride of at least 1, as torch.empty has it.
         step *= max(shape[dim], 1) + (pad if dim == len(shape) - 1 else 0)
@@ -474,6 +483,7 @@ def _frame(problem: Problem) -> _Frame:
     matrices_b = 1 if op in {"linear", "woq_int8"} or problem.has("bcast-b") else batch
     # All groups of a grouped product lie in one matrix.
     matrices_a, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
+    matrices_a = 1 if op == "linears" else matrices_a
     a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
     if problem.has("tf32"):
         a, b = (TF32 if d.name == "f32" else d for d in (a, b))
@@ -489,7 +499,7 @@ def _frame(problem: Problem) -> _Frame:
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,
-        problem.has("self"),
+        problem.has("self") or problem.has("square"),
         op == "woq_int8",
         next((s.name for s in problem.epilogue if s.name in {"tensorwise", "rowwise"}), ""),
     )
@@ -1316,6 +1326,8 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
             level, quantum = level * abs(step.numbers[0]), quantum * abs(step.numbers[0])
         elif step.name in _UNIT_RANGE:
             level, quantum = 1.0, 0.0
+        elif step.name == "gated":
+            level, quantum = level**2 / 2.0, 0.0
         elif step.name == "clamp":
             level = min(level, max(map(abs, step.numbers)) or 1.0)
         if step.kind is not StepKind.BINARY:
@@ -1368,6 +1380,11 @@ def _always(_: Problem) -> bool:
     return True
 
 
+def _is_twin(p: Problem) -> bool:
+    """B is A, as it is or transposed."""
+    return p.has("self") or p.has("square")
+
+
 def _sums_fit(p: Problem, terms: int) -> bool:
     """Whether partial sums of ``terms`` ones are exact where a half type may have to hold them."""
     return not p.has("reduced") or terms <= _budget(_frame(p))
@@ -1409,9 +1426,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
                 True,
                 False,
-                lambda p: (
-                    p.shape.k >= 1 and not p.has("self") and not _saturating(p) and _sums_fit(p, _digit_plan(p)[1])
-                ),
+                lambda p: p.shape.k >= 1 and not _is_twin(p) and not _saturating(p) and _sums_fit(p, _digit_plan(p)[1]),
                 _k_cover,
             ),
             Filling(
@@ -1427,7 +1442,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
                 True,
                 False,
-                lambda p: p.shape.k >= 2 and not p.has("self") and not _saturating(p) and not _gated_by_a(p),
+                lambda p: p.shape.k >= 2 and not _is_twin(p) and not _saturating(p) and not _gated_by_a(p),
                 _tile_map,
             ),
             Filling(
@@ -1443,7 +1458,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
                 True,
                 False,
-                lambda p: p.shape.k >= 1 and not p.has("self") and not _gated_by_a(p),
+                lambda p: p.shape.k >= 1 and not _is_twin(p) and not _gated_by_a(p),
                 _one_hot,
             ),
             Filling(
@@ -1531,8 +1546,8 @@ class Operands:
 
     Attributes:
         problem, filling, seed, device: what was asked for.
-        a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``.
-        b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``.
+        a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``, (M, K) for ``linears``.
+        b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``, ``a`` for ``square``.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step; with
             ``res-a`` the first is ``a``.
@@ -1670,22 +1685,28 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
 
     transposed = problem.layout.a_transposed
     lines = _all_lines(drawn.a, frame.a_shape, transposed)
-    stored_a = _matrix("a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"))
-    batch = None if problem.grouped else problem.shape.batch
+    several = problem.op.name == "linears"
+    stored_a = _matrix(
+        "a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"), middle=problem.has("mid-a")
+    )
+    batch = None if problem.grouped or several else problem.shape.batch
     a = _logical(stored_a, transposed, batch, problem.has("bcast-a"))
     buffers = [stored_a]
     if drawn.b is None:
-        b = a.mT
+        b = a if problem.has("square") else a.mT
     else:
         transposed = problem.layout.b_transposed
         lines = _all_lines(drawn.b, frame.b_shape, not transposed)
-        stored_b = _matrix("b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"))
+        stored_b = _matrix(
+            "b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"),
+            apart=several, middle=problem.has("mid-b"),
+        )  # fmt: skip
         batch = None if problem.op.name in {"linear", "woq_int8"} else problem.shape.batch
         b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
         buffers.append(stored_b)
 
-    def keep(name: str, values: Array | _Lines, dtype: DType) -> Tensor:
-        buffers.append(_guarded(name, values, values.shape, torch_dtype(dtype), device))
+    def keep(name: str, values: Array | _Lines, dtype: DType, apart: bool = False) -> Tensor:
+        buffers.append(_guarded(name, values, values.shape, torch_dtype(dtype), device, apart=apart))
         return buffers[-1].view
 
     out = problem.dtypes.out
@@ -1700,7 +1721,12 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
     else:
         scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
-    bias = None if bias_values is None else keep("bias", bias_values, problem.dtypes.a if problem.autocast else out)
+    if bias_values is not None and several:
+        for index in range(len(bias_values)):
+            if not problem.is_one_of("bias", index):
+                bias_values[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
+    kind = problem.dtypes.a if problem.autocast else out
+    bias = None if bias_values is None else keep("bias", bias_values, kind, several)
     residuals = tuple(
         a if index == 0 and problem.has("res-a") else keep(f"r{index}", _all_lines(values, problem.result_shape), dtype)
         for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
@@ -1760,13 +1786,26 @@ def _face_relu(frame: _Frame, drawn: _Drawn) -> None:
         drawn.a = -drawn.a
 
 
-def _matrix(name: str, lines: Array | _Lines, dtype: DType, device: str, pad: bool, off: bool) -> Guarded:
-    """A stack of matrices in storage order."""
+def _matrix(
+    name: str,
+    lines: Array | _Lines,
+    dtype: DType,
+    device: str,
+    pad: bool,
+    off: bool,
+    *,
+    apart: bool = False,
+    middle: bool = False,
+) -> Guarded:
+    """A stack of matrices in storage order; see :func:`_guarded` for ``apart`` and ``middle``."""
     gap = _PAD_FP8 if dtype.bits == 8 and dtype.is_float else _PAD
     shape = lines.shape
     if isinstance(lines, _Lines) and lines.transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    return _guarded(name, lines, shape, torch_dtype(dtype), device, pad=gap if pad else 0, offset=1 if off else 0)
+    return _guarded(
+        name, lines, shape, torch_dtype(dtype), device, pad=gap if pad else 0, offset=1 if off else 0, apart=apart,
+        middle=middle,
+    )  # fmt: skip
 
 
 def _logical(stored: Guarded, transposed: bool, batch: int | None, expand: bool) -> Tensor:

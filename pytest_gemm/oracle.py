@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
 import torch
@@ -56,7 +56,7 @@ Tier = Literal["exact", "hard", "statistical"]
 
 # Ops whose arithmetic this module knows.
 _OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
 )
 
 # Probability with which a correct kernel may leave the statistical interval, over a whole output.
@@ -79,7 +79,8 @@ class Reference:
 
     Attributes:
         c: A @ B, float64, of the problem's result shape; integers exactly.  NaN and Inf as IEEE arithmetic gives
-            them in any order of summation.  Of a grouped product: each group's rows of A times its own B.
+            them in any order of summation.  Of a grouped product: each group's rows of A times its own B.  Of
+            ``linears``: (G, M, N), one product after the other.
         own_theta: factor of G that bounds the error of ``c`` itself.
         slack: a further absolute bound of it, float64, of c's shape; ``None`` for none.
     """
@@ -350,6 +351,8 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         reference: of the same problem and operands.
         contract: the arithmetic that the backend claims.
     """
+    if problem.has("steps-first") or problem.has("steps-last"):
+        return _of_one(problem, operands, reference, contract)
     integers = problem.dtypes.out.name == "i32"
     value = _wrap_int32(reference.c) if integers else _with_addend(problem, operands, reference.c)
     free = None
@@ -366,11 +369,11 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     dtype = problem.dtypes.out
     residuals = iter(operands.residuals)
     for index, step in enumerate(problem.passes):
-        r = None
-        if step.kind is StepKind.BIAS:
-            r = as_added(problem, operands)
-        elif step.kind is StepKind.BINARY:
-            r = _wide(next(residuals))
+        if step.kind is StepKind.JOIN:
+            value, span, unsaid = _joined(step, value, span, _Arithmetic(_working(dtype), contract.epilogue), dtype)
+            free = unsaid if free is None else unsaid | free[0] | free[1]
+            continue
+        r = _met(step, problem, operands, residuals)
         undefined = _undefined(step, span, r)
         if undefined is not None:
             free = undefined if free is None else free | undefined
@@ -386,7 +389,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
             # A compiler may turn product-plus-bias into one addmm whose partial sums start at the bias.
             theta = contract.theta(problem.shape.k, 1, out=problem.dtypes.out) - contract.input_error
             span = span.widen(r.abs() * theta)
-        arithmetic = _Arithmetic(DTYPES["f64" if dtype.name == "f64" else "f32"], contract.epilogue)
+        arithmetic = _Arithmetic(_working(dtype), contract.epilogue)
         before = span
         span = _step_span(step, before, r, arithmetic, dtype)
         if step.kind is StepKind.BIAS and problem.autocast and contract.epilogue != "eager":
@@ -404,6 +407,78 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     # Where nothing widened the value its rounding is already there; ``lo`` may have been opened since.
     expected = last.lo if span.lo is value else round_to(value, target)
     return Interval(lo, hi, expected, value, start, tier, (span.lo, span.hi))
+
+
+def _met(step: Step, problem: Problem, operands: Operands, residuals: Iterator[torch.Tensor]) -> torch.Tensor | None:
+    """The operand that a step meets, in float64: the bias or the next residual; ``None`` where it meets none."""
+    if step.kind is StepKind.BIAS:
+        return as_added(problem, operands)
+    return _wide(next(residuals)) if step.kind is StepKind.BINARY else None
+
+
+def _working(dtype: DType) -> DType:
+    """The type of one operation of an epilogue on values of ``dtype``."""
+    return DTYPES["f64" if dtype.name == "f64" else "f32"]
+
+
+def _of_one(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> Interval:
+    """Results of ``linears`` of which one has gone through the steps, and the others have not."""
+    flags = tuple(f for f in problem.flags if f not in {"steps-first", "steps-last"})
+    plain = dataclasses.replace(problem, epilogue=_own_steps(problem), flags=flags)
+    bare = interval(plain, operands, reference, contract)
+    done = interval(dataclasses.replace(problem, flags=flags), operands, reference, contract)
+    one = torch.tensor([problem.is_one_of("steps", i) for i in range(problem.several)]).reshape(-1, 1, 1)
+
+    def pick(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.where(one, a, b)
+
+    tier: Tier = next(t for t in ("statistical", "hard", "exact") if t in {bare.tier, done.tier})
+    (done_lo, done_hi), (bare_lo, bare_hi) = done._before, bare._before
+    return Interval(
+        pick(done.lo, bare.lo),
+        pick(done.hi, bare.hi),
+        pick(done.expected, bare.expected),
+        pick(done.value, bare.value),
+        bare.product,
+        tier,
+        (pick(done_lo, bare_lo), pick(done_hi, bare_hi)),
+    )
+
+
+def _own_steps(problem: Problem) -> tuple[Step, ...]:
+    """The epilogue without its passes."""
+    return tuple(step for step in problem.epilogue if step not in problem.passes)
+
+
+def _joined(
+    step: Step, value: torch.Tensor, span: _Span, arithmetic: _Arithmetic, dtype: DType
+) -> tuple[torch.Tensor, _Span, torch.Tensor]:
+    """The activation of the first product times the second: its value, its enclosure, and where nothing can be said.
+
+    The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
+    these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
+    """
+    gate = Step(step.text)
+
+    def of(x: _Span, index: int) -> _Span:
+        lo = x.lo[index]
+        return _Span(lo, lo if x.thin else x.hi[index])
+
+    first, second = of(span, 0), of(span, 1)
+    undefined = _undefined(gate, first, None)
+    first = arithmetic.stored(_step_span(gate, first, None, arithmetic, dtype), dtype)
+    value = _apply(gate, value[0], None) * value[1]
+    if first.thin and second.thin:
+        lo = first.lo * second.lo
+        product = _Span(lo, lo)
+        free = torch.zeros_like(lo, dtype=torch.bool)
+    else:
+        ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
+        product = _Span(ends.amin(0), ends.amax(0))
+        free = ends.isnan().any(0) & ~ends.isnan().all(0)
+    if undefined is not None:
+        free = free | undefined
+    return value, arithmetic.stored(arithmetic.basic(product), dtype), free
 
 
 def _product_span(
@@ -462,7 +537,7 @@ def _f32(x: float) -> float:
 
 def _addend(problem: Problem, operands: Operands) -> torch.Tensor | None:
     """beta * bias where the op itself adds it, float64 and broadcastable; beta = 0 ignores it, NaN included."""
-    own = problem.op.addend or problem.op.name in {"linear", "scaled_mm"}
+    own = problem.op.addend or problem.op.name in {"linear", "linears", "scaled_mm"}
     found = as_added(problem, operands)
     if not own or found is None or problem.beta == 0.0:
         return None

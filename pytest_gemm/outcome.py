@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from pathlib import Path
 
-__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status", "first_line"]
+__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status", "first_line", "who"]
 
 
 class FileError(ValueError):
@@ -91,7 +91,7 @@ class Activity:
 
     Attributes:
         backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
-        mode: as in :class:`Outcome`.
+        mode, threads: as in :class:`Outcome`.
         phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
         kernels: names of the kernels, as far as they are known by then.
         device: where the case computes, ``cpu`` or ``cuda``.
@@ -106,6 +106,7 @@ class Activity:
     kernels: tuple[str, ...] = ()
     device: str = "cpu"
     mode: str = ""
+    threads: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Outcome:
         sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
+        threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
     """
 
     backend: str
@@ -150,8 +152,14 @@ class Outcome:
     sampled: str = ""
     mode: str = ""
     guard: str = ""
+    threads: int = 0
 
     @property
     def who(self) -> str:
-        """The backend, with the mode that was asked for: ``cpp``, ``cpp@aoti``."""
-        return f"{self.backend}@{self.mode}" if self.mode else self.backend
+        """The backend, with the mode and the threads that were asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@2t``."""
+        return who(self.backend, self.mode, self.threads)
+
+
+def who(backend: str, mode: str = "", threads: int = 0) -> str:
+    """A backend with the mode and the number of CPU threads that it was asked in, as test ids and reports have it."""
+    return "@".join(part for part in (backend, mode, f"{threads}t" if threads else "") if part)

@@ -110,6 +110,8 @@ def _replaced(case: Case, values: str) -> Operands:
         name: operand(t.shape, t.stride(), _offset(t), t.dtype, seeds[name], values).to(device)
         for name, t in tensors.items()
     }
+    if given.problem.op.name == "linears":
+        raise Unsupported("own-operands", "several weights have no formula of their own")
     weight = given.problem.op.name in program.WEIGHT_OPS
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
     residuals = tuple(new[f"r{i}"] if f"r{i}" in new else new["a"] for i in range(len(given.residuals)))
@@ -482,6 +484,9 @@ def _verdict(case: Case, own: _Own | None, *, saved: bool, fell_back: bool) -> l
     if own is None and not saved:
         return ['print("it came to its end")', "sys.exit(0)"]
     one = f"actual[{case.place}]" if len(case.operands.problem.outputs) > 1 else "actual"
+    if case.operands.problem.several:
+        flat = ".flatten(1, 2)" if case.operands.problem.has("in-3d") and not case.operands.problem.has("flat") else ""
+        one = f"torch.stack(actual){flat}"
     lines = [f"actual = {one}.double().cpu()"]
     if own is not None:
         reference = f"program(**{{n: t.double() for n, t in given.items()}}){one.removeprefix('actual')}.cpu()"

@@ -60,8 +60,9 @@ class CallableBackend:
             return Unsupported(
                 "dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}"
             )
-        # A grouped product reaches the function as one matrix after the other.
-        if problem.op.batch == "always" and not problem.grouped and not self.batched:
+        # A grouped product reaches the function as one matrix after the other, and so do linears.
+        stacked = problem.op.batch == "always" and not problem.grouped and problem.op.name != "linears"
+        if stacked and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
         if problem.op.name not in PROGRAMS:
             return Unsupported("op", f"{problem.op.name} has no program around a plain matrix product")

@@ -656,7 +656,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """What was selected."""
     settings = config.stash[_CONFIG]
-    return text.header([b.name for b in settings.backends], settings.level, settings.seed, settings.threads)
+    threads = settings.thread_axis or (settings.threads,)
+    return text.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
 
 
 @pytest.hookimpl(trylast=True)

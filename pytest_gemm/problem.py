@@ -166,8 +166,9 @@ class Shape:
     """``MxNxK``, batch first: C[M, N] = A[M, K] @ B[K, N], ``batch`` times.
 
     ``batch`` is ``None`` for a plain product.  For ``linear`` it is the leading dimension of a 3-D
-    input.  For ``grouped_mm`` it is the number of groups, and M their mean size: A has ``batch * M`` rows, each group
-    of them a B of its own, and the groups are as uneven as the operands make them.
+    input, for ``linears`` the number of weights that one A of M rows meets.  For ``grouped_mm`` it is the number of
+    groups, and M their mean size: A has ``batch * M`` rows, each group of them a B of its own, and the groups are as
+    uneven as the operands make them.
     """
 
     m: int
@@ -198,6 +199,7 @@ class StepKind(enum.Enum):
     UNARY = "unary"  # activation, or a product with a constant
     BINARY = "binary"  # arithmetic with a residual tensor of the result's shape
     CAST = "cast"  # conversion to another dtype
+    JOIN = "join"  # makes one value of the two products of ``linears``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +241,7 @@ class StepSpec:
     """What the grammar allows after a step's name."""
 
     kind: StepKind
-    parameter: str = ""  # "", "numbers", "dtype" or "shape"
+    parameter: str = ""  # "", "numbers", "dtype", "shape" or "choice"
     defaults: tuple[float, ...] = ()
     choices: tuple[str, ...] = ()
     help: str = ""
@@ -268,6 +270,12 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "mul": StepSpec(StepKind.BINARY),
     "div": StepSpec(StepKind.BINARY),
     "cast": StepSpec(StepKind.CAST, "dtype", help="cast-f32: result in another dtype"),
+    "gated": StepSpec(
+        StepKind.JOIN,
+        "choice",
+        choices=("silu", "gelu", "gelu_tanh", "relu", "sigmoid"),
+        help="gated-silu: silu of the first product times the second",
+    ),
     # Scales of quantised operands; the ops that take them say so.
     "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
     "rowwise": StepSpec(StepKind.FACTOR, help="a scale for each row of A and each column of B"),
@@ -291,6 +299,16 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "res-a": "the first residual is A itself: an operand that is read twice",
     "tap": "the value before the last step is returned too: a program of two results",
     "fast-acc": "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
+    "mid-a": "A's batch lies in the middle of its memory: a permuted view",
+    "mid-b": "B's batch lies in the middle of its memory",
+    "square": "B is A itself: A @ A on one storage",
+    "unfrozen": "B is a parameter that freezing has not made a constant: one in a package of AOTInductor's only",
+    "in-3d": "the input of linears is 3-D: its rows are those of two matrices",
+    "flat": "with in-3d: the program makes its results 2-D again",
+    "bias-first": "of linears only the first has the bias",
+    "bias-last": "of linears only the last has the bias",
+    "steps-first": "the steps are those of the first of linears only; the others are returned as they are",
+    "steps-last": "the steps are those of the last of linears only",
 }
 
 
@@ -336,6 +354,9 @@ def _one_integer_side(a: str, b: str, out: str) -> bool:
 
 
 _LINEAR_LAYOUTS: Final = (Layout.NT, Layout.TT)
+
+# Flags that speak of one of several products.
+_OF_ONE: Final = ("bias-first", "bias-last", "steps-first", "steps-last")
 _UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
 _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
 
@@ -350,6 +371,7 @@ OPS: Final[Mapping[str, Op]] = {
         Op("bmm", "always", _float, _FLOAT_HELP, constant_b=False),
         Op("baddbmm", "always", _uniform_float, _UNIFORM_HELP, constant_b=False, addend=True),
         Op("linear", "optional", _float, _FLOAT_HELP, layouts=_LINEAR_LAYOUTS),
+        Op("linears", "always", _float, _FLOAT_HELP, layouts=_LINEAR_LAYOUTS),
         Op("int_mm", "never", lambda a, b, out: (a, b, out) == ("i8", "i8", "i32"), "i8-i8-i32"),
         Op("mixed_mm", "never", _one_integer_side, "float-i8-float or i8-float-float, for example f16-i8-f16"),
         Op(
@@ -463,6 +485,8 @@ class Problem:
         if step is None:
             return None
         m, n = self.shape.m, self.shape.n
+        if self.op.name == "linears":  # one for each product
+            return (self.shape.batch or 0, 1, n)
         shape = {"": (n,), "n": (n,), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
         if self.shape.batch is not None and step.text == "mn":
             return (self.shape.batch, m, n)
@@ -471,7 +495,7 @@ class Problem:
     @property
     def passes(self) -> tuple[Step, ...]:
         """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales."""
-        own_bias = self.op.addend or self.op.name in {"linear", "qlinear", "scaled_mm"}
+        own_bias = self.op.addend or self.op.name in {"linear", "linears", "qlinear", "scaled_mm"}
         return tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
@@ -488,9 +512,22 @@ class Problem:
         return self.op.name == "grouped_mm"
 
     @property
+    def several(self) -> int:
+        """How many tensors the program of ``linears`` returns, of which the judge makes one; 0 for another program."""
+        return (self.shape.batch or 0) if self.op.name == "linears" and self.step("gated") is None else 0
+
+    def is_one_of(self, what: str, index: int) -> bool:
+        """Whether product ``index`` of ``linears`` has what ``what`` speaks of: ``bias`` or ``steps``."""
+        if self.has(f"{what}-first"):
+            return index == 0
+        return not self.has(f"{what}-last") or index == (self.shape.batch or 0) - 1
+
+    @property
     def result_shape(self) -> tuple[int, ...]:
-        """Shape of the result tensor."""
+        """Shape of the result tensor; for ``linears`` of all results, one after the other."""
         m, n = self.shape.m, self.shape.n
+        if self.step("gated") is not None:
+            return (m, n)
         if self.grouped:
             return ((self.shape.batch or 0) * m, n)
         return (m, n) if self.shape.batch is None else (self.shape.batch, m, n)
@@ -535,7 +572,12 @@ class Problem:
         """Whether B is a constant of the compiled program (a weight) rather than an argument."""
         if self.has("const-b"):
             return True
-        return self.op.constant_b and not self.has("var-b") and not self.has("self")
+        return self.op.constant_b and not (self.has("var-b") or self.has("self") or self.has("square"))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether freezing has made a constant of B; without, it is one in a program that is packaged."""
+        return self.constant_b and not self.has("unfrozen")
 
     def with_m(self, m: int) -> Problem:
         """The same problem at another M; for ``dyn-m`` both belong to one artifact."""
@@ -586,6 +628,11 @@ class Problem:
             if step.name in {"tensorwise", "rowwise", "group"} and step.name not in self.op.scales:
                 takers = " ".join(op.name for op in OPS.values() if step.name in op.scales)
                 fail("epilogue", f"{self.op.name} takes no {step.name} scales", f"these do: {takers}")
+            if step.kind is StepKind.JOIN:
+                if self.op.name != "linears" or self.shape.batch != 2:
+                    fail("epilogue", f"{step} joins two products", "linears of shape 2xMxNxK has them")
+                if seen_pass:
+                    fail("epilogue", f"{step} comes after another step", "it goes first, after the bias")
             if step.kind is StepKind.BIAS and seen_pass:
                 fail("epilogue", f"{step} comes after another step", "bias goes first, factors beside it")
             if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:
@@ -616,6 +663,11 @@ class Problem:
             for other in ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m"):
                 if self.has(other):
                     fail("flags", f"self and {other} contradict each other", f"drop {other}")
+        self._check_views(fail)
+        if self.op.name == "linears":
+            self._check_linears(fail)
+        elif found := [flag for flag in ("in-3d", "flat", *_OF_ONE) if self.has(flag)]:
+            fail("flags", f"{found[0]} speaks of several products of one input", "linears has it")
         if self.has("const-b") and self.has("var-b"):
             fail("flags", "const-b and var-b contradict each other", "keep one")
         for flag in ("bcast-a", "bcast-b"):
@@ -632,6 +684,49 @@ class Problem:
             fail("flags", "tap needs a step: it returns the value before the last one", "add one, for example relu")
         if self.has("res-a"):
             self._check_residual(fail)
+
+    def _check_views(self, fail: Callable[[str, str, str], None]) -> None:
+        """Batches in the middle, A with itself, and parameters that are not frozen."""
+        shape = self.shape
+        for flag, other in (("mid-a", "bcast-a"), ("mid-b", "bcast-b")):
+            if self.has(flag) and self.op.name not in {"bmm", "baddbmm"}:
+                fail("flags", f"{flag} needs a batch of both", "use bmm or baddbmm")
+            if self.has(flag) and self.has(other):
+                fail("flags", f"{flag} and {other} contradict each other", "keep one")
+        if self.has("square"):
+            if not shape.m == shape.n == shape.k:
+                fail("flags", "square needs M = N = K", f"write {dataclasses.replace(shape, n=shape.m, k=shape.m)}")
+            if self.dtypes.a != self.dtypes.b or self.op.name not in {"mm", "bmm"}:
+                fail("flags", "square needs one dtype for A and B", "use mm or bmm of one dtype")
+            if self.layout not in (Layout.NN, Layout.TT):
+                fail("flags", "B is A", "square goes with nn or tt")
+            for other in ("self", "pad-ldb", "off-b", "bcast-b", "mid-b", "const-b", "dyn-m"):
+                if self.has(other):
+                    fail("flags", f"square and {other} contradict each other", f"drop {other}")
+        if self.has("self") and self.has("mid-b"):
+            fail("flags", "self and mid-b contradict each other", "drop mid-b: B lies as A does")
+        if self.has("unfrozen") and not self.constant_b:
+            fail("flags", "unfrozen speaks of a weight", "drop var-b, or add const-b")
+
+    def _check_linears(self, fail: Callable[[str, str, str], None]) -> None:
+        shape = self.shape
+        if (shape.batch or 0) < 2:
+            fail("shape", "linears are two or more products", f"write 2x{shape.m}x{shape.n}x{shape.k}")
+        for flag in ("self", "square", "bcast-a", "bcast-b", "tap", "res-a"):
+            if self.has(flag):
+                fail("flags", f"{flag} is nothing that linears have", f"drop {flag}")
+        if self.has("in-3d") and (shape.m % 2 or self.has("dyn-m") or self.layout.a_transposed):
+            fail("flags", "in-3d halves the rows of A", "give an even M and layout nt, and drop dyn-m")
+        if self.has("flat") and not self.has("in-3d"):
+            fail("flags", "flat undoes in-3d", "add in-3d")
+        for what, there in (("bias", self.step("bias") is not None), ("steps", bool(self.passes))):
+            flags = [flag for flag in (f"{what}-first", f"{what}-last") if self.has(flag)]
+            if flags and (not there or len(flags) > 1):
+                fail("flags", f"{' and '.join(flags)}: which {what}?", "keep one, and give them in the epilogue")
+        if self.has("steps-first") or self.has("steps-last"):
+            for step in self.passes:
+                if step.kind in (StepKind.JOIN, StepKind.CAST):
+                    fail("flags", f"{step} is no step of one product alone", "drop the flag")
 
     def _check_precision(self, fail: Callable[[str, str, str], None]) -> None:
         for flag, names in (("tf32", frozenset({"f32"})), ("reduced", _HALVES)):
@@ -766,6 +861,8 @@ class _Parser:
             raise self.fail("epilogue", at, f"{name} takes no parameter", f"write {name}")
         if spec.parameter == "shape" and text and text not in spec.choices:
             raise self.fail("epilogue", at, f"unknown bias shape {text!r}", f"one of {' '.join(spec.choices)}")
+        if spec.parameter == "choice" and text not in spec.choices:
+            raise self.fail("epilogue", at, f"unknown {text!r}", f"write {name}- and one of {' '.join(spec.choices)}")
         if spec.parameter == "dtype" and text not in DTYPES:
             raise self.fail("epilogue", at, f"{text!r} is no dtype", f"write {name}-DTYPE, one of {' '.join(DTYPES)}")
         if spec.parameter == "numbers" and text:

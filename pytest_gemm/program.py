@@ -6,7 +6,8 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,36 @@ from pytest_gemm.problem import DType, Problem, Step, StepKind
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
-__all__ = ["PROGRAMS", "WEIGHT_OPS", "Matmul", "Program", "apply_step", "args", "build", "torch_dtype"]
+__all__ = [
+    "PROGRAMS",
+    "WEIGHT_OPS",
+    "Matmul",
+    "Program",
+    "apply_step",
+    "args",
+    "build",
+    "cpu_threads",
+    "gathered",
+    "torch_dtype",
+]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# A tensor, or for ``tap`` a tuple of two.
+# A tensor, or for ``tap`` a tuple of two, or for ``linears`` one of as many as there are products.
 Program = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """A block in which PyTorch has so many CPU threads, more than there are cores too; 0 changes nothing."""
+    before = torch.get_num_threads()
+    if count in {0, before}:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -33,7 +59,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 # Ops that have a program; the others come with their operands.
 PROGRAMS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
 )
 
 # Ops whose second argument is the N x K weight as stored, not its K x N view.
@@ -44,10 +70,12 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     """The program's tensors by parameter name, in order: a, b, scale_a, scale, offs, bias, r0, r1 ...
 
     ``b`` is the stored N x K weight for the weight ops, the (K, N) view otherwise; it is absent for ``self``, and so is
-    ``r0`` for ``res-a``.
+    ``r0`` for ``res-a``.  ``linears`` have a weight and a bias for each product: b0, b1 ..., bias0, bias1 ...
     """
+    if problem.op.name == "linears":
+        return _args_of_linears(problem, operands)
     found: dict[str, torch.Tensor] = {"a": operands.a}
-    if not problem.has("self"):
+    if not (problem.has("self") or problem.has("square")):
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
     if operands.scale_a is not None:
         found["scale_a"] = operands.scale_a
@@ -60,6 +88,18 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     for index, residual in enumerate(operands.residuals):
         if index > 0 or not problem.has("res-a"):
             found[f"r{index}"] = residual
+    return found
+
+
+def _args_of_linears(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
+    """One input, and what belongs to each of its products."""
+    a = operands.a
+    found = {"a": a.unflatten(0, (2, -1)) if problem.has("in-3d") else a}
+    found.update((f"b{index}", weight.mT) for index, weight in enumerate(operands.b))
+    if operands.bias is not None:
+        own = (index for index in range(len(operands.b)) if problem.is_one_of("bias", index))
+        found.update((f"bias{index}", operands.bias[index, 0]) for index in own)
+    found.update((f"r{index}", residual) for index, residual in enumerate(operands.residuals))
     return found
 
 
@@ -116,7 +156,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         """Through ``matmul``: everything else in eager PyTorch."""
         assert matmul is not None
         a = t["a"]
-        b = t["a"].mT if problem.has("self") else t["b"].mT if op in WEIGHT_OPS else t["b"]
+        b = t["a"].mT if problem.has("self") else t["a"] if problem.has("square") else t["b"]
+        b = b.mT if op in WEIGHT_OPS and not problem.has("self") else b
         if op in {"mixed_mm", "woq_int8"}:
             a, b = a.to(out), b.to(out)
         if op == "linear" and a.dim() == 3:
@@ -140,8 +181,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
 
     def native(t: dict[str, torch.Tensor]) -> torch.Tensor:
         a = t["a"]
-        own = a if op in WEIGHT_OPS else a.mT
-        b = own if problem.has("self") else t["b"]
+        own = a if op in WEIGHT_OPS or problem.has("square") else a.mT
+        b = own if problem.has("self") or problem.has("square") else t["b"]
         if op == "addmm":
             return torch.addmm(t["bias"], a, b, beta=beta, alpha=alpha)
         if op == "baddbmm":
@@ -181,6 +222,8 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
         problem: what to compute.
         matmul: a replacement for the matrix product; everything around it stays eager PyTorch.
     """
+    if problem.op.name == "linears":
+        return _linears(problem, matmul)
     product = _product(problem, matmul)
     passes = problem.passes
 
@@ -203,3 +246,66 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
         return (tapped, x) if problem.has("tap") else x
 
     return program
+
+
+def _linears(problem: Problem, matmul: Matmul | None) -> Program:
+    """Several linears of one input: a tuple of their results, or with ``gated`` the one that is made of two."""
+    count, passes = problem.shape.batch or 0, problem.passes
+    joined = problem.step("gated")
+
+    def one(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if matmul is None:
+            return F.linear(a, weight, bias)
+        c = matmul(a.flatten(0, -2), weight.mT)
+        c = c if bias is None else c + bias
+        return c.unflatten(0, (2, -1)) if problem.has("in-3d") else c
+
+    def steps(x: torch.Tensor, tensors: dict[str, torch.Tensor], index: int | None) -> torch.Tensor:
+        """The passes but for a join; ``index`` of the product that x is, ``None`` after a join."""
+        binaries = 0
+        for step in passes:
+            if step.kind is StepKind.JOIN:
+                continue
+            residual = None
+            if step.kind is StepKind.BINARY:
+                residual = tensors[f"r{binaries}"]
+                residual = residual if index is None else residual[index]
+                residual = residual.unflatten(0, (2, -1)) if problem.has("in-3d") else residual
+                binaries += 1
+            x = apply_step(step, x, residual)
+        return x
+
+    def program(**tensors: torch.Tensor) -> Any:
+        if problem.autocast:
+            half = torch_dtype(problem.input_dtype)
+            tensors.update((n, t.to(half)) for n, t in list(tensors.items()) if n.rstrip("0123456789") in _CONVERTED)
+        found = [one(tensors["a"], tensors[f"b{i}"], tensors.get(f"bias{i}")) for i in range(count)]
+        if joined is not None:
+            gate = apply_step(Step(joined.text), found[0], None) * found[1]
+            found = [steps(gate, tensors, None)]
+        else:
+            found = [steps(x, tensors, i) if problem.is_one_of("steps", i) else x for i, x in enumerate(found)]
+        if problem.has("flat"):
+            found = [x.flatten(0, 1) for x in found]
+        return found[0] if joined is not None else tuple(found)
+
+    return program
+
+
+# What autocast converts, by the name of the argument without its number.
+_CONVERTED = frozenset({"a", "b", "bias"})
+
+
+def gathered(problem: Problem, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a program as they are judged: those of ``linears`` as one tensor, (G, M, N), or (M, N).
+
+    What cannot be put together is returned as it is: the judge says what is wrong with it.
+    """
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    if problem.has("in-3d") and not problem.has("flat") and len(tensors) == len(results):
+        rows = (2, problem.shape.m // 2)
+        results = tuple(r.flatten(0, 1) if r.shape[:2] == rows else r for r in tensors)
+    if not problem.several:
+        return results
+    alike = len(tensors) == len(results) and len({(r.shape, r.dtype, r.device) for r in results}) == 1
+    return (torch.stack(results),) if alike else results[:1]

@@ -53,6 +53,8 @@ class Rerun:
             f"--gemm-backends={outcome.backend}",
             f"--gemm-problem={outcome.problem}",
         ]
+        if outcome.threads:
+            options = (*(o for o in options if not o.startswith(_THREADS)), f"{_THREADS}{outcome.threads}")
         words += [f"--gemm-seed={outcome.seed}", *options]
         words += [f"--gemm-modes={outcome.mode}"] if outcome.mode else []
         words += ["--gemm-guard=pages"] if outcome.guard else []
@@ -60,6 +62,7 @@ class Rerun:
 
 
 _CHOICES = "--gemm-choices="
+_THREADS = "--gemm-threads="
 
 
 def ratio_text(ratio: float | None) -> str:
@@ -144,6 +147,7 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
         ("gemm_backend", outcomes[0].backend),
         ("gemm_problem", outcomes[0].problem),
         *([("gemm_mode", outcomes[0].mode)] if outcomes[0].mode else []),
+        *([("gemm_threads", outcomes[0].threads)] if outcomes[0].threads else []),
         ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in candidates(o)))),
         ("gemm_kernel", ", ".join(kernels)),
         ("gemm_status", str(status_of(outcomes))),
@@ -151,9 +155,10 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
     ]
 
 
-def header(backends: Sequence[str], level: str, seed: int, threads: int) -> str:
+def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int]) -> str:
     """The line at the top of a run."""
-    return f"gemm: backends {', '.join(backends)}; level {level}, seed {seed}, {threads} thread(s) a process"
+    count = " and ".join(map(str, threads))
+    return f"gemm: backends {', '.join(backends)}; level {level}, seed {seed}, {count} thread(s) a process"
 
 
 # -- the summary -----------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ def summary(
 
 
 def by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes by (backend with its mode, problem line)."""
+    """Outcomes by (backend with its mode and threads, problem line)."""
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         found[outcome.who, outcome.problem].append(outcome)

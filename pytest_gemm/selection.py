@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,7 @@ from pytest_gemm import shapes
 from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Registry
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.outcome import Activity, Outcome, Reason
+from pytest_gemm.outcome import Activity, Outcome, Reason, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.watch import Words, death
 
@@ -76,11 +77,12 @@ class Pick:
     problem: Problem
     fillings: tuple[str, ...]
     mode: str = ""
+    threads: int = 0
 
     @property
     def id(self) -> str:
-        """The test's id, stable as long as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti-mm:f32:nn:8x8x8``."""
-        return f"{self.backend}{'@' if self.mode else ''}{self.mode}-{self.problem.line}"
+        """The test's id, stable as long as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti@2t-mm:f32:nn:8x8x8``."""
+        return f"{who(self.backend, self.mode, self.threads)}-{self.problem.line}"
 
 
 def read_marker(marker: pytest.Mark | None) -> Request:
@@ -115,8 +117,13 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     members = {name: frozenset(problems) for name, problems in wanted.items()}
     # What is timed is timed in each backend's own way: a baseline is of that.
     modes = ("",) if request.shapes is not None else config.modes or ("",)
-    found = ((b.name, p, mode) for p in together for b in ready if p in members[b.name] for mode in modes)
-    return [Pick(name, p, request.fillings, mode) for name, p, mode in found]
+    threads = (0,) if request.shapes is not None else config.thread_axis or (0,)
+    found = ((b, p, mode) for p in together for b in ready if p in members[b.name] for mode in modes)
+    return [
+        Pick(b.name, p, request.fillings, mode, count)
+        for b, p, mode in found
+        for count in (threads if config.device_of(b) == "cpu" else (0,))
+    ]
 
 
 def available(config: GemmConfig) -> list[Backend]:
@@ -202,17 +209,18 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     apply = fillings_for(pick.problem)
     wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
     fillings = pick.fillings or wanted or apply[: FILLINGS[config.level]]
-    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend), config.choices, pick.mode)
+    device = config.device_of(backend)
+    return Case(backend, pick.problem, fillings, config.seed, device, config.choices, pick.mode, pick.threads)
 
 
 def split_id(nodeid: str) -> tuple[str, Problem] | None:
-    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours; see :func:`mode_of`."""
+    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours; see :func:`axes_of`."""
     _, bracket, rest = nodeid.partition("[")
     if not bracket:
         return None
     head, colon, tail = rest.rstrip("]").partition(":")
-    who, dash, op = head.rpartition("-")
-    backend = who.partition("@")[0]
+    name, dash, op = head.rpartition("-")
+    backend = name.partition("@")[0]
     if not (colon and dash):
         return None
     try:
@@ -221,10 +229,12 @@ def split_id(nodeid: str) -> tuple[str, Problem] | None:
         return None
 
 
-def mode_of(nodeid: str) -> str:
-    """The mode in a test's node id, "" where there is none."""
+def axes_of(nodeid: str) -> tuple[str, int]:
+    """The mode and the number of threads in a test's node id, "" and 0 where there is none."""
     head = nodeid.partition("[")[2].partition(":")[0]
-    return head.rpartition("-")[0].partition("@")[2]
+    parts = head.rpartition("-")[0].split("@")[1:]
+    counts = [int(part[:-1]) for part in parts if re.fullmatch(r"\d+t", part)]
+    return next((part for part in parts if not re.fullmatch(r"\d+t", part)), ""), next(iter(counts), 0)
 
 
 def test_name(nodeid: str) -> str:
@@ -247,7 +257,8 @@ def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status
     backend, problem = found
     if words is None or words.test != nodeid or words.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        doing = Activity(backend, problem.line, "the test", mode=mode_of(nodeid))
+        mode, threads = axes_of(nodeid)
+        doing = Activity(backend, problem.line, "the test", mode=mode, threads=threads)
         last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
     elif words.ended == "lost-device":  # it has written down the case itself
         last = ()

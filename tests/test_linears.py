@@ -1,0 +1,221 @@
+"""Several linears of one input: what a line means, what is right, and that one template computed them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pytest_gemm import compare, oracle, program
+from pytest_gemm import operands as room
+from pytest_gemm.backend import Contract, Proof, Registry
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.operands import Operands
+from pytest_gemm.outcome import Status
+from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.roofline import work
+
+
+def made(text: str, filling: str = "rand") -> Operands:
+    return room.make(Problem.parse(text), filling, 0)
+
+
+def wrong(given: Operands, actual: torch.Tensor) -> bool:
+    interval = oracle.interval(given.problem, given, oracle.reference(given.problem, given), Contract("f32", "either"))
+    return compare.compare(actual, interval, given.problem, given).mismatch is not None
+
+
+def computed(given: Operands) -> torch.Tensor:
+    results = program.build(given.problem)(**program.args(given.problem, given))
+    (one,) = program.gathered(given.problem, results if isinstance(results, tuple) else (results,))
+    assert isinstance(one, torch.Tensor)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("linears:f32:nt:17x65x97", "needs a batch"),
+        ("linears:f32:nt:1x17x65x97", "two or more"),
+        ("linears:f32:nn:2x17x65x97", "cannot be nn"),
+        ("linears:f32:nt:3x17x65x97:gated-silu", "joins two products"),
+        ("linear:f32:nt:2x17x65x97:gated-silu", "joins two products"),
+        ("linears:f32:nt:2x17x65x97:relu+gated-silu", "goes first"),
+        ("linears:f32:nt:2x17x65x97:gated-tanh", "one of silu gelu"),
+        ("linears:f32:nt:2x17x65x97::bias-first", "which bias"),
+        ("linears:f32:nt:2x17x65x97:relu:steps-first+steps-last", "which steps"),
+        ("linears:f32:nt:2x17x65x97:gated-silu:steps-first", "no step of one product"),
+        ("linears:f32:nt:2x17x65x97::in-3d", "even M"),
+        ("linears:f32:nt:2x16x65x97::flat", "add in-3d"),
+        ("linear:f32:nt:16x65x97::in-3d", "several products"),
+        ("mm:f32:nn:16x16x16::mid-a", "use bmm"),
+        ("bmm:f32:nn:3x16x16x16::mid-b+bcast-b", "contradict"),
+        ("mm:f32:nn:16x16x8::square", "write 16x16x16"),
+        ("bmm:f32:nt:3x16x16x16::square", "nn or tt"),
+        ("mm:f32:nn:16x16x16::unfrozen+var-b", "drop var-b"),
+    ],
+)
+def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ProblemError, match=words):
+        Problem.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "linears:f64:nt:3x4x5x6",
+        "linears:f64:nt:3x4x5x6:bias+relu:bias-last+steps-first",
+        "linears:f64:tt:2x4x5x6:bias+gated-silu+add",
+        "linears:f64:nt:2x4x5x6:bias+add:in-3d+bias-first+pad-lda+off-b",
+        "linears:f64:nt:2x4x5x6:gated-gelu+mul:in-3d+flat",
+    ],
+)
+def test_the_program_is_what_a_user_writes_and_lies_in_the_interval(text: str) -> None:
+    given = made(text)
+    p, count = given.problem, given.problem.shape.batch or 0
+    assert Problem.parse(str(p)) == p
+    found = []
+    for index in range(count):
+        y = given.a @ given.b[index]
+        if given.bias is not None and not (p.has("bias-last") and index == 0) and not (p.has("bias-first") and index):
+            y = y + given.bias[index]
+        if p.step("relu") and index == 0:
+            y = y.relu()
+        if p.step("add") and p.several:
+            y = y + given.residuals[0][index]
+        found.append(y)
+    expected = torch.stack(found)
+    if (gate := p.step("gated")) is not None:
+        gated = (F.silu if gate.text == "silu" else F.gelu)(found[0]) * found[1]
+        expected = gated + given.residuals[0] if p.step("add") else gated * given.residuals[0]
+    actual = computed(given)
+    assert actual.shape == p.result_shape
+    torch.testing.assert_close(actual, expected)
+    assert not wrong(given, actual)
+
+
+SILU = "linears:f32:nt:2x17x65x97:bias+gated-silu"
+PLAIN = "linears:bf16:nt:3x16x32x52:bias+relu:bias-first+steps-last"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("text", "spoil"),
+    [
+        (SILU, lambda t: {**t, "b0": t["b1"], "b1": t["b0"]}),
+        (SILU, lambda t: {**t, "bias1": t["bias0"]}),
+        (SILU, lambda t: {**t, "b1": t["b0"]}),
+        (PLAIN, lambda t: {**t, "b2": t["b1"]}),
+        (PLAIN, lambda t: {k: v for k, v in t.items() if k != "bias0"}),
+        (PLAIN, lambda t: {**t, "bias1": t["bias0"]}),
+    ],
+)
+def test_weights_and_biases_of_other_products_are_found_out(text: str, spoil: Callable[[Tensors], Tensors]) -> None:
+    given = made(text)
+    assert not wrong(given, computed(given))
+    results = program.build(given.problem)(**spoil(program.args(given.problem, given)))
+    (actual,) = program.gathered(given.problem, results if isinstance(results, tuple) else (results,))
+    assert wrong(given, actual)
+
+
+def test_a_step_that_another_product_has_too_is_found_out() -> None:
+    given = made(PLAIN)
+    assert wrong(given, computed(given).relu())
+
+
+@pytest.mark.parametrize("filling", ["specials", "rand-wide", "rand-large", "int-2"])
+@pytest.mark.parametrize("text", ["linears:f16:nt:2x17x65x97:gated-relu", PLAIN, SILU])
+def test_eager_is_right_on_every_kind_of_values(text: str, filling: str) -> None:
+    problem = Problem.parse(text)
+    if filling not in room.fillings_for(problem):
+        return
+    (outcome,) = Judge().judge(Case(AtenBackend(), problem, (filling,), 0, "cpu"))
+    assert outcome.status is Status.PASSED, outcome.details
+
+
+def test_a_function_computes_one_product_after_the_other_and_their_number_is_checked() -> None:
+    registry, shapes = Registry(), []
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        shapes.append((tuple(a.shape), tuple(b.shape)))
+        return a @ b
+
+    registry.add_callable("mine", matmul, batched=False)
+    problem = Problem.parse("linears:f32:nt:3x16x8x12:bias:in-3d")
+    (outcome,) = Judge().judge(Case(registry["mine"], problem, ("rand",), 0, "cpu"))
+    assert outcome.status is Status.PASSED
+    assert set(shapes) == {((16, 12), (12, 8))}
+
+    class Forgets:
+        contract = Contract("f32", "eager")
+
+        def run(self, operands: Operands) -> tuple[torch.Tensor, ...]:
+            return tuple(operands.a @ b for b in operands.b[:2])
+
+        def proof(self) -> Proof:
+            return Proof(provable=False)
+
+    class Short(type(registry["mine"])):  # type: ignore[misc]  # a backend like the other
+        def prepare(self, problem: Problem, operands: Operands) -> Forgets:
+            return Forgets()
+
+    short = Short("short", matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+    (outcome,) = Judge().judge(Case(short, dataclasses.replace(problem, flags=(), epilogue=()), ("rand",), 0, "cpu"))
+    assert outcome.reason is not None
+    assert (outcome.reason.code, "2 results" in outcome.reason.text) == ("wrong-outputs", True)
+
+
+def test_each_weight_begins_where_a_tensor_of_its_own_would() -> None:
+    given = made("linears:bf16:nt:3x4x5x7:bias")
+    first = given.b[0].storage_offset()
+    assert all((given.b[i].storage_offset() - first) * 2 % 64 == 0 for i in range(3))
+    assert given.guards_intact()
+
+
+def test_one_input_is_read_once() -> None:
+    found = work(Problem.parse("linears:f32:nt:3x10x20x30"))
+    assert (found.flops, found.bytes) == (2 * 3 * 10 * 20 * 30, 4 * (10 * 30 + 3 * 20 * 30 + 3 * 10 * 20))
+
+
+def test_what_is_put_together_is_claimed_and_the_rest_has_its_reason() -> None:
+    cpp = CppBackend()
+
+    def code(text: str, mode: str = "") -> str:
+        backend = cpp.in_mode(mode, "cpu") if mode else cpp
+        refusal = backend.supports(Problem.parse(text))
+        return "" if refusal is None else refusal.reason.code
+
+    bf16 = "" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "isa"
+    assert code("linears:f32:nt:2x16x32x52:gated-silu:dyn-m") == ""
+    assert code("linears:f32:nt:2x16x32x52:gated-silu") == "mkl-linear"
+    assert code("linears:f32:nt:2x16x32x52:gated-silu", "aoti") == code("linears:f32:nt:2x16x32x52", "dynamic") == ""
+    assert code("linears:bf16:nt:2x16x32x52") == code("linears:f32-f32-bf16:nt:2x16x32x52:bias") == bf16
+    assert code("linears:f32:nt:2x16x32x52::var-b+dyn-m") == "weight-not-constant"
+    assert code("mm:f32:nn:16x32x52::unfrozen") == "weight-not-constant"
+    assert code("mm:f32:nn:16x32x52::unfrozen", "aoti") == ""
+    assert code("bmm:f32:nn:3x16x32x52::mid-b") == ""
+    assert code("bmm:f32:nn:3x16x32x52::mid-a") == "a-strided"
+
+
+def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
+    problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:dyn-m+bias-last")
+    backend = CppBackend(threads=2)
+    outcomes = list(Judge().judge(Case(backend, problem, ("int-2", "rand"), 0, "cpu")))
+    assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes
+    assert "(CppGroupedGemmTemplate-" in outcomes[0].kernels[0]
+    assert backend.compiles == 1  # both weights are bound again
+    assert backend.unbindable == {}
+
+    class Singles(CppBackend):
+        def options(self, problem: Problem) -> dict[str, object]:
+            return {**super().options(problem), "cpp.enable_grouped_gemm_template": False}
+
+    (outcome,) = Judge().judge(Case(Singles(threads=2), problem, ("rand",), 0, "cpu"))
+    assert outcome.status is Status.FELL_BACK
+    assert outcome.reason is not None
+    assert outcome.reason.code == "other-template"

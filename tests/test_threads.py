@@ -1,0 +1,115 @@
+"""CPU threads as an axis; operands whose batch lies in the middle, and products of a matrix with itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_gemm import operands as room
+from pytest_gemm import oracle, program, report, selection
+from pytest_gemm.backend import Contract
+from pytest_gemm.backends.artifact import CompileSpec, _constants
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.config import _threads, cores
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.plain import CallableBackend
+from pytest_gemm.problem import Problem
+
+MM = Problem.parse("mm:f32:nn:8x9x10")
+ODD = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", threads=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", ()), ("3", (3,)), ("all", (cores(),)), ("1,2,1", (1, 2)), (f"1,all,{cores()},999", (1, cores(), 999))],
+)
+def test_threads_are_numbers_or_all_of_them(text: str, expected: tuple[int, ...]) -> None:
+    assert _threads(text) == tuple(dict.fromkeys(expected))
+
+
+@pytest.mark.parametrize("text", ["0", "1,many", "-2", "1.5"])
+def test_what_is_no_number_of_threads_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(pytest.UsageError, match=rf"--gemm-threads={text}.*whole number, 1 or more, or all"):
+        _threads(text)
+
+
+def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
+    seen = []
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return a @ b
+
+    mine = CallableBackend("mine", matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+    before = torch.get_num_threads()
+    more = before + 3  # than there are cores, perhaps
+    for outcome in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, "cpu", threads=more)):
+        assert (outcome.status, outcome.threads) == (Status.PASSED, more)
+        assert torch.get_num_threads() == before
+    assert set(seen) == {more}
+    assert torch.get_num_threads() == before
+
+
+def test_threads_show_in_id_report_rerun_line_and_record() -> None:
+    pick = selection.Pick("cpp", MM, (), "aoti", 7)
+    nodeid = f"test_it.py::test_product[{pick.id}]"
+    assert pick.id == f"cpp@aoti@7t-{MM.line}"
+    assert (selection.split_id(nodeid), selection.axes_of(nodeid)) == (("cpp", MM), ("aoti", 7))
+    assert selection.axes_of(f"x[cpp@2t-{MM.line}]") == ("", 2)
+    text = report.failure(ODD, report.Rerun("test_it.py", ("--gemm-threads=1",)))
+    assert f"{MM.line} on cpp@aoti@7t: incorrect" in text
+    assert text.count("--gemm-threads") == text.count("--gemm-threads=7") == 1
+    assert report.from_record(report.to_record(ODD)) == ODD
+
+
+@pytest.mark.parametrize(
+    ("text", "a", "b"),
+    [
+        ("bmm:f32:nn:5x3x4x6::mid-a", (6, 30, 1), (24, 4, 1)),
+        ("bmm:f32:nt:5x3x4x6::mid-b", (18, 6, 1), (6, 1, 30)),
+        ("bmm:f32:nn:5x3x4x6::mid-a+mid-b", (6, 30, 1), (4, 20, 1)),
+        ("bmm:f32:tn:5x3x4x6::mid-a+pad-lda", (11, 1, 55), (24, 4, 1)),
+        ("bmm:f32:nn:5x4x4x4::square", (16, 4, 1), (16, 4, 1)),
+    ],
+)
+def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    problem = Problem.parse(text)
+    for filling in room.fillings_for(problem):
+        given = room.make(problem, filling, 0)
+        assert (given.a.stride(), given.b.stride()) == (a, b)
+        assert given.guards_intact()
+        assert (given.b is given.a) == problem.has("square")
+        actual = program.build(problem)(**program.args(problem, given)).double()
+        span = oracle.interval(problem, given, oracle.reference(problem, given), Contract("f32", "eager"))
+        assert bool((((actual >= span.lo) & (actual <= span.hi)) | (span.lo.isnan() | actual.isnan())).all())
+
+
+def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit() -> None:
+    backend, packing = CppBackend(threads=1), {}
+    for n in (384, 385):
+        problem = Problem.parse(f"bmm:f32:nn:1x5x{n}x16")
+        given = room.make(problem, "rand", 0)
+        prepared = backend.prepare(problem, given)
+        prepared.run(given)
+        assert prepared.proof().objection() is None
+        packing[n] = len(prepared.artifact.kernels) - 1
+    assert packing == {384: 0, 385: 1}
+
+
+@pytest.mark.parametrize(
+    ("mode", "freezing", "text", "expected"),
+    [
+        ("aoti", False, "linear:f32:nt:4x5x6:bias:unfrozen", ("b", "bias")),
+        ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")),
+        ("", False, "linear:f32:nt:4x5x6:bias:unfrozen", ()),
+    ],
+)
+def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
+    mode: str, freezing: bool, text: str, expected: tuple[str, ...]
+) -> None:
+    problem = Problem.parse(text)
+    assert CppBackend().options(problem)["freezing"] is freezing or mode == ""
+    given = room.make(problem, "rand", 0)
+    spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, mode=mode)
+    assert _constants(problem, program.args(problem, given), spec) == expected
