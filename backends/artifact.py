@@ -18,6 +18,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
@@ -26,8 +27,8 @@ from weakref import finalize
 import torch
 
 from pytest_gemm import fence, program
-from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
-from pytest_gemm.backends import torch_compat
+from pytest_gemm.backend import Contract, Dropped, Generation, Proof, Unsupported
+from pytest_gemm.backends import machine_code, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
@@ -44,6 +45,7 @@ __all__ = [
     "RecompileError",
     "constant_names",
     "list_choices",
+    "listing",
     "m_dimensions",
     "poison",
     "stand_in",
@@ -407,20 +409,27 @@ def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[s
 
 def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
     """Names of the candidates that Inductor has for the program, in its order; compiles none of them."""
+    return tuple(dict.fromkeys(listing(problem, tensors, spec).choices))
+
+
+def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
+    """What Inductor's first selection for the program was given; compiles and runs nothing."""
     constants = {n: stand_in(tensors[n], next(_seeds)) for n in _constants(problem, tensors, spec)}
     module, args = _traced(problem, tensors, constants)
     with (
         _threads(spec.threads),
         settings(problem),
-        torch_compat.session(spec.options, directory=spec.directory, listing=True) as seen,
+        torch_compat.session(
+            spec.options, directory=spec.directory, listing=True, isa=spec.isa, beyond=spec.beyond
+        ) as seen,
     ):
         function = torch.compile(module, fullgraph=True)
         try:
             function(*args)
-        except Exception:
-            if not (seen.choices or seen.refused):
+        except Exception as error:
+            if not torch_compat.listed(error):
                 raise  # something else ended the compile
-    return tuple(dict.fromkeys(seen.choices))
+    return seen
 
 
 def _after_failure(
@@ -497,7 +506,11 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             _threads(spec.threads),
             settings(problem),  # templates read them, and Dynamo guards on them
             torch_compat.session(
-                spec.options, directory=spec.directory, user_caches=spec.user_caches, candidate=candidate
+                spec.options,
+                directory=spec.directory,
+                user_caches=spec.user_caches,
+                candidate=candidate,
+                isa=spec.isa,
             ) as seen,
         ):
             try:
@@ -555,6 +568,8 @@ class CompileSpec:
     A number that leads to a candidate which is dropped gives way to the next one, a name does not.
     ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
+    ``isa`` is the instruction set of the CPU to generate for, one of ``pytest_gemm.machine.ISAS``, "" for its own; with
+    ``beyond`` it is one that the CPU may not have: candidates can be listed then, and nothing be compiled.
     """
 
     inductor_name: str
@@ -566,6 +581,8 @@ class CompileSpec:
     candidate: int | str | None = None
     device_kernel: str = ""
     mode: str = ""
+    isa: str = ""
+    beyond: bool = False
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -714,7 +731,28 @@ class Artifact:
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
+            generation=self._generation,
         )
+
+    @functools.cached_property
+    def _generation(self) -> Generation | None:
+        """What the program was generated for, by its libraries; ``None`` where no instruction set was asked for."""
+        if not self.spec.isa or not any(self.kernels.values()):
+            return None
+        compiled = self._compiled
+        commands = dict(compiled.session.libraries)
+        for module in compiled.modules:
+            for name in compiled.kernels:
+                # Of a kernel that Python calls the library is asked that its function is in.
+                kernel = getattr(module, name, None)
+                path = getattr(getattr(getattr(kernel, "kernel", kernel), "__self__", None), "__file__", None)
+                if path is not None:
+                    commands.setdefault(path, "")
+        commands = {path: command for path, command in commands.items() if Path(path).is_file()}
+        units = frozenset[str]().union(*(machine_code.units_of(Path(path)) for path in commands))
+        levels = tuple(dict.fromkeys(map(torch_compat.level_of, commands.values())))
+        counted = compiled.session.counted
+        return Generation(self.spec.isa, levels, machine_code.level(units), tuple(sorted(units)), counted)
 
     @property
     def chosen(self) -> tuple[str, ...]:

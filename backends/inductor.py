@@ -81,19 +81,23 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
 
 
-def cache_dir() -> Path:
+def cache_dir(isa: str = "") -> Path:
     """Where compiled kernels are kept.
 
     ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` in
     :func:`cache_home`.
+
+    Args:
+        isa: instruction set that they are generated for, each of which has a folder of its own in there; "" for the
+            machine's own.  Two of them may generate the same text, and Inductor's keys of a program are of its text.
     """
     from pytest_gemm.backends import torch_compat
 
     if mine := torch_compat.users_cache_dir():
-        return Path(mine)
+        return Path(mine) / isa
     import torch
 
-    return cache_home() / f"inductor-{torch.__version__}"
+    return cache_home() / f"inductor-{torch.__version__}" / isa
 
 
 class InductorBackend(abc.ABC):
@@ -146,6 +150,8 @@ class InductorBackend(abc.ABC):
         self.user_caches = user_caches
         self.rebind = rebind and not user_caches
         self.mode = ""
+        self.isa = ""
+        self.beyond = False
         self._keep = keep
         self._begin()
 
@@ -350,12 +356,14 @@ class InductorBackend(abc.ABC):
         return CompileSpec(
             self.inductor_name,
             self.options(problem) | dict(space.options) | _MODE_OPTIONS.get(self.mode, {}),
-            str(cache_dir()),
+            str(cache_dir(self.isa)),
             threads=self._threads(),
             user_caches=self.user_caches,
             rebind=self.rebind,
             device_kernel=self.device_kernel,
             mode=self.mode,
+            isa=self.isa,
+            beyond=self.beyond,
         )
 
     def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:

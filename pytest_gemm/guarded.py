@@ -74,7 +74,8 @@ class GuardedJudge:
 
     @staticmethod
     def _outcome(case: Case, status: Status, reason: Reason) -> Outcome:
-        return Outcome(case.backend.name, case.problem.line, "", case.seed, status, reason, mode=case.mode)
+        name, line = case.backend.name, case.problem.line
+        return Outcome(name, line, "", case.seed, status, reason, mode=case.mode, isa=case.isa)
 
     @staticmethod
     def _refusal(case: Case) -> Reason | None:
@@ -134,7 +135,8 @@ class GuardedJudge:
 
     def _blamed(self, case: Case, fence: Fence, end: _Death) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
-        activity = Activity(case.backend.name, case.problem.line, "the case", seed=case.seed, mode=case.mode)
+        name, line = case.backend.name, case.problem.line
+        activity = Activity(name, line, "the case", seed=case.seed, mode=case.mode, isa=case.isa)
         words = end.words if end.words is not None and end.words.activity is not None else Words(activity=activity)
         outcome = death(words, end.status)
         if end.status not in _FAULTS or words.ended:

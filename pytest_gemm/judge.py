@@ -32,6 +32,7 @@ from pytest_gemm.backend import (
     Dropped,
     Prepared,
     Unsupported,
+    at_isa,
     in_mode,
     names_candidates,
     tuned,
@@ -58,6 +59,7 @@ class Case:
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
             pattern of names; "": the backend's own way.
         mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
+        isa: instruction set of the CPU to generate for, one of :data:`pytest_gemm.machine.ISAS`; "": the machine's own.
     """
 
     backend: Backend
@@ -67,6 +69,7 @@ class Case:
     device: str
     choices: str = ""
     mode: str = ""
+    isa: str = ""
 
 
 @dataclasses.dataclass
@@ -216,7 +219,11 @@ class Judge:
             yield self._not_run(case)
             return
         try:
+            case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
             refusal = case.backend.supports(case.problem)
+        except Unsupported as none:
+            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
+            return
         except Exception as error:  # any exception of a backend is its case's failure
             yield _crash(case, "", error, "supports", Seconds())
             return
@@ -298,7 +305,8 @@ class Judge:
         timing: Timing | None,
     ) -> Iterator[Outcome]:
         try:
-            case = dataclasses.replace(case, backend=in_mode(case.backend, case.mode, case.device))
+            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
+            case = dataclasses.replace(case, backend=reached)
             refusal = case.backend.supports(case.problem)
         except Unsupported as none:
             yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
@@ -528,7 +536,7 @@ class Judge:
 
     def _earlier_results(self, case: Case) -> dict[str, tuple[torch.Tensor, ...]]:
         """Results that this backend gave for the problem at hand: a wrong one may be one of these, kept too long."""
-        key = f"{case.backend.name} {case.mode} {case.problem.line}"
+        key = f"{case.backend.name} {case.mode} {case.isa} {case.problem.line}"
         if self._earlier[0] != key:
             self._earlier = (key, {})
         return self._earlier[1]
@@ -598,11 +606,9 @@ class Judge:
     ) -> AbstractContextManager[None]:
         """Watch over a part of the case that may not come back."""
         filling = filling or case.fillings[0]
-        return self._watch(
-            Activity(
-                case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device, case.mode
-            )
-        )
+        name, line = case.backend.name, case.problem.line
+        doing = Activity(name, line, phase, filling, case.seed, choice, kernels, case.device, case.mode, case.isa)
+        return self._watch(doing)
 
     def _crashed(
         self,
@@ -701,6 +707,7 @@ class Judge:
 def run_once(case: Case, threads: int) -> None:
     """Compile and run a case without judging it, in a process of its own; nothing for a case that is refused."""
     case = _by_tuning(case)
+    case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
     if case.backend.supports(case.problem) is not None:
         return
     torch.set_num_threads(threads)
@@ -855,7 +862,8 @@ def _last_line(error: BaseException) -> str:
 
 
 def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, mode=case.mode, **facts)
+    facts |= {"mode": case.mode, "isa": case.isa}
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

@@ -91,7 +91,7 @@ class Activity:
 
     Attributes:
         backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
-        mode: as in :class:`Outcome`.
+        mode, isa: as in :class:`Outcome`.
         phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
         kernels: names of the kernels, as far as they are known by then.
         device: where the case computes, ``cpu`` or ``cuda``.
@@ -106,6 +106,7 @@ class Activity:
     kernels: tuple[str, ...] = ()
     device: str = "cpu"
     mode: str = ""
+    isa: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,8 @@ class Outcome:
         sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
+        isa: the instruction set that the kernel was generated for, one of :data:`pytest_gemm.machine.ISAS`; "" for the
+            machine's own.
     """
 
     backend: str
@@ -150,8 +153,9 @@ class Outcome:
     sampled: str = ""
     mode: str = ""
     guard: str = ""
+    isa: str = ""
 
     @property
     def who(self) -> str:
-        """The backend, with the mode that was asked for: ``cpp``, ``cpp@aoti``."""
-        return f"{self.backend}@{self.mode}" if self.mode else self.backend
+        """The backend, with the mode and the instruction set that were asked for: ``cpp``, ``cpp@aoti@avx2``."""
+        return "@".join(filter(None, (self.backend, self.mode, self.isa)))

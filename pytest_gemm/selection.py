@@ -25,8 +25,9 @@ import pytest
 
 from pytest_gemm import shapes
 from pytest_gemm.ahead import Compiling
-from pytest_gemm.backend import Availability, Backend, Registry
+from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Reason
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.watch import Words, death
@@ -76,11 +77,12 @@ class Pick:
     problem: Problem
     fillings: tuple[str, ...]
     mode: str = ""
+    isa: str = ""
 
     @property
     def id(self) -> str:
-        """The test's id, stable as long as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti-mm:f32:nn:8x8x8``."""
-        return f"{self.backend}{'@' if self.mode else ''}{self.mode}-{self.problem.line}"
+        """The test's id, stable as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti@avx2-mm:f32:nn:8x8x8``."""
+        return f"{'@'.join(filter(None, (self.backend, self.mode, self.isa)))}-{self.problem.line}"
 
 
 def read_marker(marker: pytest.Mark | None) -> Request:
@@ -114,9 +116,23 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     together = dict.fromkeys(problem for problems in wanted.values() for problem in problems)
     members = {name: frozenset(problems) for name, problems in wanted.items()}
     # What is timed is timed in each backend's own way: a baseline is of that.
-    modes = ("",) if request.shapes is not None else config.modes or ("",)
-    found = ((b.name, p, mode) for p in together for b in ready if p in members[b.name] for mode in modes)
-    return [Pick(name, p, request.fillings, mode) for name, p, mode in found]
+    timed = request.shapes is not None
+    modes = ("",) if timed else config.modes or ("",)
+    levels = {b.name: ("",) if timed else _levels(b, config) for b in ready}
+    return [
+        Pick(b.name, p, request.fillings, mode, isa)
+        for p in together
+        for b in ready
+        if p in members[b.name]
+        for mode in modes
+        for isa in levels[b.name]
+    ]
+
+
+def _levels(backend: Backend, config: GemmConfig) -> tuple[str, ...]:
+    """The instruction sets at which a backend is judged; one that generates no code for the CPU is judged once."""
+    leveled = isinstance(backend, Leveled) and config.device_of(backend) == "cpu"
+    return (config.isas or ("",)) if leveled else ("",)
 
 
 def available(config: GemmConfig) -> list[Backend]:
@@ -202,11 +218,12 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     apply = fillings_for(pick.problem)
     wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
     fillings = pick.fillings or wanted or apply[: FILLINGS[config.level]]
-    return Case(backend, pick.problem, fillings, config.seed, config.device_of(backend), config.choices, pick.mode)
+    device = config.device_of(backend)
+    return Case(backend, pick.problem, fillings, config.seed, device, config.choices, pick.mode, pick.isa)
 
 
 def split_id(nodeid: str) -> tuple[str, Problem] | None:
-    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours; see :func:`mode_of`."""
+    """Backend name and problem of a test's node id, ``None`` when it is none of ours; see :func:`isa_of` too."""
     _, bracket, rest = nodeid.partition("[")
     if not bracket:
         return None
@@ -223,8 +240,18 @@ def split_id(nodeid: str) -> tuple[str, Problem] | None:
 
 def mode_of(nodeid: str) -> str:
     """The mode in a test's node id, "" where there is none."""
+    return next((word for word in _reached(nodeid) if word not in ISAS), "")
+
+
+def isa_of(nodeid: str) -> str:
+    """The instruction set in a test's node id, "" where there is none."""
+    return next((word for word in _reached(nodeid) if word in ISAS), "")
+
+
+def _reached(nodeid: str) -> list[str]:
+    """What a test's node id says of how its kernel is reached: a mode, an instruction set, both or nothing."""
     head = nodeid.partition("[")[2].partition(":")[0]
-    return head.rpartition("-")[0].partition("@")[2]
+    return head.rpartition("-")[0].split("@")[1:]
 
 
 def test_name(nodeid: str) -> str:
@@ -247,7 +274,7 @@ def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status
     backend, problem = found
     if words is None or words.test != nodeid or words.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        doing = Activity(backend, problem.line, "the test", mode=mode_of(nodeid))
+        doing = Activity(backend, problem.line, "the test", mode=mode_of(nodeid), isa=isa_of(nodeid))
         last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
     elif words.ended == "lost-device":  # it has written down the case itself
         last = ()

@@ -125,6 +125,7 @@ def death(words: Words, status: int | None) -> Outcome:
         seconds=seconds,
         choice=doing.choice,
         mode=doing.mode,
+        isa=doing.isa,
     )
 
 
