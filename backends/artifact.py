@@ -739,20 +739,19 @@ class Artifact:
         """What the program was generated for, by its libraries; ``None`` where no instruction set was asked for."""
         if not self.spec.isa or not any(self.kernels.values()):
             return None
-        compiled = self._compiled
-        commands = dict(compiled.session.libraries)
+        compiled, seen = self._compiled, self._compiled.session
+        paths = dict.fromkeys(map(Path, seen.libraries))
         for module in compiled.modules:
             for name in compiled.kernels:
-                # Of a kernel that Python calls the library is asked that its function is in.
+                # The function that Python calls knows the library that it is in.
                 kernel = getattr(module, name, None)
                 path = getattr(getattr(getattr(kernel, "kernel", kernel), "__self__", None), "__file__", None)
                 if path is not None:
-                    commands.setdefault(path, "")
-        commands = {path: command for path, command in commands.items() if Path(path).is_file()}
-        units = frozenset[str]().union(*(machine_code.units_of(Path(path)) for path in commands))
-        levels = tuple(dict.fromkeys(map(torch_compat.level_of, commands.values())))
-        counted = compiled.session.counted
-        return Generation(self.spec.isa, levels, machine_code.level(units), tuple(sorted(units)), counted)
+                    paths[Path(path)] = None
+        units = frozenset[str]().union(*(machine_code.units_of(path) for path in paths if path.is_file()))
+        # Commands that link, and those of constants, have no level.
+        levels = tuple(dict.fromkeys(filter(None, seen.levels))) or tuple(dict.fromkeys(seen.levels))
+        return Generation(self.spec.isa, levels, machine_code.level(units), tuple(sorted(units)), seen.counted)
 
     @property
     def chosen(self) -> tuple[str, ...]:

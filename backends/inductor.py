@@ -245,6 +245,7 @@ class InductorBackend(abc.ABC):
 
     def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
+        from pytest_gemm.backends import torch_compat
         from pytest_gemm.backends.artifact import constant_names, m_dimensions
 
         spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
@@ -257,6 +258,7 @@ class InductorBackend(abc.ABC):
             hint=DYN_M_HINT if dynamic else 0,
             caches=bool(self.user_caches),
             threads=spec.threads,
+            setup=torch_compat.isa_setup(self.isa),
         )
 
     def with_user_caches(self, tag: str) -> Self:

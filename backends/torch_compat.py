@@ -44,6 +44,7 @@ __all__ = [
     "forget_module",
     "forget_programs",
     "generating_for",
+    "isa_setup",
     "graphs_skipped",
     "kernels_of",
     "lacks",
@@ -136,8 +137,8 @@ class Session:
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         refused: ops for which the selection had no candidate at all.
         modules: generated Python modules, in order of loading.
-        libraries: paths of the compiled C++, each with the command that compiles it; only noted where an instruction
-            set was asked for.
+        libraries: paths of the compiled C++.
+        levels: the instruction set that each of its compile commands asks for, see :func:`level_of`.
         packings: replayable weight packings.
         counted: Inductor's counters of micro-kernels that rose, ``cpp_micro_gemm_amx_counter``.
     """
@@ -153,7 +154,8 @@ class Session:
     subgraphs: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
-    libraries: dict[str, str] = dataclasses.field(default_factory=dict)
+    libraries: list[str] = dataclasses.field(default_factory=list)
+    levels: list[str] = dataclasses.field(default_factory=list)
     packings: list[Packing] = dataclasses.field(default_factory=list)
     counted: tuple[str, ...] = ()
 
@@ -505,14 +507,15 @@ def _watch_modules(seen: Session) -> Iterator[None]:
     original = PyCodeCache.load_by_key_path
 
     def watched(*args: Any, **kwargs: Any) -> ModuleType:
-        before = set(seen.libraries)
+        libraries, levels = len(seen.libraries), len(seen.levels)
         module: ModuleType = original(*args, **kwargs)
         if hasattr(module, "call"):
             seen.modules.append(module)
-            # A module that is there already loads nothing again.
-            if loaded := tuple(path for path in seen.libraries if path not in before):
-                _libraries_of[module] = loaded
-            seen.libraries.update((path, _commands[path]) for path in _libraries_of.get(module, ()))
+            if made := seen.levels[levels:]:
+                _libraries_of[module], _levels_of[module] = tuple(seen.libraries[libraries:]), tuple(made)
+            else:  # a module that is there already loads nothing again
+                seen.libraries += _libraries_of.get(module, ())
+                seen.levels += _levels_of.get(module, ())
         return module
 
     with patch.object(PyCodeCache, "load_by_key_path", watched):
@@ -672,8 +675,7 @@ def session(
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))
         stack.enter_context(generating_for(isa, beyond=beyond))
-        if isa:
-            stack.enter_context(_watch_libraries(seen))
+        stack.enter_context(_watch_libraries(seen))
         stack.enter_context(torch.no_grad())
         yield seen
 
@@ -835,6 +837,24 @@ def _vectors(isa: str) -> Any:
     return type(base.__name__, (base,), members)()
 
 
+def isa_setup(isa: str) -> tuple[str, ...]:
+    """What a script of PyTorch alone does to generate code for an instruction set; nothing for "".
+
+    It leaves the compiler's ``-march=native`` as it is, which :func:`generating_for` does not.
+    """
+    if not isa:
+        return ()
+    name, rank = _VECTORS[isa][0], ISAS.index(isa)
+    answers = {name: rank >= ISAS.index(least) for name, least in _ONEDNN.items()}
+    lines = [
+        "import torch._inductor.cpu_vec_isa as isa, torch._inductor.compile_fx",
+        "import torch._inductor.fx_passes.mkldnn_fusion as onednn",
+        f"isa.valid_vec_isa_list = lambda: [isa.{name}()]  # as on a CPU that ends with {isa}",
+    ]
+    # Only what the CPU lacks is denied: nothing can be given to it.
+    return (*lines, *(f"onednn.{asked} = lambda device: False" for asked, answer in answers.items() if not answer))
+
+
 @contextlib.contextmanager
 def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
     """Let Inductor generate and compile C++ for an instruction set as on a machine that has no higher one.
@@ -884,6 +904,10 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
             if capable is not None:
                 facts = {**capable(), **LISTED_CACHES}
                 stack.enter_context(patch.object(torch.cpu, "get_capabilities", lambda: facts))
+            for name, fact in (("_L1d_cache_size", "l1d_cache_size"), ("_L2_cache_size", "l2_cache_size")):
+                if hasattr(torch._C._cpu, name):  # where releases before get_capabilities ask
+                    size = LISTED_CACHES[fact]
+                    stack.enter_context(patch.object(torch._C._cpu, name, lambda size=size: size))
         yield
 
 
@@ -908,45 +932,50 @@ def _packing_nothing() -> Iterator[None]:
         yield
 
 
-# Paths of libraries that were made or loaded here, with the command that compiles each; as long as the process lives,
-# for Inductor does not ask again for one that it has loaded.
-_commands: dict[str, str] = {}
+# Libraries and levels by what was made of them: a loader of Inductor's, or a generated module.  Inductor keeps both and
+# makes neither again.
 _libraries_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+_levels_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def _watch_libraries(seen: Session) -> Iterator[None]:
-    """Note the libraries of generated C++ with their compile commands, those that were loaded before too."""
+    """Note the libraries of generated C++ and the levels of their compile commands, of those that are there too."""
     from torch._inductor.codecache import CppCodeCache
     from torch._inductor.cpp_builder import CppBuilder
 
     target: Any = CppBuilder.get_target_file_path
+    command: Any = CppBuilder.get_command_line
     load: Any = inspect.getattr_static(CppCodeCache, "load_async").__func__
-    made: list[str] = []
 
     def targeting(self: Any) -> Any:
         path = target(self)
         if path.endswith(".so"):
-            _commands.setdefault(path, self.get_command_line())
-            made.append(path)
+            seen.libraries.append(path)
         return path
 
+    def commanding(self: Any) -> Any:
+        made = command(self)
+        seen.levels.append(level_of(made))
+        return made
+
     def loading(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        made.clear()
-        loader = load(cls, *args, **kwargs)
-        if made:
-            _libraries_of[loader] = tuple(dict.fromkeys(made))
-        seen.libraries.update((path, _commands[path]) for path in _libraries_of.get(loader, ()))
+        before = len(seen.libraries)
+        loader = load(cls, *args, **kwargs)  # makes the commands every time: its keys are of them
+        if made := seen.libraries[before:]:
+            _libraries_of[loader] = tuple(made)
+        else:
+            seen.libraries += _libraries_of.get(loader, ())
         return loader
 
     before = _counted()
     with (
         patch.object(CppBuilder, "get_target_file_path", targeting),
+        patch.object(CppBuilder, "get_command_line", commanding),
         patch.object(CppCodeCache, "load_async", classmethod(loading)),
     ):
         yield
-        seen.libraries.update((path, _commands[path]) for path in made)
-        seen.counted = tuple(name for name, count in _counted().items() if count > before.get(name, 0))
+    seen.counted = tuple(name for name, count in _counted().items() if count > before.get(name, 0))
 
 
 def _counted() -> dict[str, int]:

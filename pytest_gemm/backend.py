@@ -213,7 +213,7 @@ class Generation:
     counted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.asked}: compiled for {' and '.join(self.compiled) or 'nothing'}, code has {self._units}"
+        return f"{self.asked}: {self._units}"
 
     @property
     def _units(self) -> str:
@@ -277,10 +277,12 @@ class Proof:
         """
         if not self.provable and self.profiled:
             return self.executed + tuple(f"[{name}]" for name in device_kernels.libraries(self.profiled))
-        built = (f"[{self.generation}]",) if self.generation is not None else ()
+        code = f" [{self.generation}]" if self.generation is not None else ""
+        executed = tuple(f"{name}{code}" for name in self.executed)
         if self.chosen and len(self.chosen) == len(self.executed):
-            return tuple(e if c == e else f"{e} ({c})" for e, c in zip(self.executed, self.chosen, strict=True)) + built
-        return self.executed + tuple(f"({c})" for c in self.chosen) + built
+            pairs = zip(self.executed, self.chosen, strict=True)
+            return tuple(f"{e}{code}" if c == e else f"{e} ({c}){code}" for e, c in pairs)
+        return executed + tuple(f"({c})" for c in self.chosen)
 
     def objection(self) -> Reason | None:
         """Why the evidence does not show that the backend computed the result; ``None`` when it does."""
@@ -440,6 +442,7 @@ class Recipe:
         caches: PyTorch's caches are on, as they are for a user.
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
+        setup: statements to execute once torch is there.
     """
 
     how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
@@ -450,6 +453,7 @@ class Recipe:
     caches: bool = False
     threads: int = 1
     matmul: tuple[str, str] | None = None
+    setup: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -324,6 +324,7 @@ def _lines(
     lines = [*_head(case, own), *_imports(case, died=died, fell_back=fell_back, saved=saved)]
     if compiled:
         lines += _wrapped(f"OPTIONS = {_options(recipe)!r}", 11)
+    lines += recipe.setup
     if recipe.matmul:
         path, function = recipe.matmul
         lines.append(f"mine = runpy.run_path({path!r})[{function!r}]")

@@ -24,6 +24,7 @@ import argparse
 import dataclasses
 import enum
 import importlib
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,11 +214,16 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     facts = {"torch": torch.__version__, "backend": backend.name, "isa": isa, "threads": str(threads)}
     facts |= {name: str(size) for name, size in torch_compat.LISTED_CACHES.items()}
     picks: dict[str, Pick] = {}
-    for problem in problems:
-        if (found := _pick(twin, problem)) is not None:
-            picks[problem.line] = found
-        if len(picks) % _RESET_EVERY == 0:
-            torch_compat.forget_programs()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # of problems that a device has not, PyTorch logs every one with its stack
+    try:
+        for problem in problems:
+            if (found := _pick(twin, problem)) is not None:
+                picks[problem.line] = found
+            if len(picks) % _RESET_EVERY == 0:
+                torch_compat.forget_programs()
+    finally:
+        logging.disable(disabled)
     return Snapshot(facts, picks)
 
 
