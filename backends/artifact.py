@@ -26,7 +26,7 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import fence, program
+from pytest_gemm import fence, machine, program
 from pytest_gemm.backend import Contract, Dropped, Generation, Proof, Unsupported
 from pytest_gemm.backends import machine_code, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
@@ -749,9 +749,11 @@ class Artifact:
                 if path is not None:
                     paths[Path(path)] = None
         units = frozenset[str]().union(*(machine_code.units_of(path) for path in paths if path.is_file()))
+        # At the CPU's best level the compiler may use all that it has, and bf16 conversions come without AMX too.
+        needed = units - {"bf16"} if machine.isas(machine.cpu().flags)[-1:] == (self.spec.isa,) else units
         # Commands that link, and those of constants, have no level.
         levels = tuple(dict.fromkeys(filter(None, seen.levels))) or tuple(dict.fromkeys(seen.levels))
-        return Generation(self.spec.isa, levels, machine_code.level(units), tuple(sorted(units)), seen.counted)
+        return Generation(self.spec.isa, levels, machine_code.level(needed), tuple(sorted(units)), seen.counted)
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -189,9 +189,9 @@ def flags_at(flags: Sequence[str], isa: str) -> tuple[str, ...]:
 
     Args:
         flags: of the CPU.
-        isa: one of :data:`ISAS`; "" for the machine's own, which keeps all of them.
+        isa: one of :data:`ISAS`; "" for the machine's own, which keeps all of them, as its best level does.
     """
-    if not isa or isa == ISAS[-1]:
+    if not isa or isas(flags)[-1:] == (isa,):
         return tuple(flags)
     if isa == "amx":  # such a machine has all of AVX-512 that is older
         return tuple(flag for flag in flags if flag not in _LEVELS["amx_fp16"])

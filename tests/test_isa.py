@@ -79,6 +79,12 @@ def test_what_code_of_a_level_may_count_on(isa: str, gone: set[str], kept: set[s
     assert not gone & left
 
 
+def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
+    zen4 = (*ICE_LAKE, "avx512_bf16", "avx_vnni")
+    assert machine.flags_at(zen4, "avx512_vnni") == zen4
+    assert "avx512_bf16" not in machine.flags_at(zen4, "avx512")
+
+
 # -- the option ----------------------------------------------------------------------------------------------------
 
 
