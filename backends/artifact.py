@@ -18,6 +18,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
@@ -25,9 +26,9 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import fence, program
-from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
-from pytest_gemm.backends import torch_compat
+from pytest_gemm import fence, machine, program
+from pytest_gemm.backend import Contract, Dropped, Generation, Proof, Unsupported
+from pytest_gemm.backends import machine_code, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
@@ -44,6 +45,7 @@ __all__ = [
     "RecompileError",
     "constant_names",
     "list_choices",
+    "listing",
     "m_dimensions",
     "poison",
     "stand_in",
@@ -416,20 +418,27 @@ def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[s
 
 def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
     """Names of the candidates that Inductor has for the program, in its order; compiles none of them."""
+    return tuple(dict.fromkeys(listing(problem, tensors, spec).choices))
+
+
+def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
+    """What Inductor's first selection for the program was given; compiles and runs nothing."""
     constants = {n: stand_in(tensors[n], next(_seeds)) for n in _constants(problem, tensors, spec)}
     module, args = _traced(problem, tensors, constants)
     with (
         _threads(spec.threads),
         settings(problem),
-        torch_compat.session(spec.options, directory=spec.directory, listing=True) as seen,
+        torch_compat.session(
+            spec.options, directory=spec.directory, listing=True, isa=spec.isa, beyond=spec.beyond
+        ) as seen,
     ):
         function = torch.compile(module, fullgraph=True)
         try:
             function(*args)
-        except Exception:
-            if not (seen.choices or seen.refused):
+        except Exception as error:
+            if not torch_compat.listed(error):
                 raise  # something else ended the compile
-    return tuple(dict.fromkeys(seen.choices))
+    return seen
 
 
 def _after_failure(
@@ -506,7 +515,11 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             _threads(spec.threads),
             settings(problem),  # templates read them, and Dynamo guards on them
             torch_compat.session(
-                spec.options, directory=spec.directory, user_caches=spec.user_caches, candidate=candidate
+                spec.options,
+                directory=spec.directory,
+                user_caches=spec.user_caches,
+                candidate=candidate,
+                isa=spec.isa,
             ) as seen,
         ):
             try:
@@ -565,6 +578,8 @@ class CompileSpec:
     ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
+    ``isa`` is the instruction set of the CPU to generate for, one of ``pytest_gemm.machine.ISAS``, "" for its own; with
+    ``beyond`` it is one that the CPU may not have: candidates can be listed then, and nothing be compiled.
     """
 
     inductor_name: str
@@ -577,6 +592,8 @@ class CompileSpec:
     device_kernel: str = ""
     mode: str = ""
     wanted: str = ""
+    isa: str = ""
+    beyond: bool = False
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -727,7 +744,29 @@ class Artifact:
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
             wanted="" if not compiled.session.choices and self.spec.user_caches else self.spec.wanted,
+            generation=self._generation,
         )
+
+    @functools.cached_property
+    def _generation(self) -> Generation | None:
+        """What the program was generated for, by its libraries; ``None`` where no instruction set was asked for."""
+        if not self.spec.isa or not any(self.kernels.values()):
+            return None
+        compiled, seen = self._compiled, self._compiled.session
+        paths = dict.fromkeys(map(Path, seen.libraries))
+        for module in compiled.modules:
+            for name in compiled.kernels:
+                # The function that Python calls knows the library that it is in.
+                kernel = getattr(module, name, None)
+                path = getattr(getattr(getattr(kernel, "kernel", kernel), "__self__", None), "__file__", None)
+                if path is not None:
+                    paths[Path(path)] = None
+        units = frozenset[str]().union(*(machine_code.units_of(path) for path in paths if path.is_file()))
+        # At the CPU's best level the compiler may use all that it has, and bf16 conversions come without AMX too.
+        needed = units - {"bf16"} if machine.isas(machine.cpu().flags)[-1:] == (self.spec.isa,) else units
+        # Commands that link, and those of constants, have no level.
+        levels = tuple(dict.fromkeys(filter(None, seen.levels))) or tuple(dict.fromkeys(seen.levels))
+        return Generation(self.spec.isa, levels, machine_code.level(needed), tuple(sorted(units)), seen.counted)
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -7,12 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_gemm import machine
 from pytest_gemm.backend import Availability, Unsupported
-from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
+from pytest_gemm.backends import machine_code
+from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands import Operands
 
 __all__ = ["CppBackend", "compiler"]
 
@@ -56,6 +61,57 @@ class CppBackend(InductorBackend):
     name: str = "cpp"
     inductor_name: str = "CPP"
     devices: tuple[str, ...] = ("cpu",)
+
+    def at_isa(self, isa: str) -> CppBackend:
+        """A twin that generates code for this instruction set; see ``Leveled`` in ``backend.py``.
+
+        Raises:
+            Unsupported: when this CPU does not execute it, or nobody here can compile it or look into the result.
+        """
+        if isa not in self._twins:
+            here = machine.isas(machine.cpu().flags)
+            if isa not in here:
+                can = ", ".join(here) or "none that can be asked for"
+                raise Unsupported("isa", f"this CPU does not execute {isa}", f"it executes {can}")
+            from pytest_gemm.backends import torch_compat
+
+            with torch_compat.cache_dir_set(str(cache_dir(isa))):
+                lack = torch_compat.lacks_isa(isa)
+            if lack:
+                raise Unsupported("isa", lack, "install a newer g++")
+            if not machine_code.disassembler():
+                text = f"nobody can show that code for {isa} is what it became: there is no objdump"
+                raise Unsupported("no-disassembler", text, "apt-get install binutils")
+        return self.listing_at(isa, beyond=False)
+
+    def listing_at(self, isa: str, *, beyond: bool = True) -> CppBackend:
+        """A twin that lists its candidates for this instruction set, whether or not this CPU executes it.
+
+        Args:
+            isa: one of :data:`pytest_gemm.machine.ISAS`.
+            beyond: nothing of this machine shall show in the lists, and nothing can be compiled.
+        """
+        key = f"{isa} listed" if beyond else isa
+        if key not in self._twins:
+            twin = self._twins[key] = self._twin()
+            twin.isa, twin.beyond = isa, beyond
+        found = self._twins[key]
+        assert isinstance(found, CppBackend)
+        return found
+
+    def picks(self, problem: Problem, operands: Operands) -> tuple[tuple[tuple[str, str], ...], bool]:
+        """What Inductor's own heuristic offers for a problem, whether or not that is claimed; compiles nothing.
+
+        Returns:
+            micro-kernel with register blocking and, beside it, the blockings over threads and caches (see
+            :func:`torch_compat._blockings`); and whether there was a selection that had no candidate.
+        """
+        from pytest_gemm.backends.artifact import listing
+
+        first, tensors = self._first(problem, operands)
+        seen = listing(first, tensors, self._spec(problem, Space()))
+        found = tuple((name, seen.blockings.get(name, "")) for name in dict.fromkeys(seen.choices))
+        return found, bool(seen.refused)
 
     def availability(self, device: str) -> Availability:
         """A C++ compiler."""

@@ -81,19 +81,23 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
 
 
-def cache_dir() -> Path:
+def cache_dir(isa: str = "") -> Path:
     """Where compiled kernels are kept.
 
     ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` in
     :func:`cache_home`.
+
+    Args:
+        isa: instruction set that they are generated for, each of which has a folder of its own in there; "" for the
+            machine's own.  Two of them may generate the same text, and Inductor's keys of a program are of its text.
     """
     from pytest_gemm.backends import torch_compat
 
     if mine := torch_compat.users_cache_dir():
-        return Path(mine)
+        return Path(mine) / isa
     import torch
 
-    return cache_home() / f"inductor-{torch.__version__}"
+    return cache_home() / f"inductor-{torch.__version__}" / isa
 
 
 class InductorBackend(abc.ABC):
@@ -146,6 +150,8 @@ class InductorBackend(abc.ABC):
         self.user_caches = user_caches
         self.rebind = rebind and not user_caches
         self.mode = ""
+        self.isa = ""
+        self.beyond = False
         self._keep = keep
         self._begin()
 
@@ -243,6 +249,7 @@ class InductorBackend(abc.ABC):
 
     def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
+        from pytest_gemm.backends import torch_compat
         from pytest_gemm.backends.artifact import constant_names, m_dimensions
 
         spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
@@ -255,6 +262,7 @@ class InductorBackend(abc.ABC):
             hint=DYN_M_HINT if dynamic else 0,
             caches=bool(self.user_caches),
             threads=spec.threads,
+            setup=torch_compat.isa_setup(self.isa),
         )
 
     def with_user_caches(self, tag: str) -> Self:
@@ -354,13 +362,15 @@ class InductorBackend(abc.ABC):
         return CompileSpec(
             self.inductor_name,
             self.options(problem) | dict(space.options) | _MODE_OPTIONS.get(self.mode, {}),
-            str(cache_dir()),
+            str(cache_dir(self.isa)),
             threads=self._threads(),
             user_caches=self.user_caches,
             rebind=self.rebind,
             device_kernel=self.device_kernel,
             mode=self.mode,
             wanted=self.wanted(problem),
+            isa=self.isa,
+            beyond=self.beyond,
         )
 
     def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:

@@ -22,13 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 
+from pytest_gemm import machine
 from pytest_gemm.backends import naming
+from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import Reason
 
 __all__ = [
+    "LISTED_CACHES",
     "CppProgram",
     "Packing",
     "Session",
@@ -38,9 +42,15 @@ __all__ = [
     "choice_names",
     "cpp_program",
     "forget_module",
+    "forget_programs",
+    "generating_for",
+    "isa_setup",
     "graphs_skipped",
     "kernels_of",
     "lacks",
+    "lacks_isa",
+    "level_of",
+    "listed",
     "mark_dynamic",
     "never_recompile",
     "nth",
@@ -116,6 +126,7 @@ class Session:
 
     Attributes:
         choices: names of all candidates that the selection was given.
+        blockings: for a list of them, see :func:`_blockings`, by name.
         tried: the one of them that was left, where one was asked for.
         failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
             Inductor keeps it to itself, the reason.  Inductor leaves them out without a word.
@@ -126,10 +137,14 @@ class Session:
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         refused: ops for which the selection had no candidate at all.
         modules: generated Python modules, in order of loading.
+        libraries: paths of the compiled C++.
+        levels: the instruction set that each of its compile commands asks for, see :func:`level_of`.
         packings: replayable weight packings.
+        counted: Inductor's counters of micro-kernels that rose, ``cpp_micro_gemm_amx_counter``.
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
+    blockings: dict[str, str] = dataclasses.field(default_factory=dict)
     tried: str = ""
     failed: dict[str, Exception | Reason] = dataclasses.field(default_factory=dict)
     dropped: dict[str, Reason] = dataclasses.field(default_factory=dict)
@@ -139,7 +154,10 @@ class Session:
     subgraphs: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
+    libraries: list[str] = dataclasses.field(default_factory=list)
+    levels: list[str] = dataclasses.field(default_factory=list)
     packings: list[Packing] = dataclasses.field(default_factory=list)
+    counted: tuple[str, ...] = ()
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -231,7 +249,21 @@ def nth(candidate: int, count: int) -> int:
 
 
 class _Listed(Exception):
-    """The candidates are known and nothing else was asked for: ends a compile inside Inductor."""
+    """The candidates are known, or there was no selection: ends a compile inside Inductor that was to list them."""
+
+
+def _blockings(choice: Any) -> str:
+    """How a C++ template would split the product over threads and caches, in register blocks; "" where it cannot say.
+
+    ``2x1x4/2x1x4``: M x N x K of a thread, then of what stays in its caches.
+    """
+    template: Any = getattr(choice, "template", None)
+    try:
+        threads = template.num_threads
+        found = template.thread_blocking(threads), template.cache_blocking(threads)
+        return "/".join("x".join(str(int(size)) for size in (b.block_m, b.block_n, b.block_k)) for b in found)
+    except Exception:  # for any M they are decided when it runs, and for some sizes they cannot be computed
+        return ""
 
 
 class _Selection:
@@ -258,6 +290,7 @@ class _Selection:
         names = choice_names(choices)
         seen.choices.extend(names)
         if self.listing:
+            seen.blockings.update((name, _blockings(choice)) for name, choice in zip(names, choices, strict=True))
             raise _Listed
         if self.candidate is not None and choices:
             index = self._index(names)
@@ -379,11 +412,24 @@ def _watch_selection(seen: Session, candidate: int | str | None = None, listing:
         patch.object(autotune_process, "benchmark_in_sub_process", benchmarking_elsewhere),
         _watch_deferred(watch),
         _rendering_less(candidate, listing),
+        _generating_nothing() if listing else contextlib.nullcontext(),
     ):
         try:
             yield
         finally:
             watch.leave()
+
+
+@contextlib.contextmanager
+def _generating_nothing() -> Iterator[None]:
+    """End a compile without a selection before its code is made: it is of no use to a list, and must not be run."""
+    from torch._inductor.graph import GraphLowering
+
+    def ending(*_: Any, **__: Any) -> Any:
+        raise _Listed
+
+    with patch.object(GraphLowering, "compile_to_module", ending):
+        yield
 
 
 @contextlib.contextmanager
@@ -467,9 +513,15 @@ def _watch_modules(seen: Session) -> Iterator[None]:
     original = PyCodeCache.load_by_key_path
 
     def watched(*args: Any, **kwargs: Any) -> ModuleType:
+        libraries, levels = len(seen.libraries), len(seen.levels)
         module: ModuleType = original(*args, **kwargs)
         if hasattr(module, "call"):
             seen.modules.append(module)
+            if made := seen.levels[levels:]:
+                _libraries_of[module], _levels_of[module] = tuple(seen.libraries[libraries:]), tuple(made)
+            else:  # a module that is there already loads nothing again
+                seen.libraries += _libraries_of.get(module, ())
+                seen.levels += _levels_of.get(module, ())
         return module
 
     with patch.object(PyCodeCache, "load_by_key_path", watched):
@@ -623,6 +675,8 @@ def session(
     user_caches: str = "",
     candidate: int | str | None = None,
     listing: bool = False,
+    isa: str = "",
+    beyond: bool = False,
 ) -> Iterator[Session]:
     """Compile inside the block with these Inductor options and record what becomes of it.
 
@@ -634,6 +688,8 @@ def session(
             others; "" turns both off, so that every compile is a compile.
         candidate: compile only this one of the candidates instead of benchmarking all, see ``_watch_selection``.
         listing: end the compile by an exception as soon as ``Session.choices`` is filled.
+        isa: generate for this instruction set of the CPU, see :func:`generating_for`.
+        beyond: with a listing: the CPU need not execute it.
     """
     import torch._functorch.config as functorch_config
     import torch._inductor.compile_fx  # first: the modules below import each other in a circle
@@ -657,6 +713,8 @@ def session(
         stack.enter_context(_watch_selection(seen, candidate, listing))
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))
+        stack.enter_context(generating_for(isa, beyond=beyond))
+        stack.enter_context(_watch_libraries(seen))
         stack.enter_context(torch.no_grad())
         yield seen
 
@@ -692,6 +750,24 @@ def recompiled(error: RuntimeError) -> bool:
     return "fail_on_recompile" in str(error)
 
 
+def listed(error: BaseException) -> bool:
+    """Whether ``error`` is how a listing session ends a compile; Inductor and Dynamo wrap what is raised in them."""
+    return any(isinstance(one, _Listed) for one in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and all that it was raised from or wraps, each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
+
+
 def why_dropped(error: BaseException) -> Reason | None:
     """Why autotuning leaves a candidate out that raised this, where that is no defect of the candidate.
 
@@ -700,13 +776,7 @@ def why_dropped(error: BaseException) -> Reason | None:
     torch and triton move these exceptions between modules.  Inductor wraps what a compile raises, so the causes are
     looked at too.
     """
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop(0)
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
+    for one in _causes(error):
         kind, text = type(one).__name__, str(one)
         if kind == "CUDACompileError":
             return Reason("compile-error", _compiler_message(str(getattr(one, "output", text))))
@@ -716,7 +786,6 @@ def why_dropped(error: BaseException) -> Reason | None:
             return Reason("out-of-resources", _first_line(text, "Required|out of resource"))
         if kind == "PTXASError" or "No valid triton configs. PTXASError" in text:
             return Reason("compile-error", _first_line(text, "ptxas|PTXAS"))
-        todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
     return None
 
 
@@ -737,6 +806,237 @@ def vector_isa() -> str:
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     return str(pick_vec_isa())
+
+
+# -- another instruction set of the CPU ------------------------------------------------------------------
+
+# Inductor's class of each level, and the architecture that the compiler is told.  What the architecture does not have
+# and the level does (VNNI, AMX) the class's own flags add.
+_VECTORS: Mapping[str, tuple[str, str]] = {
+    "avx2": ("VecAVX2", "x86-64-v3"),
+    "avx512": ("VecAVX512", "x86-64-v4"),
+    "avx512_vnni": ("VecAVX512VNNI", "x86-64-v4"),
+    "amx": ("VecAMX", "x86-64-v4"),
+    "amx_fp16": ("VecAMX", "x86-64-v4"),
+}
+# What a listing takes the CPU's caches for, in bytes: blockings follow from them, and a list must not from the machine.
+LISTED_CACHES: Mapping[str, int] = {"l1d_cache_size": 32 << 10, "l2_cache_size": 1 << 20}
+
+# torch.cpu's questions, by the least level that answers yes; oneDNN's are beside them.
+_QUESTIONS: Mapping[str, str] = {
+    "_is_avx2_supported": "avx2",
+    "_is_avx512_supported": "avx512",
+    "_is_vnni_supported": "avx512_vnni",
+    "_is_avx512_vnni_supported": "avx512_vnni",
+    "_is_avx512_bf16_supported": "amx",
+    "_is_amx_tile_supported": "amx",
+    "_is_amx_fp16_supported": "amx_fp16",
+}
+# An AMX machine has AVX512_FP16, which is what oneDNN computes f16 with.
+_ONEDNN: Mapping[str, str] = {"is_mkldnn_bf16_supported": "avx512", "is_mkldnn_fp16_supported": "amx"}
+
+
+def lacks_isa(isa: str) -> str:
+    """Why Inductor generates no code for an instruction set here, "" where it does.
+
+    CPU, compiler and release are asked: it compiles a few lines, once for each level, and keeps them on disk.
+
+    Args:
+        isa: one of :data:`pytest_gemm.machine.ISAS`, that the CPU executes.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    name, _ = _VECTORS[isa]
+    # By name, as Inductor keeps one object of each class, with what it has found out.
+    found = next((one for one in cpu_vec_isa.supported_vec_isa_list if type(one).__name__ == name), None)
+    if found is None:
+        return f"torch {torch.__version__} generates no code for {isa}"
+    fp16: Any = getattr(found, "is_amx_fp16_supported", None)
+    if not found or (isa == "amx_fp16" and not (fp16 is not None and fp16())):
+        return f"the C++ compiler makes no code for {isa} that this process can load and run"
+    return ""
+
+
+@functools.cache
+def _vectors(isa: str) -> Any:
+    """An object that stands for a level as Inductor's own does; it is asked for nothing of this machine."""
+    from torch._inductor import cpu_vec_isa
+
+    base: Any = getattr(cpu_vec_isa, _VECTORS[isa][0])
+    amx, fp16 = ISAS.index(isa) >= ISAS.index("amx"), isa == "amx_fp16"
+    # Inductor tells an AMX machine's flags apart once it has asked the machine, and caches that by class.
+    more = (" -mavx512bf16" if amx else "") + (" -mamx-fp16" if fp16 else "")
+    members = {
+        "__bool__": lambda _: True,
+        "__hash__": base.__hash__,
+        "build_arch_flags": lambda _: f"{base._arch_flags}{more}",
+        "is_avx512_bf16_supported": lambda _: amx,
+        "is_amx_fp16_supported": lambda _: fp16,
+    }
+    return type(base.__name__, (base,), members)()
+
+
+def isa_setup(isa: str) -> tuple[str, ...]:
+    """What a script of PyTorch alone does to generate code for an instruction set; nothing for "".
+
+    It leaves the compiler's ``-march=native`` as it is, which :func:`generating_for` does not.
+    """
+    if not isa:
+        return ()
+    name, rank = _VECTORS[isa][0], ISAS.index(isa)
+    answers = {name: rank >= ISAS.index(least) for name, least in _ONEDNN.items()}
+    lines = [
+        "import torch._inductor.cpu_vec_isa as isa, torch._inductor.compile_fx",
+        "import torch._inductor.fx_passes.mkldnn_fusion as onednn",
+        f"isa.valid_vec_isa_list = lambda: [isa.{name}()]  # as on a CPU that ends with {isa}",
+    ]
+    # Only what the CPU lacks is denied: nothing can be given to it.
+    return (*lines, *(f"onednn.{asked} = lambda device: False" for asked, answer in answers.items() if not answer))
+
+
+@contextlib.contextmanager
+def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
+    """Let Inductor generate and compile C++ for an instruction set as on a machine that has no higher one.
+
+    What decides there is asked here of the level: ``VecISA`` and with it macros, flags and ``-march``; ``torch.cpu``'s
+    questions; whether oneDNN has bf16 and f16, on which lowerings depend.  What is computed outside of generated code
+    (ATen, oneDNN) stays the machine's.
+
+    Args:
+        isa: one of :data:`pytest_gemm.machine.ISAS`; "" changes nothing.
+        beyond: nothing will be executed: the level may be higher than the machine's, whose own gifts shall not show.
+    """
+    if not isa:
+        yield
+        return
+    import torch._inductor.compile_fx  # first: the modules below import each other in a circle
+    from torch._inductor import cpp_builder, cpu_vec_isa, utils
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    rank = ISAS.index(isa)
+    # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
+    best = machine.isas(machine.cpu().flags)[-1:] == (isa,)
+    march = "native" if best and not beyond else _VECTORS[isa][1]
+    capable: Any = getattr(torch.cpu, "get_capabilities", None)
+    optimizing: Any = cpp_builder._get_optimization_cflags
+
+    def flags(*args: Any, **kwargs: Any) -> Any:
+        cflags, ldflags = optimizing(*args, **kwargs)
+        return [f"march={march}" if flag.startswith("march=") else flag for flag in cflags], ldflags
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(isa)]))
+        stack.enter_context(patch.object(cpp_builder, "_get_optimization_cflags", flags))
+        for name, least in _QUESTIONS.items():
+            original = getattr(torch.cpu, name, None)
+            if original is not None:
+                answer = rank >= ISAS.index(least) and (beyond or bool(original()))
+                stack.enter_context(patch.object(torch.cpu, name, lambda answer=answer: answer))
+        for name, least in _ONEDNN.items():
+            for module in (utils, mkldnn_fusion):
+                asked: Any = getattr(module, name, None)
+                if asked is not None:
+                    answer = rank >= ISAS.index(least) and (beyond or bool(asked("cpu")))
+                    stack.enter_context(patch.object(module, name, _for_cpu(asked, answer)))
+        if beyond:
+            stack.enter_context(_packing_nothing())
+            if capable is not None:
+                facts = {**capable(), **LISTED_CACHES}
+                stack.enter_context(patch.object(torch.cpu, "get_capabilities", lambda: facts))
+            for name, fact in (("_L1d_cache_size", "l1d_cache_size"), ("_L2_cache_size", "l2_cache_size")):
+                if hasattr(torch._C._cpu, name):  # where releases before get_capabilities ask
+                    size = LISTED_CACHES[fact]
+                    stack.enter_context(patch.object(torch._C._cpu, name, lambda size=size: size))
+        yield
+
+
+def _for_cpu(asked: Callable[[str], bool], answer: bool) -> Callable[[str], bool]:
+    """``asked`` with another answer about the CPU."""
+    return lambda device: answer if device == "cpu" else asked(device)
+
+
+@contextlib.contextmanager
+def _packing_nothing() -> Iterator[None]:
+    """Let freezing take oneDNN's packed weight for the weight itself: this machine's oneDNN may refuse to pack it."""
+    from torch._inductor.constant_folding import ConstantFolder
+
+    call: Any = ConstantFolder.call_function
+
+    def calling(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        if "_reorder_linear_weight" in str(target) and args[0].dtype != torch.float32:
+            return args[0]
+        return call(self, target, args, kwargs)
+
+    with patch.object(ConstantFolder, "call_function", calling):
+        yield
+
+
+# Libraries and levels by what was made of them: a loader of Inductor's, or a generated module.  Inductor keeps both and
+# makes neither again.
+_libraries_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+_levels_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def _watch_libraries(seen: Session) -> Iterator[None]:
+    """Note the libraries of generated C++ and the levels of their compile commands, of those that are there too."""
+    from torch._inductor.codecache import CppCodeCache
+    from torch._inductor.cpp_builder import CppBuilder
+
+    target: Any = CppBuilder.get_target_file_path
+    command: Any = CppBuilder.get_command_line
+    load: Any = inspect.getattr_static(CppCodeCache, "load_async").__func__
+
+    def targeting(self: Any) -> Any:
+        path = target(self)
+        if path.endswith(".so"):
+            seen.libraries.append(path)
+        return path
+
+    def commanding(self: Any) -> Any:
+        made = command(self)
+        seen.levels.append(level_of(made))
+        return made
+
+    def loading(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        before = len(seen.libraries)
+        loader = load(cls, *args, **kwargs)  # makes the commands every time: its keys are of them
+        if made := seen.libraries[before:]:
+            _libraries_of[loader] = tuple(made)
+        else:
+            seen.libraries += _libraries_of.get(loader, ())
+        return loader
+
+    before = _counted()
+    with (
+        patch.object(CppBuilder, "get_target_file_path", targeting),
+        patch.object(CppBuilder, "get_command_line", commanding),
+        patch.object(CppCodeCache, "load_async", classmethod(loading)),
+    ):
+        yield
+    seen.counted = tuple(name for name, count in _counted().items() if count > before.get(name, 0))
+
+
+def _counted() -> dict[str, int]:
+    """How often Inductor has made code of the micro-kernels that it counts."""
+    from torch._dynamo.utils import counters
+
+    return {name: count for name, count in counters["inductor"].items() if name.startswith("cpp_micro")}
+
+
+def level_of(command: str) -> str:
+    """The level of :data:`pytest_gemm.machine.ISAS` that a compile command of Inductor's asks for, "" for none.
+
+    By the flags that its classes add, of which each level has one of its own.
+    """
+    marks = {
+        "amx_fp16": "-mamx-fp16",
+        "amx": "-mamx-tile",
+        "avx512_vnni": "-mavx512vnni",
+        "avx512": "CPU_CAPABILITY_AVX512",
+        "avx2": "CPU_CAPABILITY_AVX2",
+    }
+    return next((level for level, mark in marks.items() if re.search(rf"{re.escape(mark)}(?![\w-])", command)), "")
 
 
 # -- generated modules -----------------------------------------------------------------------------------
@@ -842,6 +1142,11 @@ def graphs_skipped() -> int:
 def allocators_of(module: ModuleType) -> tuple[str, ...]:
     """Names of the functions by which a generated module gets memory for results, intermediates and workspaces."""
     return tuple(n for n, value in vars(module).items() if n.startswith("empty_strided") and callable(value))
+
+
+def forget_programs() -> None:
+    """Drop what Dynamo keeps of all that it has compiled; a program that is called again is compiled again."""
+    torch._dynamo.reset()
 
 
 def forget_module(module: ModuleType) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_gemm import error_map, pin, program, report
-from pytest_gemm.backend import Scripted, Unsupported, in_mode
+from pytest_gemm.backend import Scripted, Unsupported, at_isa, in_mode
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.
     choice = outcome.choice or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
     if outcome.chosen and "out of the FX graph cache" in choice:
         choice = ""
-    reached = in_mode(case.backend, case.mode, case.device)
+    reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
     if not isinstance(reached, Scripted):
         raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
     with program.cpu_threads(case.threads):

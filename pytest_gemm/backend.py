@@ -15,11 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checkable
 
 from pytest_gemm import device_kernels
+from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import DType, Problem, did_you_mean
 
@@ -37,6 +38,8 @@ __all__ = [
     "Configurable",
     "Contract",
     "Dropped",
+    "Generation",
+    "Leveled",
     "Moded",
     "Prepared",
     "Proof",
@@ -47,6 +50,7 @@ __all__ = [
     "Timeable",
     "Tuning",
     "Unsupported",
+    "at_isa",
     "in_mode",
     "names_candidates",
     "tuned",
@@ -180,6 +184,64 @@ class Contract:
         return (max(theta, scalar) if self.or_scalar else theta) + rest
 
 
+# What the machine code of a C++ template has to contain, by its micro-kernel; the others need what their vectors do.
+_MICRO_KERNELS: Final[Mapping[str, str]] = {
+    "CppMicroGemmAMX": "amx",
+    "CppMicroGemmWoQInt4Amx": "amx",
+    "CppMicroGemmAVX512VNNI": "vnni",
+    "CppMicroBrgemm": "brgemm",
+    "CppMicroGemmRef": "",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """For which instruction set of the CPU a program was generated and compiled, as three witnesses have it.
+
+    Attributes:
+        asked: one of :data:`pytest_gemm.machine.ISAS`.
+        compiled: levels of the compile commands that made its libraries; "" is a command that names none.
+        level: the lowest level that executes all of the libraries' machine code; "" for code without vectors.
+        units: what that code has: ``ymm``, ``zmm``, ``vnni``, ``bf16``, ``amx``, ``amx_fp16``, ``brgemm``.
+        counted: Inductor's counters of micro-kernels that rose while it generated the program.
+    """
+
+    asked: str
+    compiled: tuple[str, ...]
+    level: str
+    units: tuple[str, ...]
+    counted: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self._units}"
+
+    @property
+    def _units(self) -> str:
+        return ", ".join(self.units) or "no vectors"
+
+    def objection(self, chosen: Sequence[str]) -> Reason | None:
+        """Why this is not code of the level that was asked for, or not of the micro-kernel that was chosen.
+
+        Args:
+            chosen: candidates, ``CppMicroGemmFP32Vec-8x48x1``.
+        """
+        if set(self.compiled) != {self.asked}:
+            seen = " and ".join(name or "no instruction set" for name in self.compiled) or "nobody knows what"
+            return Reason("other-isa", f"asked for {self.asked}, the code was compiled for {seen}")
+        if self.level and ISAS.index(self.level) > ISAS.index(self.asked):
+            text = f"asked for {self.asked}, the machine code needs {self.level} (it has {self._units})"
+            return Reason("other-isa", text)
+        if self.counted and ISAS.index(self.asked) < ISAS.index("amx"):  # it counts AMX's alone
+            return Reason("other-isa", f"asked for {self.asked}, Inductor's {', '.join(self.counted)} rose")
+        vectors = "zmm" if ISAS.index(self.asked) >= ISAS.index("avx512") else "ymm"
+        for name in chosen:
+            unit = _MICRO_KERNELS.get(name.partition("-")[0], vectors)
+            if unit and unit not in self.units:
+                text = f"{name} at {self.asked} needs {unit}, the machine code has {self._units}"
+                return Reason("other-micro-kernel", text)
+        return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Proof:
     """Evidence of what computed a result, gathered in four independent ways.
@@ -195,6 +257,7 @@ class Proof:
             may then be among these.
         provable: ``False`` where there is nothing to prove, for a plain callable.
         wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
+        generation: for which instruction set the code was generated, where one was asked for.
     """
 
     chosen: tuple[str, ...] = ()
@@ -206,6 +269,7 @@ class Proof:
     around_library: bool = False
     provable: bool = True
     wanted: str = ""
+    generation: Generation | None = None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -215,9 +279,12 @@ class Proof:
         """
         if not self.provable and self.profiled:
             return self.executed + tuple(f"[{name}]" for name in device_kernels.libraries(self.profiled))
+        code = f" [{self.generation}]" if self.generation is not None else ""
+        executed = tuple(f"{name}{code}" for name in self.executed)
         if self.chosen and len(self.chosen) == len(self.executed):
-            return tuple(e if c == e else f"{e} ({c})" for e, c in zip(self.executed, self.chosen, strict=True))
-        return self.executed + tuple(f"({c})" for c in self.chosen)
+            pairs = zip(self.executed, self.chosen, strict=True)
+            return tuple(f"{e}{code}" if c == e else f"{e} ({c}){code}" for e, c in pairs)
+        return executed + tuple(f"({c})" for c in self.chosen)
 
     def objection(self) -> Reason | None:
         """Why the evidence does not show that the backend computed the result; ``None`` when it does."""
@@ -232,6 +299,8 @@ class Proof:
             return Reason(
                 "other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template"
             )
+        if self.generation is not None and (objection := self.generation.objection(self.chosen)) is not None:
+            return objection
         return self._profiled_objection()
 
     def _profiled_objection(self) -> Reason | None:
@@ -379,6 +448,7 @@ class Recipe:
         caches: PyTorch's caches are on, as they are for a user.
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
+        setup: statements to execute once torch is there.
     """
 
     how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
@@ -389,6 +459,7 @@ class Recipe:
     caches: bool = False
     threads: int = 1
     matmul: tuple[str, str] | None = None
+    setup: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -434,6 +505,32 @@ def in_mode(backend: Backend, mode: str, device: str) -> Backend:
     if mode == "eager":
         return backend
     raise Unsupported("mode", f"{backend.name} is called as it is: it has no mode {mode}", "--gemm-modes=eager")
+
+
+@runtime_checkable
+class Leveled(Backend, Protocol):
+    """A backend that generates code for an instruction set of the CPU, and can do so for a lower one than it has."""
+
+    def at_isa(self, isa: str) -> Backend:
+        """A twin that generates for this one of :data:`pytest_gemm.machine.ISAS`, the same one for the same level.
+
+        Raises:
+            Unsupported: when this machine, its compiler or this release of PyTorch cannot.
+        """
+        ...
+
+
+def at_isa(backend: Backend, isa: str) -> Backend:
+    """The twin of a backend at an instruction set; the backend itself for "", the machine's own.
+
+    Raises:
+        Unsupported: when there is none.
+    """
+    if not isa:
+        return backend
+    if isinstance(backend, Leveled):
+        return backend.at_isa(isa)
+    raise Unsupported("isa", f"{backend.name} generates no code for the CPU: it has no {isa}", "leave out --gemm-isa")
 
 
 def tuned(backend: Backend, choices: str) -> Backend:

@@ -61,7 +61,7 @@ class GemmCheck:
             as *unsupported* when the backend refused, as *known-failure* when the ledger explains
             every failure.
         """
-        env = session.environment(case.device)
+        env = session.environment(case.device).at(case.isa)
 
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, env, choice))
@@ -74,7 +74,7 @@ class GemmCheck:
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return iter(()) if "" in done else self._judge.relate(case)
 
-        return self._check(case, session.environment(case.device), judging)
+        return self._check(case, session.environment(case.device).at(case.isa), judging)
 
     def _check(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
@@ -95,7 +95,8 @@ class GemmCheck:
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
         line = case.problem.line
         outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
-        return dataclasses.replace(outcome, known_failure=held.id, mode=case.mode, threads=case.threads)
+        axes: dict[str, Any] = {"mode": case.mode, "isa": case.isa, "threads": case.threads}
+        return dataclasses.replace(outcome, known_failure=held.id, **axes)
 
     def _judged(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
@@ -121,7 +122,7 @@ class GemmCheck:
 
     def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
-        env = session.environment(case.device)
+        env = session.environment(case.device).at(case.isa)
         named = [dataclasses.replace(o, test=self._test) for o in judged]
         outcomes, use = session.explain(named, case.problem, self._config.ledger, env)
         self._keep(outcomes, use)
@@ -145,7 +146,7 @@ class GemmCheck:
 
         A process that dies, or an exception in it, ends the test as a crashed case.
         """
-        if self._withheld(case, session.environment(case.device), "") is not None:
+        if self._withheld(case, session.environment(case.device).at(case.isa), "") is not None:
             return  # judging it will say so
         self._warm = "elsewhere"
         try:

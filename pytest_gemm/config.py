@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gemm import machine
 from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
+from pytest_gemm.machine import ISAS
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 from pytest_gemm.sanitizer import TOOLS
 
@@ -97,6 +99,13 @@ OPTIONS = (
         "",
         "LIST",
         f"how kernels are reached: {', '.join(MODES)}; default: each backend's own way",
+    ),
+    Option(
+        "isa",
+        "",
+        "LIST",
+        f"instruction sets that cpp generates code for: native, {', '.join(ISAS)}, or all that this CPU executes; "
+        "default: native, the CPU's own",
     ),
     Option(
         "guard",
@@ -273,6 +282,8 @@ class GemmConfig:
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         reference: ``full``, ``sampled`` or ``auto``.
         modes: some of :data:`pytest_gemm.backend.MODES`, in each of which a problem is judged; empty: its own.
+        isas: some of :data:`pytest_gemm.machine.ISAS` and "", the CPU's own, for which cpp generates; empty: its own.
+        lacking: those that ``all`` asked for and the CPU does not have.
         guard: ``none``, or ``pages`` around operands and results on the CPU.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
         jobs: compilers at work ahead of the tests.
@@ -301,6 +312,8 @@ class GemmConfig:
     defects: Path | None = None
     modes: tuple[str, ...] = ()
     thread_axis: tuple[int, ...] = ()
+    isas: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
     guard: str = "none"
     choices: str = ""
     reference: str = "auto"
@@ -431,6 +444,8 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
     if values["fingerprint"] != "no":
         if workers > 1:
             raise pytest.UsageError("--gemm-fingerprint asks one backend after the other: leave out -n")
+        if values["isa"]:
+            raise pytest.UsageError("--gemm-fingerprint asks each backend as it is: leave out --gemm-isa")
         if values["doctor"] == "yes":
             raise pytest.UsageError("--gemm-fingerprint and --gemm-doctor are a screen each: ask for one of them")
     if values["compile-only"] == "yes":
@@ -444,6 +459,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
     _check_cutlass(values)
     _writable_folder("--gemm-kernel-cache", values["kernel-cache"])  # the backend itself reads it
     backends, named = _backends(values["backends"], registry)
+    isas, lacking = _isas(values["isa"], machine.isas(machine.cpu().flags))
     return GemmConfig(
         registry=registry,
         backends=backends,
@@ -462,6 +478,8 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         defects=_writable_folder("--gemm-defects", values["defects"]),
         modes=_modes(values["modes"]),
+        isas=isas,
+        lacking=lacking,
         guard=values["guard"],
         choices=_choices(values["choices"], values["level"]),
         reference=values["reference"],
@@ -632,6 +650,7 @@ def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
         ("problem", "--gemm-ops narrows down what is drawn"),
         ("fillings", "it draws fillings, too"),
         ("compile-only", "what it compiles follows from what it finds"),
+        ("isa", "it draws for the CPU's own instruction set"),
     ):
         if values[name] not in {"", "no"}:
             raise pytest.UsageError(f"--gemm-fuzz draws its own problems: leave out --gemm-{name}; {instead}")
@@ -645,6 +664,28 @@ def _modes(text: str) -> tuple[str, ...]:
             hint = did_you_mean(name, MODES)
             raise pytest.UsageError(f"--gemm-modes={text}: unknown mode {name!r}{hint}; known: {', '.join(MODES)}")
     return names
+
+
+def _isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The instruction sets to generate for, "" being the CPU's own, and those of ``all`` that it lacks.
+
+    Args:
+        text: the option's value.
+        here: what the CPU executes.
+    """
+    names = _list(text)
+    known = ("native", *ISAS, "all")
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise pytest.UsageError(f"--gemm-isa={text}: unknown level {name!r}{hint}; known: {', '.join(known)}")
+        if name in ISAS and name not in here:
+            raise pytest.UsageError(
+                f"--gemm-isa={text}: this CPU does not execute {name}; it can: {', '.join(('native', *here, 'all'))}"
+            )
+    wanted = [one for name in names for one in (here if name == "all" else ("" if name == "native" else name,))]
+    lacking = tuple(name for name in ISAS if name not in here) if "all" in names else ()
+    return tuple(dict.fromkeys(wanted)), lacking
 
 
 def _ledger(text: str, default: Path) -> Ledger:

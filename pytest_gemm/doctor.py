@@ -140,6 +140,7 @@ def _facts() -> dict[str, Any]:
     lines = [f"torch {torch.__version__}{cuda}"]
     lines += [f"  {lack}" for lack in torch_compat.lacks()]
     lines.append(f"CPU: {hardware.cpu().name}, {len(os.sched_getaffinity(0))} cores; Inductor vectorises for {_isa()}")
+    lines.append(_levels())
     if torch.cuda.is_available():
         driver = next((gpu.driver for gpu in hardware.gpus()), "unknown")
         for index in range(torch.cuda.device_count()):
@@ -158,6 +159,27 @@ def _isa() -> str:
     flags = hardware.cpu().flags
     units = [f for f in ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16") if f in flags]
     return f"{torch_compat.vector_isa()} (the CPU has {', '.join(units) or 'no matrix units'})"
+
+
+def _levels() -> str:
+    """What ``--gemm-isa`` takes here, and why it takes no more."""
+    from pytest_gemm.backends import torch_compat
+    from pytest_gemm.backends.inductor import cache_dir
+
+    here, cannot = ["native"], []
+    executed = hardware.isas(hardware.cpu().flags)
+    for isa in hardware.ISAS:
+        lack = "not in this CPU"
+        if isa in executed:
+            with torch_compat.cache_dir_set(str(cache_dir(isa))):
+                lack = torch_compat.lacks_isa(isa)
+        if lack:
+            cannot.append((isa, lack))
+        else:
+            here.append(isa)
+    reasons = {lack: ", ".join(isa for isa, why in cannot if why == lack) for _, lack in cannot}
+    without = "".join(f"; {names}: {lack}" for lack, names in reasons.items())
+    return f"  --gemm-isa takes {', '.join(here)}{without}"
 
 
 def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:

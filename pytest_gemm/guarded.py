@@ -74,8 +74,9 @@ class GuardedJudge:
 
     @staticmethod
     def _outcome(case: Case, status: Status, reason: Reason) -> Outcome:
-        line, axes = case.problem.line, (case.mode, case.threads)
-        return Outcome(case.backend.name, line, "", case.seed, status, reason, mode=axes[0], threads=axes[1])
+        name, line = case.backend.name, case.problem.line
+        made = Outcome(name, line, "", case.seed, status, reason)
+        return dataclasses.replace(made, mode=case.mode, isa=case.isa, threads=case.threads)
 
     @staticmethod
     def _refusal(case: Case) -> Reason | None:
@@ -135,7 +136,8 @@ class GuardedJudge:
 
     def _blamed(self, case: Case, fence: Fence, end: _Death) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
-        activity = Activity(case.backend.name, case.problem.line, "the case", seed=case.seed, mode=case.mode)
+        name, line = case.backend.name, case.problem.line
+        activity = Activity(name, line, "the case", seed=case.seed, mode=case.mode, isa=case.isa)
         activity = dataclasses.replace(activity, threads=case.threads)
         words = end.words if end.words is not None and end.words.activity is not None else Words(activity=activity)
         outcome = death(words, end.status)

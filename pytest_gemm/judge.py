@@ -32,6 +32,7 @@ from pytest_gemm.backend import (
     Dropped,
     Prepared,
     Unsupported,
+    at_isa,
     in_mode,
     names_candidates,
     tuned,
@@ -59,6 +60,7 @@ class Case:
             pattern of names; "": the backend's own way.
         mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
+        isa: instruction set of the CPU to generate for, one of :data:`pytest_gemm.machine.ISAS`; "": the machine's own.
     """
 
     backend: Backend
@@ -69,6 +71,7 @@ class Case:
     choices: str = ""
     mode: str = ""
     threads: int = 0
+    isa: str = ""
 
 
 @dataclasses.dataclass
@@ -223,7 +226,11 @@ class Judge:
             yield self._not_run(case)
             return
         try:
+            case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
             refusal = case.backend.supports(case.problem)
+        except Unsupported as none:
+            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
+            return
         except Exception as error:  # any exception of a backend is its case's failure
             yield _crash(case, "", error, "supports", Seconds())
             return
@@ -305,7 +312,8 @@ class Judge:
         timing: Timing | None,
     ) -> Iterator[Outcome]:
         try:
-            case = dataclasses.replace(case, backend=in_mode(case.backend, case.mode, case.device))
+            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
+            case = dataclasses.replace(case, backend=reached)
             refusal = case.backend.supports(case.problem)
         except Unsupported as none:
             yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
@@ -534,7 +542,7 @@ class Judge:
 
     def _earlier_results(self, case: Case) -> dict[str, tuple[torch.Tensor, ...]]:
         """Results that this backend gave for the problem at hand: a wrong one may be one of these, kept too long."""
-        key = f"{case.backend.name} {case.mode} {case.problem.line}"
+        key = f"{case.backend.name} {case.mode} {case.isa} {case.problem.line}"
         if self._earlier[0] != key:
             self._earlier = (key, {})
         return self._earlier[1]
@@ -604,10 +612,9 @@ class Judge:
     ) -> AbstractContextManager[None]:
         """Watch over a part of the case that may not come back."""
         filling = filling or case.fillings[0]
-        activity = Activity(
-            case.backend.name, case.problem.line, phase, filling, case.seed, choice, kernels, case.device, case.mode
-        )
-        return self._watch(dataclasses.replace(activity, threads=case.threads))
+        name, line = case.backend.name, case.problem.line
+        doing = Activity(name, line, phase, filling, case.seed, choice, kernels, case.device, case.mode, case.isa)
+        return self._watch(dataclasses.replace(doing, threads=case.threads))
 
     def _crashed(
         self,
@@ -706,6 +713,7 @@ class Judge:
 def run_once(case: Case, threads: int) -> None:
     """Compile and run a case without judging it, in a process of its own; nothing for a case that is refused."""
     case = _by_tuning(case)
+    case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
     if case.backend.supports(case.problem) is not None:
         return
     torch.set_num_threads(case.threads or threads)
@@ -868,7 +876,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    axes: dict[str, Any] = {"mode": case.mode, "threads": case.threads}
+    axes: dict[str, Any] = {"mode": case.mode, "isa": case.isa, "threads": case.threads}
     return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **axes, **facts)
 
 

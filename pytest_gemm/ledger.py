@@ -20,6 +20,7 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pytest_gemm.machine import flags_at
 from pytest_gemm.outcome import FileError, Outcome, Status
 from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError, did_you_mean
 
@@ -48,6 +49,10 @@ class Environment:
     torch: str
     isa: tuple[str, ...] = ()
     device: str = "cpu"
+
+    def at(self, isa: str) -> Environment:
+        """The same machine as code sees it that was generated for a lower instruction set; "": for its own."""
+        return dataclasses.replace(self, isa=flags_at(self.isa, isa)) if isa and self.device == "cpu" else self
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,13 +22,16 @@ from typing import Final, Literal
 
 __all__ = [
     "DISTRIBUTIONS",
+    "ISAS",
     "Cpu",
     "Gpu",
     "cpu",
     "cpu_mhz",
     "gpus",
     "hardware_key",
+    "flags_at",
     "isa_level",
+    "isas",
     "last_level_cache",
     "query_gpus",
     "read_cpuinfo",
@@ -149,6 +152,51 @@ def isa_level(flags: Sequence[str]) -> str:
         'avx512-vnni'
     """
     return next((name for flag, name in _ISA_LEVELS if flag in flags), _slug(platform.machine()))
+
+
+# The levels for which Inductor generates different code on x86, the lowest first, each with the flags that it adds to
+# those before it (Linux's names).  It has no level of its own for AVX512_BF16, which an AMX machine has.
+_LEVELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "avx2": ("avx2", "fma", "f16c"),
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "avx512_vnni": ("avx512_vnni",),
+    "amx": ("amx_tile", "amx_bf16", "amx_int8"),
+    "amx_fp16": ("amx_fp16",),
+}
+
+# Names of these levels, the lowest first: values of ``--gemm-isa``.
+ISAS: Final = tuple(_LEVELS)
+
+
+def isas(flags: Sequence[str]) -> tuple[str, ...]:
+    """The levels of :data:`ISAS` that a CPU with these flags executes, the lowest first.
+
+    Example::
+
+        >>> isas(("avx2", "fma", "f16c", "avx512f"))
+        ('avx2',)
+    """
+    found: list[str] = []
+    for name, needed in _LEVELS.items():
+        if not set(needed) <= set(flags):
+            break
+        found.append(name)
+    return tuple(found)
+
+
+def flags_at(flags: Sequence[str], isa: str) -> tuple[str, ...]:
+    """Of these flags those that code of a level may count on: what a machine that ends there would have.
+
+    Args:
+        flags: of the CPU.
+        isa: one of :data:`ISAS`; "" for the machine's own, which keeps all of them, as its best level does.
+    """
+    if not isa or isas(flags)[-1:] == (isa,):
+        return tuple(flags)
+    if isa == "amx":  # such a machine has all of AVX-512 that is older
+        return tuple(flag for flag in flags if flag not in _LEVELS["amx_fp16"])
+    kept = {flag for name in ISAS[: ISAS.index(isa) + 1] for flag in _LEVELS[name]}
+    return tuple(flag for flag in flags if flag in kept or not flag.startswith(("avx512", "avx10", "avx_", "amx")))
 
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:

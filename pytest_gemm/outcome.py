@@ -91,7 +91,7 @@ class Activity:
 
     Attributes:
         backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
-        mode, threads: as in :class:`Outcome`.
+        mode, isa, threads: as in :class:`Outcome`.
         phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
         kernels: names of the kernels, as far as they are known by then.
         device: where the case computes, ``cpu`` or ``cuda``.
@@ -106,6 +106,7 @@ class Activity:
     kernels: tuple[str, ...] = ()
     device: str = "cpu"
     mode: str = ""
+    isa: str = ""
     threads: int = 0
 
 
@@ -131,6 +132,8 @@ class Outcome:
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
         threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
+        isa: the instruction set that the kernel was generated for, one of :data:`pytest_gemm.machine.ISAS`; "" for the
+            machine's own.
     """
 
     backend: str
@@ -152,14 +155,15 @@ class Outcome:
     sampled: str = ""
     mode: str = ""
     guard: str = ""
+    isa: str = ""
     threads: int = 0
 
     @property
     def who(self) -> str:
-        """The backend, with the mode and the threads that were asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@2t``."""
-        return who(self.backend, self.mode, self.threads)
+        """The backend, with what was asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@avx2@2t``."""
+        return who(self.backend, self.mode, self.isa, self.threads)
 
 
-def who(backend: str, mode: str = "", threads: int = 0) -> str:
-    """A backend with the mode and the number of CPU threads that it was asked in, as test ids and reports have it."""
-    return "@".join(part for part in (backend, mode, f"{threads}t" if threads else "") if part)
+def who(backend: str, mode: str = "", isa: str = "", threads: int = 0) -> str:
+    """A backend with the mode, the instruction set and the CPU threads asked for, as test ids and reports have it."""
+    return "@".join(filter(None, (backend, mode, isa, f"{threads}t" if threads else "")))

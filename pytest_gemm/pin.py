@@ -243,6 +243,8 @@ def script(case: Case) -> Script:
     if outcome.status is Status.INCORRECT and not wrong:
         code = outcome.reason.code if outcome.reason else ""
         raise Unsupported("no-script", f"a script shows a wrong result, a crash or a fallback, not {code}")
+    if outcome.reason is not None and outcome.reason.code in {"other-isa", "other-micro-kernel"}:
+        raise Unsupported("no-script", "a disassembly shows the wrong instruction set, and a script has none")
     saved = wrong and own is None
     died = outcome.reason is not None and outcome.reason.code in {"process-died", "can-crash", "page-guard"}
     first = bool(case.warm or recipe.dynamic)
@@ -326,6 +328,7 @@ def _lines(
     lines = [*_head(case, own), *_imports(case, died=died, fell_back=fell_back, saved=saved)]
     if compiled:
         lines += _wrapped(f"OPTIONS = {_options(recipe)!r}", 11)
+    lines += recipe.setup
     if recipe.matmul:
         path, function = recipe.matmul
         lines.append(f"mine = runpy.run_path({path!r})[{function!r}]")

@@ -166,7 +166,7 @@ def _explained(
     for outcome in outcomes:
         device = settings.device_of(settings.registry[outcome.backend])
         env = session.environment_elsewhere(words.environment if words else None, device)
-        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env)
+        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env.at(outcome.isa))
         explained += found
         use.merge(noted.to_dict())
     return explained, use

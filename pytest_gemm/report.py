@@ -57,6 +57,7 @@ class Rerun:
             options = (*(o for o in options if not o.startswith(_THREADS)), f"{_THREADS}{outcome.threads}")
         words += [f"--gemm-seed={outcome.seed}", *options]
         words += [f"--gemm-modes={outcome.mode}"] if outcome.mode else []
+        words += [f"--gemm-isa={outcome.isa}"] if outcome.isa else []
         words += ["--gemm-guard=pages"] if outcome.guard else []
         return " ".join(map(shlex.quote, words))
 
@@ -148,6 +149,7 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
         ("gemm_problem", outcomes[0].problem),
         *([("gemm_mode", outcomes[0].mode)] if outcomes[0].mode else []),
         *([("gemm_threads", outcomes[0].threads)] if outcomes[0].threads else []),
+        *([("gemm_isa", outcomes[0].isa)] if outcomes[0].isa else []),
         ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in candidates(o)))),
         ("gemm_kernel", ", ".join(kernels)),
         ("gemm_status", str(status_of(outcomes))),
@@ -246,7 +248,7 @@ def summary(
 
 
 def by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes by (backend with its mode and threads, problem line)."""
+    """Outcomes by (backend with its mode, instruction set and threads, problem line)."""
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         found[outcome.who, outcome.problem].append(outcome)

@@ -26,8 +26,9 @@ import pytest
 
 from pytest_gemm import shapes
 from pytest_gemm.ahead import Compiling
-from pytest_gemm.backend import Availability, Backend, Registry
+from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Reason, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.watch import Words, death
@@ -77,12 +78,13 @@ class Pick:
     problem: Problem
     fillings: tuple[str, ...]
     mode: str = ""
+    isa: str = ""
     threads: int = 0
 
     @property
     def id(self) -> str:
-        """The test's id, stable as long as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti@2t-mm:f32:nn:8x8x8``."""
-        return f"{who(self.backend, self.mode, self.threads)}-{self.problem.line}"
+        """The test's id, stable as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti@avx2@2t-mm:f32:nn:8x8x8``."""
+        return f"{who(self.backend, self.mode, self.isa, self.threads)}-{self.problem.line}"
 
 
 def read_marker(marker: pytest.Mark | None) -> Request:
@@ -116,14 +118,25 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     together = dict.fromkeys(problem for problems in wanted.values() for problem in problems)
     members = {name: frozenset(problems) for name, problems in wanted.items()}
     # What is timed is timed in each backend's own way: a baseline is of that.
-    modes = ("",) if request.shapes is not None else config.modes or ("",)
-    threads = (0,) if request.shapes is not None else config.thread_axis or (0,)
-    found = ((b, p, mode) for p in together for b in ready if p in members[b.name] for mode in modes)
+    timed = request.shapes is not None
+    modes = ("",) if timed else config.modes or ("",)
+    levels = {b.name: ("",) if timed else _levels(b, config) for b in ready}
+    counts = {b.name: (0,) if timed or config.device_of(b) != "cpu" else config.thread_axis or (0,) for b in ready}
     return [
-        Pick(b.name, p, request.fillings, mode, count)
-        for b, p, mode in found
-        for count in (threads if config.device_of(b) == "cpu" else (0,))
+        Pick(b.name, p, request.fillings, mode, isa, count)
+        for p in together
+        for b in ready
+        if p in members[b.name]
+        for mode in modes
+        for isa in levels[b.name]
+        for count in counts[b.name]
     ]
+
+
+def _levels(backend: Backend, config: GemmConfig) -> tuple[str, ...]:
+    """The instruction sets at which a backend is judged; one that generates no code for the CPU is judged once."""
+    leveled = isinstance(backend, Leveled) and config.device_of(backend) == "cpu"
+    return (config.isas or ("",)) if leveled else ("",)
 
 
 def available(config: GemmConfig) -> list[Backend]:
@@ -210,11 +223,12 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
     fillings = pick.fillings or wanted or apply[: FILLINGS[config.level]]
     device = config.device_of(backend)
-    return Case(backend, pick.problem, fillings, config.seed, device, config.choices, pick.mode, pick.threads)
+    case = Case(backend, pick.problem, fillings, config.seed, device, config.choices)
+    return dataclasses.replace(case, mode=pick.mode, isa=pick.isa, threads=pick.threads)
 
 
 def split_id(nodeid: str) -> tuple[str, Problem] | None:
-    """Backend name and problem of a test's node id, or ``None`` when it is not one of ours; see :func:`axes_of`."""
+    """Backend name and problem of a test's node id, ``None`` when it is none of ours; see :func:`axes_of` too."""
     _, bracket, rest = nodeid.partition("[")
     if not bracket:
         return None
@@ -229,12 +243,18 @@ def split_id(nodeid: str) -> tuple[str, Problem] | None:
         return None
 
 
-def axes_of(nodeid: str) -> tuple[str, int]:
-    """The mode and the number of threads in a test's node id, "" and 0 where there is none."""
+def axes_of(nodeid: str) -> tuple[str, str, int]:
+    """The mode, the instruction set and the threads in a test's node id; "", "" and 0 where there is none."""
     head = nodeid.partition("[")[2].partition(":")[0]
-    parts = head.rpartition("-")[0].split("@")[1:]
-    counts = [int(part[:-1]) for part in parts if re.fullmatch(r"\d+t", part)]
-    return next((part for part in parts if not re.fullmatch(r"\d+t", part)), ""), next(iter(counts), 0)
+    mode, isa, threads = "", "", 0
+    for word in head.rpartition("-")[0].split("@")[1:]:
+        if re.fullmatch(r"\d+t", word):
+            threads = int(word[:-1])
+        elif word in ISAS:
+            isa = word
+        else:
+            mode = word
+    return mode, isa, threads
 
 
 def test_name(nodeid: str) -> str:
@@ -257,8 +277,8 @@ def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status
     backend, problem = found
     if words is None or words.test != nodeid or words.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        mode, threads = axes_of(nodeid)
-        doing = Activity(backend, problem.line, "the test", mode=mode, threads=threads)
+        mode, isa, threads = axes_of(nodeid)
+        doing = Activity(backend, problem.line, "the test", mode=mode, isa=isa, threads=threads)
         last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
     elif words.ended == "lost-device":  # it has written down the case itself
         last = ()

@@ -48,6 +48,11 @@ class RunState:
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
+    def __post_init__(self) -> None:
+        if self.config.lacking:
+            missing = ", ".join(self.config.lacking)
+            self.notes.append(f"--gemm-isa=all left out what this CPU does not execute: {missing}")
+
     def open_record(self, command: Sequence[str]) -> None:
         """Start the run record with a line about the run."""
         if self.config.run_record is not None:

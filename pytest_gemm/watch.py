@@ -126,6 +126,7 @@ def death(words: Words, status: int | None) -> Outcome:
         choice=doing.choice,
         mode=doing.mode,
         threads=doing.threads,
+        isa=doing.isa,
     )
 
 

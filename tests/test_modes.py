@@ -110,8 +110,8 @@ def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
     assert pick.id == f"cpp@cpp-wrapper-{MM.line}"
     nodeid = f"test_it.py::test_product[{pick.id}]"
     assert selection.split_id(nodeid) == ("cpp", MM)
-    assert selection.axes_of(nodeid) == ("cpp-wrapper", 0)
-    assert selection.axes_of(f"test_it.py::test_product[cpp-{MM.line}]") == ("", 0)
+    assert selection.axes_of(nodeid) == ("cpp-wrapper", "", 0)
+    assert selection.axes_of(f"test_it.py::test_product[cpp-{MM.line}]") == ("", "", 0)
     text = report.failure(MODED, report.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti: incorrect" in text
     assert text.endswith("--gemm-modes=aoti")

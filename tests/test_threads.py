@@ -52,11 +52,11 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
 
 
 def test_threads_show_in_id_report_rerun_line_and_record() -> None:
-    pick = selection.Pick("cpp", MM, (), "aoti", 7)
+    pick = selection.Pick("cpp", MM, (), "aoti", threads=7)
     nodeid = f"test_it.py::test_product[{pick.id}]"
     assert pick.id == f"cpp@aoti@7t-{MM.line}"
-    assert (selection.split_id(nodeid), selection.axes_of(nodeid)) == (("cpp", MM), ("aoti", 7))
-    assert selection.axes_of(f"x[cpp@2t-{MM.line}]") == ("", 2)
+    assert (selection.split_id(nodeid), selection.axes_of(nodeid)) == (("cpp", MM), ("aoti", "", 7))
+    assert selection.axes_of(f"x[cpp@2t-{MM.line}]") == ("", "", 2)
     text = report.failure(ODD, report.Rerun("test_it.py", ("--gemm-threads=1",)))
     assert f"{MM.line} on cpp@aoti@7t: incorrect" in text
     assert text.count("--gemm-threads") == text.count("--gemm-threads=7") == 1

@@ -1,0 +1,431 @@
+"""Which micro-kernel and which blocking Inductor picks for which problem, as files that can be compared.
+
+    python -m pytest_gemm.snapshot write snapshots                  all levels, this torch
+    python -m pytest_gemm.snapshot diff snapshots/torch-2.12 snapshots/torch-2.13
+    python -m pytest_gemm.snapshot show snapshots/torch-2.13
+
+The C++ templates have one candidate for a problem, and a heuristic picks it: by instruction set, size, dtype and
+number of threads.  The pick is asked for without compiling or running anything, so every machine can ask it for every
+instruction set.  A new release that picks otherwise, or has no candidate any more, shows in a diff.
+
+A file is a table with tabs: lines ``# name value`` with what the picks depend on, then one sorted line a problem::
+
+    linear:bf16:nt:64x512x512:bias  CppMicroGemmAMX-32x32x32  1x1x16/1x1x16
+
+The last column is how the product is split over threads, then over caches: M x N x K in register blocks.  It is ``-``
+where that is decided when the kernel runs.  Instead of a micro-kernel stand ``refused`` (a selection without a
+candidate), ``library:NAME`` (it has a library's product only, although ATen is no candidate), ``none`` (nothing is
+selected: a decomposition) or ``error:TYPE`` (the lowering fails).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import importlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gemm.machine import ISAS
+from pytest_gemm.outcome import FileError
+from pytest_gemm.problem import Problem, ProblemError, did_you_mean
+
+if TYPE_CHECKING:
+    from pytest_gemm.backends.cpp import CppBackend
+
+__all__ = ["Change", "Kind", "Pick", "Snapshot", "SnapshotError", "compare", "main", "read", "take"]
+
+# What has to be equal for two files to be compared: the heuristic reads it.
+_PINNED: Final = ("threads", "l1d_cache_size", "l2_cache_size")
+_FACTS: Final = ("torch", "backend", "isa", *_PINNED)
+# How the names of micro-kernels begin, those of the C++ templates alone.
+_KERNEL: Final = "CppMicro"
+
+
+class SnapshotError(FileError):
+    """A file of picks that cannot be read, or two that cannot be compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pick:
+    """What was picked for one problem.
+
+    Attributes:
+        kernel: micro-kernel and register blocking, ``CppMicroGemmFP32Vec-8x48x1``; several are joined by ``+``.
+            ``none``, ``refused``, ``library:NAME`` or ``error:TYPE`` where there is none.
+        blocking: over threads and caches, ``1x1x16/1x1x16``; ``-`` where it is decided when the kernel runs.
+    """
+
+    kernel: str
+    blocking: str = "-"
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether there is a C++ kernel for the problem."""
+        return self.kernel.startswith(_KERNEL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The picks of one release at one instruction set.
+
+    Attributes:
+        facts: what they depend on: ``torch``, ``backend``, ``isa``, ``threads``, sizes of the caches in bytes.
+        picks: by problem line.
+    """
+
+    facts: Mapping[str, str]
+    picks: Mapping[str, Pick]
+
+    def text(self) -> str:
+        """The file's text."""
+        head = [f"# {name} {self.facts[name]}" for name in _FACTS if name in self.facts]
+        rows = [f"{line}\t{pick.kernel}\t{pick.blocking}" for line, pick in sorted(self.picks.items())]
+        return "\n".join([*head, *rows]) + "\n"
+
+    @property
+    def place(self) -> Path:
+        """Where it belongs in a folder of snapshots: ``torch-2.13/cpp-avx512.tsv``."""
+        release = ".".join(self.facts["torch"].split(".")[:2])
+        return Path(f"torch-{release}") / f"{self.facts['backend']}-{self.facts['isa']}.tsv"
+
+
+def read(path: Path) -> Snapshot:
+    """Read a file.
+
+    Raises:
+        SnapshotError: with file and line, when it is none of ours.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise SnapshotError(path, 0, f"cannot be read ({why})", "name a file that `snapshot write` made") from None
+    facts: dict[str, str] = {}
+    picks: dict[str, Pick] = {}
+    for number, line in enumerate(lines, 1):
+        if line.startswith("# "):
+            name, _, value = line[2:].partition(" ")
+            facts[name] = value
+            continue
+        cells = line.split("\t")
+        if len(cells) != 3 or not all(cells):
+            raise SnapshotError(path, number, "is no line of a snapshot", "write it again, or resolve the merge")
+        if cells[0] in picks:
+            raise SnapshotError(path, number, f"{cells[0]} stands there twice", "write it again, or resolve the merge")
+        picks[cells[0]] = Pick(*cells[1:])
+    if missing := [name for name in _FACTS if name not in facts]:
+        raise SnapshotError(path, 0, f"does not say its {' and '.join(missing)}", "write it again")
+    return Snapshot(facts, picks)
+
+
+# -- differences ---------------------------------------------------------------------------------------------
+
+
+class Kind(enum.Enum):
+    """How a problem's pick changed; the values are the words of reports, the gravest first."""
+
+    LOST = "lost"
+    CHANGED = "pick changed"
+    BLOCKING = "blocking changed"
+    GAINED = "gained"
+    NEW = "new problem"
+    GONE = "problem gone"
+
+    @property
+    def is_news(self) -> bool:
+        """Whether the release picks otherwise; the rest is a matter of what was asked."""
+        return self not in {Kind.NEW, Kind.GONE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One problem whose line differs between two snapshots; a pick is ``None`` where it is not in one of them."""
+
+    kind: Kind
+    problem: str
+    old: Pick | None
+    new: Pick | None
+
+    def __str__(self) -> str:
+        before, after = (_shown(pick, self.kind) for pick in (self.old, self.new))
+        return f"{self.problem}: {before} -> {after}"
+
+
+def _shown(pick: Pick | None, kind: Kind) -> str:
+    if pick is None:
+        return "-"
+    return f"{pick.kernel} {pick.blocking}" if kind is Kind.BLOCKING else pick.kernel
+
+
+def compare(old: Snapshot, new: Snapshot) -> list[Change]:
+    """What changed, the gravest kind first, each by problem.
+
+    Raises:
+        ValueError: when the picks of the two depend on different numbers of threads or sizes of caches.
+    """
+    for name in _PINNED:
+        if old.facts[name] != new.facts[name]:
+            raise ValueError(
+                f"{name} is {old.facts[name]} in one and {new.facts[name]} in the other: picks depend on it"
+            )
+    found = []
+    for line in sorted({*old.picks, *new.picks}):
+        before, after = old.picks.get(line), new.picks.get(line)
+        if before != after:
+            found.append(Change(_kind(before, after), line, before, after))
+    return sorted(found, key=lambda change: list(Kind).index(change.kind))
+
+
+def _kind(old: Pick | None, new: Pick | None) -> Kind:
+    if old is None:
+        return Kind.NEW
+    if new is None:
+        return Kind.GONE
+    if old.is_kernel and not new.is_kernel:
+        return Kind.LOST
+    if new.is_kernel and not old.is_kernel:
+        return Kind.GAINED
+    return Kind.BLOCKING if old.kernel == new.kernel else Kind.CHANGED
+
+
+# -- taking one ----------------------------------------------------------------------------------------------
+
+
+def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: int) -> Snapshot:
+    """Ask for the pick of every problem at an instruction set; nothing is compiled, and none of it runs.
+
+    Args:
+        backend: made for that number of threads.
+        problems: whether or not the backend claims them.
+        isa: one of :data:`pytest_gemm.machine.ISAS`, whether or not this CPU executes it.
+        threads: of a program.
+    """
+    import torch
+
+    from pytest_gemm.backends import torch_compat
+
+    twin = backend.listing_at(isa)
+    facts = {"torch": torch.__version__, "backend": backend.name, "isa": isa, "threads": str(threads)}
+    facts |= {name: str(size) for name, size in torch_compat.LISTED_CACHES.items()}
+    picks: dict[str, Pick] = {}
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # of problems that a device has not, PyTorch logs every one with its stack
+    try:
+        for problem in problems:
+            if (found := _pick(twin, problem)) is not None:
+                picks[problem.line] = found
+            if len(picks) % _RESET_EVERY == 0:
+                torch_compat.forget_programs()
+    finally:
+        logging.disable(disabled)
+    return Snapshot(facts, picks)
+
+
+# So many lists are made before what Dynamo keeps of them is let go.
+_RESET_EVERY: Final = 100
+
+
+def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
+    """The pick of one problem, ``None`` for one whose operands cannot be made."""
+    import warnings
+
+    from pytest_gemm import operands
+    from pytest_gemm.backend import Unsupported
+
+    fillings = operands.fillings_for(problem)
+    if not fillings:
+        return None
+    try:
+        given = operands.make(problem, fillings[0], 0, "cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a compiler's own are no news here
+            found, refused = backend.picks(problem, given)
+    except Unsupported:
+        return None
+    except Exception as error:  # of Inductor: what it does with the problem is what is asked
+        inner = getattr(error, "inner_exception", None) or error
+        return Pick(f"error:{type(inner).__name__}")
+    if not found:
+        return Pick("refused" if refused else "none")
+    blockings = dict.fromkeys(blocking or "-" for _, blocking in found)
+    names = (name if name.startswith(_KERNEL) else f"library:{name}" for name, _ in found)
+    return Pick("+".join(names), "+".join(blockings))
+
+
+def _problems(entry: str, level: str, ops: Sequence[str]) -> list[Problem]:
+    """The problems that a function of a level returns, named as ``package.module:function``.
+
+    Raises:
+        ValueError: when there is no such function, or what it returns are no problems.
+    """
+    name, _, function = entry.partition(":")
+    try:
+        made: Callable[[str], Iterable[Problem | str]] = getattr(importlib.import_module(name), function)
+        found = [one if isinstance(one, Problem) else Problem.parse(one) for one in made(level)]
+    except (ImportError, AttributeError, TypeError, ProblemError) as error:
+        raise ValueError(
+            f"--problems={entry}: {error}; name a function of a level as package.module:function"
+        ) from None
+    return [problem for problem in dict.fromkeys(found) if not ops or problem.op.name in ops]
+
+
+# -- the command line -------------------------------------------------------------------------------------------
+
+
+def _write(given: argparse.Namespace) -> tuple[list[str], int]:
+    for isa in given.isa:
+        if isa not in ISAS:
+            raise ValueError(f"--isa={isa}: no such level{did_you_mean(isa, ISAS)}; known: {', '.join(ISAS)}")
+    if given.threads < 1:
+        raise ValueError(f"--threads={given.threads}: give 1 or more")
+    from pytest_gemm.backends.cpp import CppBackend
+
+    problems = _problems(given.problems, given.level, given.ops)
+    backend = CppBackend(threads=given.threads)
+    lines = []
+    for isa in given.isa or ISAS:
+        made = take(backend, problems, isa, given.threads)
+        path = given.dir / made.place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made.text(), encoding="utf-8")
+        lines.append(f"{path}: {_counts(made)}")
+    return lines, 0
+
+
+def _counts(snapshot: Snapshot) -> str:
+    kernels = sum(pick.is_kernel for pick in snapshot.picks.values())
+    return f"{len(snapshot.picks)} problems, {kernels} with a C++ kernel"
+
+
+def _show(given: argparse.Namespace) -> tuple[list[str], int]:
+    lines = []
+    for path in _files(given.path):
+        snapshot = read(path)
+        lines.append(
+            f"{path}: torch {snapshot.facts['torch']}, {snapshot.facts['threads']} threads, {_counts(snapshot)}"
+        )
+        counted = Counter(pick.kernel for pick in snapshot.picks.values())
+        lines += [
+            f"  {count:>5}  {kernel}" for kernel, count in sorted(counted.items(), key=lambda kv: (-kv[1], kv[0]))
+        ]
+    return lines, 0
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder.
+
+    Raises:
+        SnapshotError: when there are none.
+    """
+    found = [path] if path.is_file() else sorted(path.rglob("*.tsv"))
+    if not found:
+        raise SnapshotError(path, 0, "has no snapshots", "name a file or a folder that `snapshot write` made")
+    return found
+
+
+def _pairs(old: Path, new: Path) -> list[tuple[Path, Path]]:
+    """The files to compare: two files, or those of one name in two folders.
+
+    Raises:
+        SnapshotError: when no name is in both.
+    """
+    if old.is_file() or new.is_file():
+        return [(old, new)]
+    ours, theirs = ({path.relative_to(root): path for path in _files(root)} for root in (old, new))
+    common = sorted(ours.keys() & theirs.keys())
+    if not common:
+        raise SnapshotError(new, 0, f"has no file of a name that {old} has", "name two folders of releases")
+    return [(ours[name], theirs[name]) for name in common]
+
+
+def _diff(given: argparse.Namespace) -> tuple[list[str], int]:
+    lines, news = [], 0
+    for before, after in _pairs(given.old, given.new):
+        old, new = read(before), read(after)
+        try:
+            changes = compare(old, new)
+        except ValueError as error:
+            raise SnapshotError(after, 0, str(error), "write both with the same --threads") from None
+        news += sum(change.kind.is_news for change in changes)
+        lines += (_markdown if given.markdown else _plain)(old, new, changes)
+    return lines, int(bool(news))
+
+
+def _title(old: Snapshot, new: Snapshot) -> str:
+    names = [f"torch {one.facts['torch']} {one.facts['backend']} {one.facts['isa']}" for one in (old, new)]
+    return f"{names[0]} -> {names[1]}"
+
+
+def _tally(changes: Sequence[Change]) -> str:
+    counted = Counter(change.kind for change in changes)
+    return ", ".join(f"{counted[kind]} {kind.value}" for kind in Kind if counted[kind]) or "no difference"
+
+
+def _plain(old: Snapshot, new: Snapshot, changes: Sequence[Change]) -> list[str]:
+    return [f"{_title(old, new)}: {_tally(changes)}", *(f"  {change.kind.value:<16} {change}" for change in changes)]
+
+
+def _markdown(old: Snapshot, new: Snapshot, changes: Sequence[Change]) -> list[str]:
+    lines = [f"### {_title(old, new)}", "", f"{_tally(changes)}.", ""]
+    if changes:
+        lines += ["| what | problem | before | after |", "|---|---|---|---|"]
+        for one in changes:
+            before, after = (_shown(pick, one.kind) for pick in (one.old, one.new))
+            lines.append(f"| {one.kind.value} | `{one.problem}` | {before} | {after} |")
+        lines.append("")
+    return lines
+
+
+def _list(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 1 where ``diff`` finds that a release picks otherwise."""
+    about = "what Inductor's C++ templates pick for which problem"
+    parser = argparse.ArgumentParser(prog="python -m pytest_gemm.snapshot", description=about)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    write = commands.add_parser("write", help="ask this torch, for every instruction set, and store the answers")
+    write.add_argument("dir", type=Path, metavar="DIR", help="DIR/torch-2.13/cpp-avx512.tsv and so on are written")
+    write.add_argument(
+        "--isa", type=_list, default=[], metavar="LIST", help=f"some of {', '.join(ISAS)} (default: all)"
+    )
+    write.add_argument("--threads", type=int, default=16, metavar="N", help="of a program (default: 16)")
+    write.add_argument("--level", default="quick", metavar="LEVEL", help="of the problems (default: quick)")
+    write.add_argument("--ops", type=_list, default=[], metavar="LIST", help="only problems of these ops")
+    write.add_argument(
+        "--problems",
+        default="pytest_gemm.conformance.matrix:products",
+        metavar="MODULE:FUNCTION",
+        help="a function of the level that returns problems (default: those of the conformance suite)",
+    )
+    write.set_defaults(run=_write)
+
+    show = commands.add_parser("show", help="how often each micro-kernel and blocking is picked")
+    show.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder of them")
+    show.set_defaults(run=_show)
+
+    diff = commands.add_parser("diff", help="what is picked otherwise; exit status 1 if anything is")
+    for name in ("old", "new"):
+        diff.add_argument(name, type=Path, metavar=name.upper(), help="a file, or a folder of one release")
+    diff.add_argument("--markdown", action="store_true", help="tables for a pull request")
+    diff.set_defaults(run=_diff)
+
+    given = parser.parse_args(arguments)
+    try:
+        lines, status = given.run(given)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.stdout.write("\n".join(lines) + "\n")
+    return int(status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

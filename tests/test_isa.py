@@ -1,0 +1,355 @@
+"""Code for another instruction set: which levels there are, how one is forced, and what shows that it was."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm import config, doctor, machine, operands, report, selection
+from pytest_gemm.backend import Contract, Generation, Proof, Unsupported, at_isa
+from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp import CppBackend, compiler
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.plain import CallableBackend
+from pytest_gemm.problem import Problem
+from pytest_gemm.session import RunState
+
+MM = Problem.parse("mm:f32:nn:8x9x10")
+TWIN = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", isa="avx2")
+EPYC = ("fpu", "avx", "avx2", "fma", "f16c", "avx_vnni")
+SKYLAKE = (*EPYC, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma")
+ICE_LAKE = (*SKYLAKE, "avx512_vnni", "avx512_bitalg")
+SAPPHIRE_RAPIDS = (*ICE_LAKE, "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
+
+HERE = machine.isas(machine.cpu().flags)
+needs_vectors = pytest.mark.skipif(not HERE, reason="needs an x86 CPU with AVX2")
+
+
+@pytest.fixture
+def shared_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's best level compiles with the commands that native has: what other tests compiled is there already."""
+    native = inductor.cache_dir()
+    for module in (inductor, cpp):
+        monkeypatch.setattr(module, "cache_dir", lambda *_: native)
+
+
+# -- levels ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        (("fpu", "neon"), ()),
+        (("avx512f", "amx_tile"), ()),  # a level without those below it is none
+        (EPYC, ("avx2",)),
+        (SKYLAKE, ("avx2", "avx512")),
+        (ICE_LAKE, ("avx2", "avx512", "avx512_vnni")),
+        (SAPPHIRE_RAPIDS, ("avx2", "avx512", "avx512_vnni", "amx")),
+        ((*SAPPHIRE_RAPIDS, "amx_fp16"), machine.ISAS),
+    ],
+)
+def test_which_levels_a_cpu_executes(flags: tuple[str, ...], levels: tuple[str, ...]) -> None:
+    assert machine.isas(flags) == levels
+
+
+@pytest.mark.parametrize(
+    ("isa", "gone", "kept"),
+    [
+        ("avx2", {"avx512f", "avx512ifma", "avx512_vnni", "amx_tile", "avx_vnni"}, {"fpu", "avx2", "fma"}),
+        ("avx512", {"avx512ifma", "avx512_vnni", "amx_tile", "avx_vnni"}, {"avx2", "avx512f", "avx512vl"}),
+        ("avx512_vnni", {"avx512_bf16", "amx_tile"}, {"avx512f", "avx512_vnni"}),
+        ("amx", {"amx_fp16"}, {"avx512_bf16", "avx512_fp16", "avx512ifma", "amx_tile", "avx_vnni"}),
+        ("amx_fp16", set(), {"amx_fp16", "avx512_fp16"}),
+        ("", set(), {"amx_fp16", "avx512_fp16"}),
+    ],
+)
+def test_what_code_of_a_level_may_count_on(isa: str, gone: set[str], kept: set[str]) -> None:
+    left = set(machine.flags_at((*SAPPHIRE_RAPIDS, "amx_fp16"), isa))
+    assert kept <= left
+    assert not gone & left
+
+
+def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
+    zen4 = (*ICE_LAKE, "avx512_bf16", "avx_vnni")
+    assert machine.flags_at(zen4, "avx512_vnni") == zen4
+    assert "avx512_bf16" not in machine.flags_at(zen4, "avx512")
+
+
+# -- the option ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "here", "isas", "lacking"),
+    [
+        ("", SKYLAKE, (), ()),
+        ("native", EPYC, ("",), ()),
+        ("avx512,native,avx2,avx512", SKYLAKE, ("avx512", "", "avx2"), ()),
+        ("all", SKYLAKE, ("avx2", "avx512"), ("avx512_vnni", "amx", "amx_fp16")),
+        ("native,all", EPYC, ("", "avx2"), ("avx512", "avx512_vnni", "amx", "amx_fp16")),
+        ("all", ("neon",), (), machine.ISAS),
+    ],
+)
+def test_the_levels_that_are_asked_for(
+    text: str, here: tuple[str, ...], isas: tuple[str, ...], lacking: tuple[str, ...]
+) -> None:
+    assert config._isas(text, machine.isas(here)) == (isas, lacking)
+
+
+@pytest.mark.parametrize(
+    ("text", "here", "told"),
+    [
+        ("avx521", EPYC, r"--gemm-isa=avx521: unknown level 'avx521'.*avx512.*known: native, avx2, .*all"),
+        ("avx2,amx", SKYLAKE, r"this CPU does not execute amx; it can: native, avx2, avx512, all"),
+        ("avx2", ("neon",), r"this CPU does not execute avx2; it can: native, all"),
+    ],
+)
+def test_a_level_that_is_unknown_or_not_in_the_cpu_is_a_usage_error(
+    text: str, here: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(pytest.UsageError, match=told):
+        config._isas(text, machine.isas(here))
+
+
+def test_what_all_left_out_is_said_in_the_summary() -> None:
+    settings: Any = SimpleNamespace(lacking=("amx", "amx_fp16"))
+    (note,) = RunState(settings).notes
+    assert note.endswith("does not execute: amx, amx_fp16")
+
+
+# -- a twin is a case of its own -----------------------------------------------------------------------------------
+
+
+def test_only_what_generates_code_for_the_cpu_has_twins() -> None:
+    mine = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+    asked: Any = SimpleNamespace(isas=("avx2", ""), device_of=lambda _: "cpu")
+    assert selection._levels(CppBackend(), asked) == ("avx2", "")
+    for other in (mine, AtenBackend()):
+        assert selection._levels(other, asked) == ("",)
+        assert at_isa(other, "") is other
+        with pytest.raises(Unsupported, match=f"{other.name} generates no code for the CPU"):
+            at_isa(other, "avx2")
+
+
+def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
+    assert selection.Pick("cpp", MM, (), "", "avx512_vnni").id == f"cpp@avx512_vnni-{MM.line}"
+    nodeid = f"test_it.py::test_product[{selection.Pick('cpp', MM, (), 'cpp-wrapper', 'avx2').id}]"
+    assert selection.split_id(nodeid) == ("cpp", MM)
+    assert selection.axes_of(nodeid) == ("cpp-wrapper", "avx2", 0)
+    assert selection.axes_of(f"test_it.py::test_product[cpp@aoti-{MM.line}]") == ("aoti", "", 0)
+    text = report.failure(TWIN, report.Rerun("test_it.py"))
+    assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
+    assert text.endswith("--gemm-isa=avx2")
+    assert report.from_record(report.to_record(TWIN)) == TWIN
+    assert ("gemm_isa", "avx2") in report.junit_properties([report.to_record(TWIN)])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "isa", "speaks"),
+    [
+        ('"!avx512*"', "avx2", True),  # generated as where there is no AVX-512
+        ('"!avx512*"', "avx512", False),
+        ('"!avx512*"', "", False),
+        ('"avx512*"', "avx2", False),
+        ('"amx_bf16"', "avx512_vnni", False),
+        ('["avx512_vnni", "!amx*"]', "avx512_vnni", True),
+        ('"amx_bf16"', "amx", True),
+    ],
+)
+def test_the_ledger_s_instruction_sets_are_those_that_the_kernel_was_generated_for(
+    tmp_path: Path, patterns: str, isa: str, speaks: bool
+) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(f'[[known-failure]]\nid = "x"\nreason = "y"\nbackend = "cpp"\nisa = {patterns}\n')
+    xeon = Environment("2.13.0", SAPPHIRE_RAPIDS)
+    found = Ledger.load(path).match(TWIN, MM, xeon.at(isa))
+    assert bool(found) is speaks
+
+
+# -- the proof -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "level"),
+    [
+        ("vaddps 8(%rax),%ymm1,%ymm0", {"ymm"}, "avx2"),
+        ("vfmadd231ps %zmm1,%zmm2,%zmm3", {"zmm"}, "avx512"),
+        ("vmovups (%rax),%ymm17", {"ymm", "evex"}, "avx512"),
+        ("vmovups (%rax),%xmm1{%k1}{z}", {"evex"}, "avx512"),
+        ("vpdpbusd %zmm1,%zmm2,%zmm3", {"zmm", "vnni"}, "avx512_vnni"),
+        ("vcvtneps2bf16 %zmm1,%ymm2", {"zmm", "ymm", "bf16"}, "amx"),
+        ("tdpbf16ps %tmm2,%tmm1,%tmm0", {"amx"}, "amx"),
+        ("tdpfp16ps %tmm2,%tmm1,%tmm0", {"amx", "amx_fp16"}, "amx_fp16"),
+        ("call 1030 <_ZN2at6native7cpublas6brgemmElll@plt>", {"brgemm"}, ""),
+        ("mov %rax,%rbx", set(), ""),
+    ],
+)
+def test_units_are_read_in_machine_code(text: str, units: set[str], level: str) -> None:
+    found = machine_code.units(f" 10:\t{text}\n")
+    assert found == units
+    assert machine_code.level(found) == level
+
+
+@needs_vectors
+def test_a_library_is_disassembled(tmp_path: Path) -> None:
+    source, library = tmp_path / "tiles.cpp", tmp_path / "tiles.so"
+    source.write_text("#include <immintrin.h>\nvoid f() { _tile_zero(0); }\n__m512 g(__m512 a) { return a + a; }\n")
+    flags = ("-O1", "-shared", "-fPIC", "-mavx512f", "-mamx-tile")
+    subprocess.run([compiler(), *flags, str(source), "-o", str(library)], check=True)
+    assert machine_code.units_of(library) == {"zmm", "amx"}
+    with pytest.raises(machine_code.CodeError, match="cannot be read"):
+        machine_code.units_of(tmp_path / "none.so")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "evidence", "code"),
+    [
+        ("CppMicroGemmFP32Vec-4x24x1", ("avx2", ("avx2",), "avx2", ("ymm",)), ""),
+        ("CppMicroGemmFP32Vec-8x48x1", ("avx512", ("avx512",), "avx512", ("ymm", "zmm")), ""),
+        ("CppMicroGemmFP32Vec-8x48x1", ("amx", ("amx",), "avx512", ("zmm",)), ""),
+        ("CppMicroGemmRef-1x1x1", ("avx2", ("avx2",), "", ()), ""),
+        ("CppMicroGemmAVX512VNNI-6x64x4", ("avx512_vnni", ("avx512_vnni",), "avx512_vnni", ("vnni", "zmm")), ""),
+        ("CppMicroGemmAMX-32x32x32", ("amx", ("amx",), "amx", ("amx", "zmm"), ("cpp_micro_gemm_amx_counter",)), ""),
+        ("CppMicroBrgemm-32x32x32", ("amx_fp16", ("amx_fp16",), "avx512", ("brgemm", "zmm")), ""),
+        # The forcing did nothing, or too much.
+        ("CppMicroGemmFP32Vec-8x48x1", ("avx2", ("avx512",), "avx512", ("zmm",)), "other-isa"),
+        ("CppMicroGemmFP32Vec-4x24x1", ("avx512", ("avx2",), "avx2", ("ymm",)), "other-isa"),
+        ("CppMicroGemmFP32Vec-4x24x1", ("avx2", ("avx2", "amx"), "avx2", ("ymm",)), "other-isa"),
+        ("CppMicroGemmFP32Vec-4x24x1", ("avx2", (), "", ()), "other-isa"),
+        # The command is right, the code is not: -march=native made more of it.
+        ("CppMicroGemmFP32Vec-4x24x1", ("avx2", ("avx2",), "avx512", ("evex", "ymm")), "other-isa"),
+        ("CppMicroGemmFP32Vec-8x48x1", ("avx512", ("avx512",), "avx512_vnni", ("vnni", "zmm")), "other-isa"),
+        (
+            "CppMicroGemmFP32Vec-8x48x1",
+            ("avx512", ("avx512",), "avx512", ("zmm",), ("cpp_micro_gemm_amx_counter",)),
+            "other-isa",
+        ),
+        # Another micro-kernel than the one that was chosen.
+        ("CppMicroGemmAMX-32x32x32", ("amx", ("amx",), "avx512", ("zmm",)), "other-micro-kernel"),
+        ("CppMicroGemmAVX512VNNI-6x64x4", ("amx", ("amx",), "amx", ("amx", "zmm")), "other-micro-kernel"),
+        ("CppMicroGemmFP32Vec-8x48x1", ("avx512", ("avx512",), "avx2", ("ymm",)), "other-micro-kernel"),
+        ("CppMicroGemmWoQInt4Amx-16x64x64", ("amx", ("amx",), "avx512", ("zmm",)), "other-micro-kernel"),
+    ],
+)
+def test_what_shows_that_a_kernel_is_of_a_level(chosen: str, evidence: tuple[Any, ...], code: str) -> None:
+    proof = Proof((chosen,), ("cpp_mm",), ("cpp_mm",), generation=Generation(*evidence))
+    objection = proof.objection()
+    assert (objection.code if objection else "") == code
+    assert proof.kernels[0].startswith(f"cpp_mm ({chosen}) [{evidence[0]}: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "level"),
+    [
+        ("g++ a.cpp -D CPU_CAPABILITY_AVX2 -march=native -mavx2 -mfma", "avx2"),
+        ("g++ a.cpp -D CPU_CAPABILITY_AVX512 -mavx512f -mavx512dq -mavx512vl", "avx512"),
+        ("g++ a.cpp -D CPU_CAPABILITY_AVX512 -mavx512f -mavx512vnni", "avx512_vnni"),
+        ("g++ a.cpp -D CPU_CAPABILITY_AVX512 -mavx512vnni -mamx-tile -mamx-bf16", "amx"),
+        ("g++ a.cpp -D CPU_CAPABILITY_AVX512 -mavx512vnni -mamx-tile -mamx-fp16", "amx_fp16"),
+        ("g++ a.cpp -march=native", ""),
+    ],
+)
+def test_the_level_that_a_compile_command_asks_for(command: str, level: str) -> None:
+    assert torch_compat.level_of(command) == level
+
+
+def test_two_levels_share_no_folder_and_no_library() -> None:
+    folders = {inductor.cache_dir(isa) for isa in ("", *machine.ISAS)}
+    assert len(folders) == 1 + len(machine.ISAS)
+    # One text, one folder, and still a library for each: the commands are part of its name.
+    from torch._inductor.codecache import CppCodeCache
+
+    text = '#include <ATen/cpu/vec/vec.h>\nextern "C" int at_vec() { return at::vec::Vectorized<float>::size(); }\n'
+    plain = {"cpp_cache_precompile_headers": False}
+    paths: set[str] = set()
+    for isa in machine.ISAS:
+        with torch_compat.session(plain, directory=str(inductor.cache_dir()), isa=isa, beyond=True) as session:
+            CppCodeCache.load_async(text)  # names the library; whoever calls what it returns builds and loads it
+            CppCodeCache.load_async(text)  # is there already
+        assert set(session.levels) - {""} == {isa}
+        assert len(set(session.libraries)) == 1
+        assert len(session.libraries) >= 2
+        paths |= set(session.libraries)
+    assert len(paths) == len(machine.ISAS)
+
+
+@needs_vectors
+@pytest.mark.usefixtures("shared_caches")
+def test_at_the_cpu_s_own_level_a_twin_is_judged_and_proved() -> None:
+    backend, best = CppBackend(threads=1), HERE[-1]
+    assert backend.at_isa(best) is backend.at_isa(best) is not backend
+    outcomes = list(Judge().judge(Case(backend, MM, ("int-2", "rand"), 0, "cpu", isa=best)))
+    assert [(o.status, o.who) for o in outcomes] == [(Status.PASSED, f"cpp@{best}")] * 2
+    vectors = "ymm" if best == "avx2" else "zmm"
+    (kernel,) = outcomes[0].kernels
+    assert re.fullmatch(rf"cpp_fused_mm_0 \(CppMicroGemmFP32Vec-\w+\) \[{best}: .*{vectors}\]", kernel)
+
+
+@needs_vectors
+@pytest.mark.usefixtures("shared_caches")
+def test_a_twin_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "avx512" if HERE[-1] == "avx2" else "avx2"
+    monkeypatch.setattr(machine, "isas", lambda _: machine.ISAS)
+    monkeypatch.setattr(torch_compat, "lacks_isa", lambda _: "")
+    monkeypatch.setattr(torch_compat, "generating_for", lambda *_, **__: contextlib.nullcontext())
+    case = Case(CppBackend(threads=1), MM, ("rand",), 0, "cpu", isa=asked)
+    (outcome,) = Judge().judge(case)
+    assert outcome.status is Status.FELL_BACK
+    assert outcome.reason is not None
+    assert outcome.reason.text == f"asked for {asked}, the code was compiled for {HERE[-1]}"
+
+
+@needs_vectors
+def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(**lies: Any) -> str:
+        with monkeypatch.context() as patched:
+            for name, value in lies.items():
+                patched.setattr(*{"here": (machine, "isas"), "lack": (torch_compat, "lacks_isa"),
+                                  "tool": (machine_code, "disassembler")}[name], value)  # fmt: skip
+            (outcome,) = Judge().judge(Case(CppBackend(), MM, ("rand",), 0, "cpu", isa="avx2"))
+        assert outcome.status is Status.UNSUPPORTED
+        return str(outcome.reason)
+
+    assert "this CPU does not execute avx2" in judged(here=lambda _: ())
+    assert "no compiler for it" in judged(lack=lambda _: "no compiler for it")
+    assert "apt-get install binutils" in judged(lack=lambda _: "", tool=lambda: "")
+
+
+# -- lists -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("isa", "line", "kernel"),
+    [
+        ("avx2", "mm:f32:nn:64x64x64", "CppMicroGemmFP32Vec-4x16x1"),
+        ("avx512", "mm:f32:nn:64x64x64", "CppMicroGemmFP32Vec-16x16x1"),
+        ("avx512_vnni", "linear:bf16:nt:64x64x64:bias", "CppMicroGemmFP32Vec-16x16x1"),
+        ("amx", "linear:bf16:nt:64x64x64:bias", "CppMicroGemmAMX-32x16x32"),
+        ("amx", "bmm:f16:nn:2x64x64x64", "CppMicroGemmFP32Vec-16x16x1"),
+        ("amx_fp16", "bmm:f16:nn:2x64x64x64", "CppMicroGemmAMX-32x32x32"),
+    ],
+)
+def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str, kernel: str) -> None:
+    problem = Problem.parse(line)
+    found, refused = CppBackend(threads=4).listing_at(isa).picks(problem, operands.make(problem, "rand", 0))
+    assert not refused
+    ((name, blocking),) = found
+    assert name == kernel
+    assert blocking.count("x") == 4
+
+
+def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "isas", lambda _: ("avx2", "avx512"))
+    monkeypatch.setattr(torch_compat, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
+    assert doctor._levels() == (
+        "  --gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
+    )
