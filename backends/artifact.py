@@ -27,7 +27,7 @@ import torch
 
 from pytest_gemm import fence, program
 from pytest_gemm.backend import Contract, Dropped, Proof, Unsupported
-from pytest_gemm.backends import torch_compat
+from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
@@ -41,6 +41,7 @@ __all__ = [
     "CalledPrepared",
     "CompileSpec",
     "InductorPrepared",
+    "Listed",
     "RecompileError",
     "constant_names",
     "list_choices",
@@ -365,6 +366,11 @@ class _Compiled:
         """Text of the generated wrapper, with its kernels."""
         return self.text or "\n".join(_source(m) for m in self.modules)
 
+    @functools.cached_property
+    def products(self) -> tuple[micro_kernels.Product, ...]:
+        """What the text says of the C++ templates' products."""
+        return micro_kernels.products(self.source)
+
 
 def _source(module: ModuleType) -> str:
     assert module.__file__ is not None
@@ -405,8 +411,21 @@ def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[s
     return tuple(n for n in tensors if n in names)
 
 
-def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
-    """Names of the candidates that Inductor has for the program, in its order; compiles none of them."""
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """The candidates of a program.
+
+    Attributes:
+        names: of all that can be compiled, in Inductor's order, its own pick of the C++ templates first.
+        refused: micro-kernels of the C++ templates that are of the program's types and left out, with the reason.
+    """
+
+    names: tuple[str, ...]
+    refused: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
+
+
+def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Listed:
+    """The candidates that Inductor has for the program; compiles none of them."""
     constants = {n: stand_in(tensors[n], next(_seeds)) for n in _constants(problem, tensors, spec)}
     module, args = _traced(problem, tensors, constants)
     with (
@@ -420,7 +439,7 @@ def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple
         except Exception:
             if not (seen.choices or seen.refused):
                 raise  # something else ended the compile
-    return tuple(dict.fromkeys(seen.choices))
+    return Listed(tuple(dict.fromkeys(seen.choices)), seen.refused_kernels)
 
 
 def _after_failure(
@@ -553,6 +572,7 @@ class CompileSpec:
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
     A number that leads to a candidate which is dropped gives way to the next one, a name does not.
+    ``choice`` is the whole name of the candidate, with what its options say of it (``,cache=2.2.8``).
     ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     """
@@ -566,6 +586,7 @@ class CompileSpec:
     candidate: int | str | None = None
     device_kernel: str = ""
     mode: str = ""
+    choice: str = ""
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -714,7 +735,14 @@ class Artifact:
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
+            configuration=tuple(dict.fromkeys(map(str, self.products))),
+            contradiction=micro_kernels.contradiction(self.products, self.spec.choice),
         )
+
+    @property
+    def products(self) -> tuple[micro_kernels.Product, ...]:
+        """What the generated code says of the C++ templates' products; none where it has none of them."""
+        return self._compiled.products
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -38,9 +38,11 @@ __all__ = [
     "Contract",
     "Dropped",
     "Moded",
+    "Parametrised",
     "Prepared",
     "Proof",
     "Recipe",
+    "Refusing",
     "Registry",
     "RegistryError",
     "Scripted",
@@ -193,6 +195,8 @@ class Proof:
         device_kernel: pattern (``re``) of the backend's own kernels among these; "" where any name will do.
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
+        configuration: what the generated code says of each product's blockings, where the backend can read it.
+        contradiction: where the generated code is not that of the candidate that was asked for, in words.
         provable: ``False`` where there is nothing to prove, for a plain callable.
     """
 
@@ -203,6 +207,8 @@ class Proof:
     profiled: tuple[str, ...] | None = None
     device_kernel: str = ""
     around_library: bool = False
+    configuration: tuple[str, ...] = ()
+    contradiction: str = ""
     provable: bool = True
 
     @property
@@ -226,6 +232,8 @@ class Proof:
         for name in ("chosen", "generated", "executed"):
             if not getattr(self, name):
                 return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
+        if self.contradiction:
+            return Reason("another-candidate", self.contradiction)
         return self._profiled_objection()
 
     def _profiled_objection(self) -> Reason | None:
@@ -347,6 +355,24 @@ class Choosing(Backend, Protocol):
 
 
 @runtime_checkable
+class Parametrised(Choosing, Protocol):
+    """A backend whose candidates have settings: more of them can be asked for by name than are listed."""
+
+    def named(self, problem: Problem, operands: Operands, wanted: str) -> tuple[str, ...]:
+        """Candidates of this name, or pattern of names, that ``choices()`` does not list; empty where there is none."""
+        ...
+
+
+@runtime_checkable
+class Refusing(Choosing, Protocol):
+    """A backend that knows candidates which a problem could have by its types, and does not have."""
+
+    def refused(self, problem: Problem, operands: Operands) -> Mapping[str, Reason]:
+        """Their names, each with the reason."""
+        ...
+
+
+@runtime_checkable
 class Tuning(Backend, Protocol):
     """A backend that can pick one of its candidates in two ways."""
 
@@ -373,6 +399,7 @@ class Recipe:
         caches: PyTorch's caches are on, as they are for a user.
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
+        micro_kernel: name of the one micro-kernel of the C++ templates that is left registered; "": all of them.
     """
 
     how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
@@ -383,6 +410,7 @@ class Recipe:
     caches: bool = False
     threads: int = 1
     matmul: tuple[str, str] | None = None
+    micro_kernel: str = ""
 
 
 @runtime_checkable
