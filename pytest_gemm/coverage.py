@@ -149,7 +149,7 @@ def _types(line: str) -> str:
         problem = Problem.parse(line)
     except ProblemError:
         return ""
-    return f"{problem.dtypes.a}-{problem.dtypes.b}"
+    return f"{problem.dtypes.a.name}-{problem.dtypes.b.name}"
 
 
 def _rows_of(line: str) -> tuple[int, int]:

@@ -438,6 +438,7 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
         in_cpp=False,
         observed=("aten.bmm.dtype_out",),
         foreign_calls=("extern_kernels.bmm_dtype",),
+        products=(),
     )
     artifact = object.__new__(artifact_module.Artifact)
     artifact._compiled, artifact.spec = compiled, artifact_module.CompileSpec("TRITON", {}, "", threads=1)
