@@ -364,6 +364,7 @@ def _micro_kernel(name: str) -> tuple[str, ...]:
     kind, _, blocking = name.partition("-")
     block = tuple(map(int, blocking.split("x")))
     return (
+        "import torch._inductor.compile_fx  # first: what is below it imports each other in a circle",
         "from torch._inductor.codegen import cpp_micro_gemm as micro  # leave one register blocking registered",
         f"kept = {{kind: [c for c in configs if kind.__name__ == {kind!r} and c.register_blocking == {block}]",
         "        for kind, configs in micro.micro_gemm_configs.items()}",
