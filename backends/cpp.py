@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CppBackend", "compiler"]
 
+# Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
+_REFERENCE_UP_TO = 1 << 28
 _TEMPLATE_DTYPES = frozenset({"f32", "bf16", "f16"})
 _NO_CHOICE = {
     "baddbmm": "Inductor's lowering of baddbmm has ATen and Triton candidates only",
@@ -128,13 +130,17 @@ class CppBackend(InductorBackend):
     def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
         """The micro-kernels that fit, Inductor's pick first, and variants of the pick's blockings.
 
+        The reference one, which is slow, is left out of products of more than 2^28 multiplications.
+
         Raises:
             Unsupported: when Inductor has none.
         """
-        found = super().choices(problem, operands)
+        first, *others = super().choices(problem, operands)
+        large = problem.shape.m * problem.shape.n * problem.shape.k * (problem.shape.batch or 1) > _REFERENCE_UP_TO
+        found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
         if not found[0].startswith("CppMicro") or problem.has("dyn-m") or problem.shape.is_empty:
             return found
-        pick, shape = found[0], problem.shape
+        pick, shape = first, problem.shape
         if problem.dtypes.b.name == "i8" and pick.startswith("CppMicroGemmFP32Vec") and not pick.endswith("x1"):
             return found  # the template for a small M has no blockings of its own
         rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
@@ -146,7 +152,7 @@ class CppBackend(InductorBackend):
     def named(self, problem: Problem, operands: Operands, wanted: str) -> tuple[str, ...]:
         """Micro-kernels of this pattern with the blockings that follow it: ``CppMicroGemm*-8x*,cache=1.1.16``."""
         asked = micro_kernels.split(wanted)
-        if asked is None or not str(asked[1]):
+        if asked is None:
             return ()
         base, axes = asked
         listed = super().choices(problem, operands)

@@ -450,6 +450,7 @@ _IS_MICRO = re.compile(r"CppMicro\w+-\d+x\d+x\d+")
 
 def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
     """Every micro-kernel and register blocking that Inductor has registered, in its order."""
+    importlib.import_module("torch._inductor.compile_fx")  # first: what is below it imports each other in a circle
     from torch._inductor.codegen import cpp_micro_gemm
 
     found = []

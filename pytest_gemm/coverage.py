@@ -111,7 +111,12 @@ def matrix(
         from pytest_gemm.backends import torch_compat  # imports torch
 
         registered = torch_compat.registered_micro_kernels()
-    rows = {(one.kernel, one.dtypes): Row(one.kernel, one.dtypes, one.isa) for one in registered}
+    taken = {isa for level in levels for isa in _TAKEN.get(level, frozenset())}
+    rows = {(one.kernel, one.dtypes, one.isa): Row(one.kernel, one.dtypes, one.isa) for one in registered}
+    # Some are registered alike for several instruction sets: what was generated is the machine's own, or the first one.
+    reachable: dict[tuple[str, str], Row] = {}
+    for row in sorted(rows.values(), key=lambda row: row.isa not in taken):
+        reachable.setdefault((row.kernel, row.dtypes), row)
     refusals: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         if outcome.backend != "cpp":
@@ -120,14 +125,14 @@ def matrix(
             refusals[outcome.choice, _types(outcome.problem)][outcome.reason.text] += 1
         kind = _kind(outcome)
         if kind:
-            _count(rows, outcome, kind)
-    taken = {isa for level in levels for isa in _TAKEN.get(level, frozenset())}
-    taken |= {row.isa for row in rows.values() if row.cases}
-    met = {row.dtypes for row in rows.values() if row.cases}
-    for row in rows.values():
+            _count(reachable, outcome, kind)
+    found = [*rows.values(), *(row for row in reachable.values() if not row.isa)]
+    taken |= {row.isa for row in found if row.cases}
+    met = {row.dtypes for row in found if row.cases}
+    for row in found:
         if not row.cases:
             row.why = _why(row, taken, levels, met, refusals)
-    return Matrix(tuple(sorted(rows.values(), key=_order)), tuple(dict.fromkeys(levels)))
+    return Matrix(tuple(sorted(found, key=_order)), tuple(dict.fromkeys(levels)))
 
 
 def _order(row: Row) -> tuple[object, ...]:
@@ -362,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _head(record: results.Record) -> list[str]:
     run = record.run
     where = f"{run.get('cpu', 'unknown machine')}; torch {run.get('versions', {}).get('torch', '?')}"
-    return [f"* `{' '.join(run.get('command', ['?']))}`: {run.get('date', 'no date')}; {where}"]
+    return [f"* {run.get('date', 'no date')}; {where}"]
 
 
 if __name__ == "__main__":
