@@ -28,7 +28,7 @@ import torch
 
 from pytest_gemm import fence, machine, program
 from pytest_gemm.backend import Contract, Dropped, Generation, Proof, Unsupported
-from pytest_gemm.backends import machine_code, torch_compat
+from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
@@ -42,6 +42,7 @@ __all__ = [
     "CalledPrepared",
     "CompileSpec",
     "InductorPrepared",
+    "Listed",
     "RecompileError",
     "constant_names",
     "list_choices",
@@ -374,6 +375,11 @@ class _Compiled:
         """Text of the generated wrapper, with its kernels."""
         return self.text or "\n".join(_source(m) for m in self.modules)
 
+    @functools.cached_property
+    def products(self) -> tuple[micro_kernels.Product, ...]:
+        """What the text says of the C++ templates' products."""
+        return micro_kernels.products(self.source)
+
 
 def _source(module: ModuleType) -> str:
     assert module.__file__ is not None
@@ -416,9 +422,23 @@ def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[s
     return tuple(n for n in tensors if n in names)
 
 
-def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
-    """Names of the candidates that Inductor has for the program, in its order; compiles none of them."""
-    return tuple(dict.fromkeys(listing(problem, tensors, spec).choices))
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """The candidates of a program.
+
+    Attributes:
+        names: of all that can be compiled, in Inductor's order, its own pick of the C++ templates first.
+        refused: micro-kernels of the C++ templates that are of the program's types and left out, with the reason.
+    """
+
+    names: tuple[str, ...]
+    refused: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
+
+
+def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Listed:
+    """The candidates that Inductor has for the program; compiles none of them."""
+    seen = listing(problem, tensors, spec)
+    return Listed(tuple(dict.fromkeys(seen.choices)), seen.refused_kernels)
 
 
 def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
@@ -575,6 +595,7 @@ class CompileSpec:
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
     A number that leads to a candidate which is dropped gives way to the next one, a name does not.
+    ``choice`` is the whole name of the candidate, with what its options say of it (``,cache=2.2.8``).
     ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
@@ -594,6 +615,7 @@ class CompileSpec:
     wanted: str = ""
     isa: str = ""
     beyond: bool = False
+    choice: str = ""
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -745,6 +767,8 @@ class Artifact:
             around_library=bool(compiled.session.subgraphs),
             wanted="" if not compiled.session.choices and self.spec.user_caches else self.spec.wanted,
             generation=self._generation,
+            configuration=tuple(dict.fromkeys(map(str, self.products))),
+            contradiction=micro_kernels.contradiction(self.products, self.spec.choice),
         )
 
     @functools.cached_property
@@ -767,6 +791,11 @@ class Artifact:
         # Commands that link, and those of constants, have no level.
         levels = tuple(dict.fromkeys(filter(None, seen.levels))) or tuple(dict.fromkeys(seen.levels))
         return Generation(self.spec.isa, levels, machine_code.level(needed), tuple(sorted(units)), seen.counted)
+
+    @property
+    def products(self) -> tuple[micro_kernels.Product, ...]:
+        """What the generated code says of the C++ templates' products; none where it has none of them."""
+        return self._compiled.products
 
     @property
     def chosen(self) -> tuple[str, ...]:

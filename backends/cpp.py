@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import functools
+import math
 import os
 import shutil
 import subprocess
@@ -10,17 +13,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import machine
-from pytest_gemm.backend import Availability, Unsupported
-from pytest_gemm.backends import machine_code
+from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
+from pytest_gemm.backends import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
+    from pytest_gemm.backends.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands import Operands
 
 __all__ = ["CppBackend", "compiler"]
 
+# Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
+_REFERENCE_UP_TO = 1 << 28
 _TEMPLATE_DTYPES = frozenset({"f32", "bf16", "f16"})
 _NO_CHOICE = {
     "baddbmm": "Inductor's lowering of baddbmm has ATen and Triton candidates only",
@@ -56,6 +62,11 @@ class CppBackend(InductorBackend):
     (bf16 and f16 inputs are converted, or multiplied by AMX into f32), also across blocks of K, in a local buffer
     of f32 where the output is narrower; bias and epilogue work on that buffer; the result is rounded when it
     is stored.  K is not sliced over threads unless ``cpp.gemm_max_k_slices`` says so.
+
+    Its candidates are the micro-kernels that Inductor has registered for the problem's types and this instruction set
+    and that its checks admit, each with its register blocking; the first is the one that the heuristic picks, and
+    the last the reference one.  Beside the pick there are variants of the template's own blockings, see
+    :func:`micro_kernels.variants`; others can be asked for by name.
     """
 
     name: str = "cpp"
@@ -110,7 +121,7 @@ class CppBackend(InductorBackend):
 
         first, tensors = self._first(problem, operands)
         seen = listing(first, tensors, self._spec(problem, Space()))
-        found = tuple((name, seen.blockings.get(name, "")) for name in dict.fromkeys(seen.choices))
+        found = tuple(seen.blockings.items())
         return found, bool(seen.refused)
 
     def availability(self, device: str) -> Availability:
@@ -222,6 +233,78 @@ class CppBackend(InductorBackend):
         if self.mode == "dynamic" and problem.shape.m < 2:
             return Unsupported("dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
         return None  # a transposed A as well: nobody asks how it lies
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        """The micro-kernels that fit, Inductor's pick first, and variants of the pick's blockings.
+
+        The reference one, which is slow, is left out of products of more than 2^28 multiplications.
+
+        Raises:
+            Unsupported: when Inductor has none.
+        """
+        first, *others = super().choices(problem, operands)
+        large = problem.shape.m * problem.shape.n * problem.shape.k * (problem.shape.batch or 1) > _REFERENCE_UP_TO
+        found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
+        if not found[0].startswith("CppMicro") or problem.has("dyn-m") or problem.shape.is_empty:
+            return found
+        pick, shape = first, problem.shape
+        if problem.dtypes.b.name == "i8" and pick.startswith("CppMicroGemmFP32Vec") and not pick.endswith("x1"):
+            return found  # the template for a small M has no blockings of its own
+        rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
+        axes = micro_kernels.variants(pick, rows, shape.n, shape.k, self._threads())
+        if problem.op.name == "bmm":  # its function for one thread takes the factors too, and ends the process
+            axes = tuple(one for one in axes if not one.threads)
+        return (*found, *(f"{pick}{one}" for one in axes))
+
+    def named(self, problem: Problem, operands: Operands, wanted: str) -> tuple[str, ...]:
+        """Micro-kernels of this pattern with the blockings that follow it: ``CppMicroGemm*-8x*,cache=1.1.16``."""
+        asked = micro_kernels.split(wanted)
+        if asked is None:
+            return ()
+        base, axes = asked
+        listed = super().choices(problem, operands)
+        return tuple(f"{name}{axes}" for name in listed if fnmatch.fnmatchcase(name, base))
+
+    def _space_of(self, problem: Problem, operands: Operands, choice: str) -> Space:
+        """The options that a candidate's name says.
+
+        Raises:
+            Unsupported: when its parts for the threads are not as many as there are threads.
+        """
+        asked = micro_kernels.split(choice)
+        if asked is None or not str(asked[1]):
+            return super()._space_of(problem, operands, choice)
+        axes, threads = asked[1], self._threads()
+        if axes.threads and math.prod(axes.threads) != threads:
+            parts = "x".join(map(str, axes.threads))
+            text = f"{parts} parts are not as many as this run's {threads} thread(s)"
+            raise Unsupported("not-the-threads", text, f"--gemm-threads={math.prod(axes.threads)}")
+        return Space(suffix=str(axes), options=tuple(axes.options.items()))
+
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
+        """Compile the problem with this micro-kernel and these blockings.
+
+        Raises:
+            Unsupported: when Inductor has no such candidate, or when the blockings make no difference to the problem.
+        """
+        prepared = super().prepare_choice(problem, operands, choice)
+        if why := micro_kernels.unmet(prepared.artifact.products, choice):
+            raise Unsupported("blocking-unmet", why)
+        return prepared
+
+    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
+        """As for every backend of Inductor, with the K slices of the generated code: f32 sums that are added in f32."""
+        found = super().contract(problem, artifact)
+        slices = max((one.slices for one in artifact.products), default=1) if artifact is not None else 1
+        return dataclasses.replace(found, slices=slices) if slices > found.slices else found
+
+    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+        """See ``Scripted`` in ``backend.py``: a micro-kernel is forced by what is registered."""
+        found = super().recipe(problem, operands, choice)
+        asked = micro_kernels.split(choice)
+        if asked is None or not asked[0].startswith("CppMicro"):
+            return found
+        return dataclasses.replace(found, micro_kernel=asked[0])
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
         if problem.autocast:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from pytest_gemm.backends.artifact import Artifact, CompileSpec, InductorPrepared
+    from pytest_gemm.backends.artifact import Artifact, CompileSpec, InductorPrepared, Listed
     from pytest_gemm.operands import Operands
 
 __all__ = [
@@ -160,7 +160,7 @@ class InductorBackend(abc.ABC):
         self.unbindable: dict[str, str] = {}
         self._artifacts: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
         self._choices: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
-        self._lists: OrderedDict[tuple[Any, ...], tuple[str, ...]] = OrderedDict()
+        self._lists: OrderedDict[tuple[Any, ...], Listed] = OrderedDict()
         self._twins: dict[str, InductorBackend] = {}
         self._dropped_compiles = 0
         self._dropped_recompiles = 0
@@ -247,6 +247,13 @@ class InductorBackend(abc.ABC):
             raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
         return tuple(found)
 
+    def refused(self, problem: Problem, operands: Operands) -> Mapping[str, Reason]:
+        """What is registered for the problem's types and is no candidate; see ``Refusing`` in ``backend.py``."""
+        found: dict[str, Reason] = {}
+        for space in self.spaces(problem):
+            found.update(self._list(problem, operands, space).refused)
+        return found
+
     def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
         from pytest_gemm.backends import torch_compat
@@ -323,7 +330,8 @@ class InductorBackend(abc.ABC):
         spec = self._spec(problem, Space())
         if choice:
             space = self._space_of(problem, operands, choice)
-            spec = dataclasses.replace(self._spec(problem, space), candidate=choice.removesuffix(space.suffix))
+            spec = self._spec(problem, space)
+            spec = dataclasses.replace(spec, candidate=choice.removesuffix(space.suffix), choice=choice)
             if self.user_caches:  # the keys of these caches know nothing of a candidate
                 spec = dataclasses.replace(spec, user_caches=f"{self.user_caches}-{choice}")
         elif self.candidates == "one":
@@ -375,14 +383,17 @@ class InductorBackend(abc.ABC):
 
     def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:
         """Names of the candidates of one space, none where it has none."""
+        own = self._list(problem, operands, space).names
+        return tuple(f"{name}{space.suffix}" for name in own if fnmatch.fnmatchcase(name, space.only))
+
+    def _list(self, problem: Problem, operands: Operands, space: Space) -> Listed:
+        """All candidates under the options of one space."""
         from pytest_gemm.backends.artifact import list_choices
 
         first, tensors = self._first(problem, operands)
         key = (space, *self._key(first, tensors))
         if key not in self._lists:
-            own = list_choices(first, tensors, self._spec(problem, space))
-            own = tuple(name for name in own if fnmatch.fnmatchcase(name, space.only))
-            self._lists[key] = tuple(f"{name}{space.suffix}" for name in own)
+            self._lists[key] = list_choices(first, tensors, self._spec(problem, space))
             while len(self._lists) > _KEPT_LISTS:
                 self._lists.popitem(last=False)
         return self._lists[key]

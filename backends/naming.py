@@ -61,7 +61,7 @@ _CUTLASS = re.compile(r"(?P<name>cutlass\w+),swizzle=(?P<swizzle>\d+)")
 def forcing(name: str) -> dict[str, str]:
     """Options of Inductor that leave no other candidate than the one of this name, for a program of one product.
 
-    Empty where there is nothing to leave out: the C++ templates have one candidate for a problem on a machine.
+    Empty where options leave nothing out: a micro-kernel of the C++ templates is chosen by what is registered.
     """
     names, descriptions = "test_configs.autotune_choice_name_regex", "test_configs.autotune_choice_desc_regex"
     if found := _TRITON.fullmatch(name):

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from pytest_gemm import machine
-from pytest_gemm.backends import naming
+from pytest_gemm.backends import micro_kernels, naming
 from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import Reason
 
@@ -56,6 +56,7 @@ __all__ = [
     "nth",
     "option",
     "recompiled",
+    "registered_micro_kernels",
     "same_bits",
     "session",
     "torch_release",
@@ -136,6 +137,7 @@ class Session:
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         refused: ops for which the selection had no candidate at all.
+        refused_kernels: micro-kernels of the program's types and this instruction set that are left out, with why.
         modules: generated Python modules, in order of loading.
         libraries: paths of the compiled C++.
         levels: the instruction set that each of its compile commands asks for, see :func:`level_of`.
@@ -153,6 +155,7 @@ class Session:
     foreign: list[str] = dataclasses.field(default_factory=list)
     subgraphs: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
+    refused_kernels: dict[str, Reason] = dataclasses.field(default_factory=dict)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     libraries: list[str] = dataclasses.field(default_factory=list)
     levels: list[str] = dataclasses.field(default_factory=list)
@@ -278,6 +281,8 @@ class _Selection:
         self.listing = listing
         self.selector: Any = None
         self.depth = 0
+        # Candidates that Inductor has and does not offer.
+        self.others: list[str] = []
         # By id of the candidate, which is kept so that the id stays its own.
         self.named: dict[int, tuple[Any, str]] = {}
 
@@ -291,6 +296,7 @@ class _Selection:
         seen.choices.extend(names)
         if self.listing:
             seen.blockings.update((name, _blockings(choice)) for name, choice in zip(names, choices, strict=True))
+            seen.choices.extend(name for name in self.others if name not in names)
             raise _Listed
         if self.candidate is not None and choices:
             index = self._index(names)
@@ -413,6 +419,7 @@ def _watch_selection(seen: Session, candidate: int | str | None = None, listing:
         _watch_deferred(watch),
         _rendering_less(candidate, listing),
         _generating_nothing() if listing else contextlib.nullcontext(),
+        _listing_micro_kernels(watch) if listing else _forcing_micro_kernel(candidate),
     ):
         try:
             yield
@@ -480,6 +487,116 @@ def _rendering_less(candidate: int | str | None, listing: bool) -> Iterator[None
 
     with patch.object(TritonTemplate, "generate", generating):
         yield
+
+
+# -- micro-kernels of the C++ templates ------------------------------------------------------------------
+#
+# Inductor's templates ask create_micro_gemm() for one micro-kernel, and its heuristic takes one of those registered in
+# micro_gemm_configs.  With only one of them registered it takes that one, or none where it does not fit.
+
+_ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
+
+# The name of a class of micro-kernels, with which a candidate of the C++ templates begins.
+_IS_MICRO = re.compile(r"CppMicro\w+-\d+x\d+x\d+")
+
+
+def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
+    """Every micro-kernel and register blocking that Inductor has registered, in its order."""
+    importlib.import_module("torch._inductor.compile_fx")  # first: what is below it imports each other in a circle
+    from torch._inductor.codegen import cpp_micro_gemm
+
+    found = []
+    for kind, configs in cpp_micro_gemm.micro_gemm_configs.items():
+        for config in configs:
+            isa = config.vec_isa_cls.__name__
+            name = micro_kernels.kernel_name(kind.__name__, config.register_blocking)
+            types = "-".join(_dtype_name(t) for t in (config.input_dtype, config.input2_dtype, config.output_dtype))
+            found.append(micro_kernels.Registered(name, types, _ISA_NAMES.get(isa, isa.removeprefix("Vec").lower())))
+    return tuple(found)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """The name that the problem line has for a type: ``bf16``."""
+    text = re.sub(r"\(.*", "", str(dtype).removeprefix("torch."))
+    return text.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
+
+
+@contextlib.contextmanager
+def _registered(kept: Mapping[Any, list[Any]]) -> Iterator[None]:
+    """Let Inductor have these micro-kernels registered, lists of configurations by class, and no others."""
+    from torch._inductor.codegen import cpp_micro_gemm
+
+    with patch.object(cpp_micro_gemm, "micro_gemm_configs", kept):
+        yield
+
+
+@contextlib.contextmanager
+def _forcing_micro_kernel(candidate: int | str | None) -> Iterator[None]:
+    """Where a micro-kernel is asked for by name, have no other one registered.  The reference one is what none leaves.
+
+    Where it does not fit the product Inductor takes the reference one, which is then not the candidate asked for.
+    """
+    if not isinstance(candidate, str) or not _IS_MICRO.fullmatch(candidate):
+        yield
+        return
+    from torch._inductor.codegen import cpp_micro_gemm
+
+    kept = {
+        kind: [c for c in configs if micro_kernels.kernel_name(kind.__name__, c.register_blocking) == candidate]
+        for kind, configs in cpp_micro_gemm.micro_gemm_configs.items()
+    }
+    with _registered(kept):
+        yield
+
+
+@contextlib.contextmanager
+def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
+    """Note every micro-kernel that the templates could be given instead of the one that the heuristic picks."""
+    from torch._inductor.codegen import cpp_gemm_template, cpp_grouped_gemm_template, cpp_micro_gemm
+
+    original = cpp_micro_gemm.create_micro_gemm
+    fields = inspect.signature(original)
+
+    def listing(*args: Any, **kwargs: Any) -> Any:
+        def made_of(kept: Mapping[Any, list[Any]]) -> Any:
+            with _registered(kept):
+                return original(*args, **kwargs)
+
+        bound = fields.bind(*args, **kwargs)
+        bound.apply_defaults()
+        asked, isa = bound.arguments, cpp_micro_gemm.pick_vec_isa()
+        types = asked["input_dtype"], asked["input2_dtype"], asked["output_dtype"] or asked["input_dtype"]
+        refused: dict[str, Reason] = {}
+        for kind, configs in cpp_micro_gemm.micro_gemm_configs.items():
+            for config in configs:
+                theirs = config.input_dtype, config.input2_dtype, config.output_dtype
+                if types != theirs or not isinstance(isa, config.vec_isa_cls):
+                    continue
+                name = micro_kernels.kernel_name(kind.__name__, config.register_blocking)
+                if type(made_of({kind: [config]})) is kind:
+                    watch.others.append(name)
+                else:
+                    unchecked = dataclasses.replace(config, extra_check=None)
+                    checked = type(made_of({kind: [unchecked]})) is kind
+                    refused[name] = _why_refused(config.extra_check if checked else None)
+        if (reference := made_of({})) is not None:
+            watch.others.append(micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking))
+        watch.seen.refused_kernels |= {name: why for name, why in refused.items() if name not in watch.others}
+        return original(*args, **kwargs)
+
+    with (
+        patch.object(cpp_gemm_template, "create_micro_gemm", listing),
+        patch.object(cpp_grouped_gemm_template, "create_micro_gemm", listing),
+    ):
+        yield
+
+
+def _why_refused(check: Callable[..., bool] | None) -> Reason:
+    if check is None:
+        text = "create_micro_gemm has a rule against this micro-kernel for such a problem"
+    else:
+        text = f"Inductor's {getattr(check, '__name__', 'extra check')} refuses the problem"
+    return Reason(micro_kernels.REFUSED, text)
 
 
 # Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one

@@ -41,9 +41,11 @@ __all__ = [
     "Generation",
     "Leveled",
     "Moded",
+    "Parametrised",
     "Prepared",
     "Proof",
     "Recipe",
+    "Refusing",
     "Registry",
     "RegistryError",
     "Scripted",
@@ -255,6 +257,8 @@ class Proof:
         device_kernel: pattern (``re``) of the backend's own kernels among these; "" where any name will do.
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
+        configuration: what the generated code says of each product's blockings, where the backend can read it.
+        contradiction: where the generated code is not that of the candidate that was asked for, in words.
         provable: ``False`` where there is nothing to prove, for a plain callable.
         wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
         generation: for which instruction set the code was generated, where one was asked for.
@@ -267,6 +271,8 @@ class Proof:
     profiled: tuple[str, ...] | None = None
     device_kernel: str = ""
     around_library: bool = False
+    configuration: tuple[str, ...] = ()
+    contradiction: str = ""
     provable: bool = True
     wanted: str = ""
     generation: Generation | None = None
@@ -301,6 +307,8 @@ class Proof:
             )
         if self.generation is not None and (objection := self.generation.objection(self.chosen)) is not None:
             return objection
+        if self.contradiction:
+            return Reason("another-candidate", self.contradiction)
         return self._profiled_objection()
 
     def _profiled_objection(self) -> Reason | None:
@@ -422,6 +430,24 @@ class Choosing(Backend, Protocol):
 
 
 @runtime_checkable
+class Parametrised(Choosing, Protocol):
+    """A backend whose candidates have settings: more of them can be asked for by name than are listed."""
+
+    def named(self, problem: Problem, operands: Operands, wanted: str) -> tuple[str, ...]:
+        """Candidates of this name, or pattern of names, that ``choices()`` does not list; empty where there is none."""
+        ...
+
+
+@runtime_checkable
+class Refusing(Choosing, Protocol):
+    """A backend that knows candidates which a problem could have by its types, and does not have."""
+
+    def refused(self, problem: Problem, operands: Operands) -> Mapping[str, Reason]:
+        """Their names, each with the reason."""
+        ...
+
+
+@runtime_checkable
 class Tuning(Backend, Protocol):
     """A backend that can pick one of its candidates in two ways."""
 
@@ -449,6 +475,7 @@ class Recipe:
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
         setup: statements to execute once torch is there.
+        micro_kernel: name of the one micro-kernel of the C++ templates that is left registered; "": all of them.
     """
 
     how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
@@ -460,6 +487,7 @@ class Recipe:
     threads: int = 1
     matmul: tuple[str, str] | None = None
     setup: tuple[str, ...] = ()
+    micro_kernel: str = ""
 
 
 @runtime_checkable

@@ -171,6 +171,12 @@ OPTIONS = (
     ),
     Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
     Option("run-record", "", "FILE", "write every outcome as a JSON line"),
+    Option(
+        "coverage",
+        "",
+        "FILE",
+        "write which micro-kernels of the C++ templates were judged with which tails; Markdown, or JSON by the suffix",
+    ),
     Option("artifacts", "", "DIR", "keep for each failure a report, a script, an error map, code and tensors"),
     Option("defects", "", "DIR", "write a standalone script for each entry of the ledger that the run meets"),
     # -- speed ---------------------------------------------------------------------------------------
@@ -278,7 +284,7 @@ class GemmConfig:
         thread_axis: the numbers of threads with each of which a problem on the CPU is judged; empty: ``threads``.
         ledger: the known failures.
         ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
-        run_record, artifacts, defects: where to write; ``None``: nowhere.
+        run_record, artifacts, defects, coverage: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         reference: ``full``, ``sampled`` or ``auto``.
         modes: some of :data:`pytest_gemm.backend.MODES`, in each of which a problem is judged; empty: its own.
@@ -310,6 +316,7 @@ class GemmConfig:
     run_record: Path | None
     artifacts: Path | None
     defects: Path | None = None
+    coverage: Path | None = None
     modes: tuple[str, ...] = ()
     thread_axis: tuple[int, ...] = ()
     isas: tuple[str, ...] = ()
@@ -477,6 +484,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         defects=_writable_folder("--gemm-defects", values["defects"]),
+        coverage=_coverage(values["coverage"]),
         modes=_modes(values["modes"]),
         isas=isas,
         lacking=lacking,
@@ -695,6 +703,12 @@ def _ledger(text: str, default: Path) -> Ledger:
         return Ledger.load(Path(text) if text else default)
     except LedgerError as error:
         raise pytest.UsageError(f"--gemm-known-failures: {error}") from None
+
+
+def _coverage(text: str) -> Path | None:
+    if text and Path(text).suffix not in {".md", ".json"}:
+        raise pytest.UsageError(f"--gemm-coverage={text}: give a file that ends with .md, or with .json for the data")
+    return _writable_file("--gemm-coverage", text)
 
 
 def _writable_file(flag: str, text: str) -> Path | None:

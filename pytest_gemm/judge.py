@@ -30,7 +30,10 @@ from pytest_gemm.backend import (
     Choosing,
     Contract,
     Dropped,
+    Parametrised,
     Prepared,
+    Proof,
+    Refusing,
     Unsupported,
     at_isa,
     in_mode,
@@ -359,6 +362,10 @@ class Judge:
                 if outcome.status is Status.DROPPED and outcome.choice == choice:
                     dropped.append(outcome)
                 yield outcome
+        if case.choices == "all" and isinstance(case.backend, Refusing):
+            for choice, why in case.backend.refused(case.problem, first.operands).items():
+                if choice not in done:
+                    yield _outcome(case, "", Status.UNSUPPORTED, why, choice=choice)
         # A user who names candidates may name one that is dropped; nobody else is content with nothing judged.
         if dropped and len(dropped) == len(choices) and not names_candidates(case.choices):
             yield _outcome(case, "", Status.CRASHED, _all_dropped(dropped))
@@ -381,6 +388,8 @@ class Judge:
         with self._doing(case, "compile"), _quiet():
             names = backend.choices(case.problem, given)
         found = picked(names, wanted)
+        if not found and names_candidates(wanted) and isinstance(backend, Parametrised):
+            found = backend.named(case.problem, given, wanted)
         if not found:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             listed = ", ".join(names[:_NAMES]) + more
@@ -471,8 +480,7 @@ class Judge:
         kernels = proof.kernels
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-            proved: dict[str, Any] = {"kernels": kernels, "chosen": proof.chosen, "choice": choice}
-            return _outcome(case, filling, status, reason, seconds=seconds, **proved, **facts)
+            return _outcome(case, filling, status, reason, seconds=seconds, **_proved(proof, choice), **facts)
 
         objection = proof.objection()
         if objection is not None:
@@ -560,9 +568,7 @@ class Judge:
         started = time.perf_counter()
 
         def end(code: str, text: str) -> Outcome:
-            proof = prepared.proof()
-            proved: dict[str, Any] = {"kernels": proof.kernels, "chosen": proof.chosen, "choice": choice}
-            seconds = Seconds(run=time.perf_counter() - started)
+            proved, seconds = _proved(prepared.proof(), choice), Seconds(run=time.perf_counter() - started)
             return _outcome(case, filling, Status.INCORRECT, Reason(code, text), seconds=seconds, **proved)
 
         try:
@@ -862,6 +868,12 @@ def _kernels_of(prepared: Prepared) -> tuple[str, ...]:
     except Exception:  # it need not have an answer yet
         return ()
     return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
+
+
+def _proved(proof: Proof, choice: str) -> dict[str, Any]:
+    """What an outcome says of the kernel that ran."""
+    configuration = proof.configuration
+    return {"kernels": proof.kernels, "chosen": proof.chosen, "choice": choice, "configuration": configuration}
 
 
 def _source(prepared: Prepared) -> str:

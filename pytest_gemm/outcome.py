@@ -128,6 +128,7 @@ class Outcome:
         known_failure: id of the ledger entry that explains it, or "".
         choice: the candidate of the backend that was asked for by name, "" where the backend chose.
         chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
+        configuration: what the generated code says of each product's kernel and blockings, where the backend reads it.
         sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
@@ -157,6 +158,7 @@ class Outcome:
     guard: str = ""
     isa: str = ""
     threads: int = 0
+    configuration: tuple[str, ...] = ()
 
     @property
     def who(self) -> str:

@@ -337,6 +337,8 @@ def _lines(
     lines += ["", "", *_traced(problem, list(tensors), recipe.matmul is not None).splitlines(), "", ""]
     if compiled:
         lines += _compiling(recipe, inputs, constants, fell_back=fell_back)
+    if recipe.micro_kernel:
+        lines += _micro_kernel(recipe.micro_kernel)
     lines += _switches(problem, cuda, recipe)
     if fell_back:
         lines += [
@@ -360,6 +362,19 @@ def _lines(
         lines.append("first = dict(given)")
     lines += ["try:", *_first(case, constants, value), *_run(case, call, cuda)]
     return lines + _verdict(case, own, saved=saved, fell_back=fell_back)
+
+
+def _micro_kernel(name: str) -> tuple[str, ...]:
+    """What leaves one micro-kernel and register blocking of Inductor's C++ templates registered, or none."""
+    kind, _, blocking = name.partition("-")
+    block = tuple(map(int, blocking.split("x")))
+    return (
+        "import torch._inductor.compile_fx  # first: what is below it imports each other in a circle",
+        "from torch._inductor.codegen import cpp_micro_gemm as micro  # leave one register blocking registered",
+        f"kept = {{kind: [c for c in configs if kind.__name__ == {kind!r} and c.register_blocking == {block}]",
+        "        for kind, configs in micro.micro_gemm_configs.items()}",
+        "micro.micro_gemm_configs = kept",
+    )
 
 
 def _fence(side: str) -> tuple[str, ...]:

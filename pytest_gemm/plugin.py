@@ -672,6 +672,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     else:
         state.notes += ahead.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
         state.close_record()
+        state.write_coverage()
     if session.config.stash[_CONFIG].compile_only and exitstatus == pytest.ExitCode.OK:
         complete = all(one.complete for one in harvest)
         session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED

@@ -113,6 +113,7 @@ def to_record(outcome: Outcome) -> dict[str, Any]:
     record["status"] = str(outcome.status)
     record["kernels"] = list(outcome.kernels)
     record["chosen"] = list(outcome.chosen)
+    record["configuration"] = list(outcome.configuration)
     if outcome.ratio is not None and not math.isfinite(outcome.ratio):
         record["ratio"] = "inf"  # JSON has no infinity
     return record
@@ -126,6 +127,7 @@ def from_record(record: Mapping[str, Any]) -> Outcome:
     data["reason"] = Reason(**data["reason"]) if data.get("reason") else None
     data["kernels"] = tuple(data.get("kernels", ()))
     data["chosen"] = tuple(data.get("chosen", ()))
+    data["configuration"] = tuple(data.get("configuration", ()))
     data["seconds"] = Seconds(**data.get("seconds", {}))
     if data.get("ratio") == "inf":
         data["ratio"] = math.inf

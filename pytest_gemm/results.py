@@ -23,7 +23,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
 from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_record, ratio_text, status_of
 
-__all__ = ["Record", "load", "main", "page", "provenance"]
+__all__ = ["Record", "load", "main", "page", "provenance", "read"]
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.
 _DISTRIBUTIONS = (*machine.DISTRIBUTIONS, "pytest", "pytest-xdist")
@@ -47,6 +47,7 @@ def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
             "versions": versions,
             "machine": platform.machine(),
             "cpu": _cpu(),
+            "isa": machine.isa_level(machine.cpu().flags),
             "gpus": _gpus() if gpus else [],
         }
     }
@@ -233,7 +234,8 @@ def _refused(outcomes: Sequence[Outcome]) -> list[str]:
     return ["## Refused or not run", "", *_table(["backend", "reason", "problems"], rows)] if rows else []
 
 
-def _read(path: Path) -> Record:
+def read(path: Path) -> Record:
+    """Read the file of a record; errors as of :func:`load`, with the file's name, or OSError."""
     try:
         return load(path.read_text(encoding="utf-8").splitlines())
     except ValueError as error:
@@ -247,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--title", default="Results", help="heading of the page")
     given = parser.parse_args(arguments)
     try:
-        records = [_read(path) for path in given.records]
+        records = [read(path) for path in given.records]
     except (OSError, ValueError) as error:
         parser.error(str(error))
     sys.stdout.write(page(records, given.title))

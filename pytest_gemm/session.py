@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import machine, report, results
+from pytest_gemm import coverage, machine, report, results
 from pytest_gemm.backend import names_candidates
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger import Environment, Ledger, LedgerUse
@@ -70,6 +70,12 @@ class RunState:
             }
             with self.config.run_record.open("a", encoding="utf-8") as file:
                 file.write(report.record_line({"totals": totals}))
+
+    def write_coverage(self) -> None:
+        """Write the matrix of ``--gemm-coverage``; imports torch, for what Inductor has registered."""
+        if self.config.coverage is not None:
+            matrix = coverage.matrix(self.outcomes, [machine.isa_level(machine.cpu().flags)])
+            self.config.coverage.write_text(coverage.text(matrix, self.config.coverage.suffix), encoding="utf-8")
 
     def absorb(self, records: Iterable[Mapping[str, Any]], use: Mapping[str, Any], process: str) -> None:
         """Take in what one test judged; the run record grows at once, so that a crash loses nothing."""

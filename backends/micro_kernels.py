@@ -1,0 +1,359 @@
+"""The C++ templates' micro-kernels and blockings: their names, and what the generated code says of them.
+
+A *micro-kernel* computes one register block of M x N elements, K in steps of its own; around it the template walks
+over cache blocks, and gives each thread its blocks of M, N and, with K slices, of K.  All blockings but the register
+blocking are counted in register blocks.  Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+__all__ = [
+    "REFUSED",
+    "Axes",
+    "Product",
+    "Registered",
+    "contradiction",
+    "kernel_name",
+    "parse",
+    "products",
+    "register_block",
+    "split",
+    "unmet",
+    "variants",
+]
+
+Blocks = tuple[int, int, int]
+
+# Code of the reason for which a registered micro-kernel of a problem's types is none of its candidates.
+REFUSED = "micro-kernel-refused"
+
+
+def kernel_name(kind: str, block: Sequence[int]) -> str:
+    """``CppMicroGemmFP32Vec-4x24x1``: class of the micro-kernel, and its register blocking M x N x K."""
+    return f"{kind}-{'x'.join(map(str, block))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """One configuration that Inductor has registered.
+
+    Attributes:
+        kernel: class and register blocking, see :func:`kernel_name`.
+        dtypes: of A, B and the sum: ``bf16-i8-f32``.
+        isa: the instruction set that it is written for: ``avx2 avx512 avx512_vnni amx neon sve``.
+    """
+
+    kernel: str
+    dtypes: str
+    isa: str
+
+
+# -- the template's own axes ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """What is asked of the template beside its micro-kernel; ``None``: Inductor's heuristic decides.
+
+    Attributes:
+        slices: the most slices that K may be cut into for the threads, ``cpp.gemm_max_k_slices``; 0: no limit.
+        cache: cache blocking of M, N and K in register blocks, ``cpp.gemm_cache_blocking``.
+        threads: into how many parts M, N and K are cut for the threads, ``cpp.gemm_thread_factors``.
+    """
+
+    slices: int | None = None
+    cache: Blocks | None = None
+    threads: Blocks | None = None
+
+    def __str__(self) -> str:
+        """The suffix of a candidate's name: ``,kslices=4,cache=2.2.8,threads=2.1.2``, "" for none."""
+        found = [] if self.slices is None else [f"kslices={self.slices}"]
+        found += [f"{n}={_dots(v)}" for n, v in (("cache", self.cache), ("threads", self.threads)) if v]
+        return "".join(f",{one}" for one in found)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Names and values of ``torch._inductor.config``."""
+        found: dict[str, object] = {} if self.slices is None else {"cpp.gemm_max_k_slices": self.slices}
+        if self.cache:
+            found["cpp.gemm_cache_blocking"] = ",".join(map(str, self.cache))
+        if self.threads:
+            found["cpp.gemm_thread_factors"] = ",".join(map(str, self.threads))
+        return found
+
+
+def _dots(blocks: Sequence[int]) -> str:
+    return ".".join(map(str, blocks))
+
+
+_SUFFIX = re.compile(
+    r"(?P<base>[^,]*?)(?:,kslices=(?P<slices>\d+))?"
+    r"(?:,cache=(?P<cache>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?(?:,threads=(?P<threads>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?"
+)
+
+
+def split(choice: str) -> tuple[str, Axes] | None:
+    """Micro-kernel (or a pattern of its name) and axes of a candidate's name; ``None`` for any other suffix."""
+    found = _SUFFIX.fullmatch(choice)
+    if found is None:
+        return None
+    slices = found["slices"]
+    return found["base"], Axes(
+        None if slices is None else int(slices), _blocks(found["cache"]), _blocks(found["threads"])
+    )
+
+
+def _blocks(text: str | None) -> Blocks | None:
+    if not text:
+        return None
+    m, n, k = map(int, text.split("."))
+    return m, n, k
+
+
+# Cache blocks of M, N and K: several in each dimension of a small problem already, while Inductor's own blocking makes
+# one of K as long as it fits the first-level cache.  Eight blocks of K are 8 to 512 of its elements, a multiple of a
+# quantisation group of 32, 64 or 128 with every micro-kernel that has one.
+_CACHE: Blocks = (2, 2, 8)
+
+
+def variants(kernel: str, m: int, n: int, k: int, threads: int) -> tuple[Axes, ...]:
+    """The axes that ``--gemm-choices=all`` adds to Inductor's own pick: few, and each a way through other code.
+
+    Cache blocks in every dimension; the threads along M only (some of them have nothing to do where M is small) and
+    along K only; and K slices where Inductor's heuristic makes any when it is allowed to.
+
+    Args:
+        kernel: name of the pick.
+        m: rows of the product, a batch left out.
+        n: its columns.
+        k: length of its sums.
+        threads: that the generated code uses.
+    """
+    blocks = _ceil_blocks((m, n, k), register_block(kernel))
+    found = []
+    if blocks[0] > _CACHE[0] or blocks[1] > 1 or blocks[2] > _CACHE[2]:
+        found.append(Axes(cache=_CACHE))
+    if threads > 1:
+        found.append(Axes(threads=(threads, 1, 1)))
+        if blocks[2] > 1:
+            found.append(Axes(threads=(1, 1, threads)))
+        if _slices_by_itself(blocks, threads):
+            found.append(Axes(slices=threads))
+    return tuple(found)
+
+
+def register_block(kernel: str) -> Blocks:
+    """``(4, 24, 1)`` of ``CppMicroGemmFP32Vec-4x24x1``."""
+    m, n, k = map(int, kernel.rsplit("-", 1)[1].split("x"))
+    return m, n, k
+
+
+def _ceil_blocks(sizes: Sequence[int], block: Sequence[int]) -> Blocks:
+    m, n, k = (-(-size // step) for size, step in zip(sizes, block, strict=True))
+    return m, n, k
+
+
+def _slices_by_itself(blocks: Blocks, threads: int) -> bool:
+    """Whether K is sliced once it may be: no factors of the threads fit M and N, and some fit all three dimensions."""
+    m, n, k = blocks
+    factors = [f for f in range(1, threads + 1) if threads % f == 0]
+    if any(n >= f and m >= threads // f for f in factors):
+        return False
+    parts = [(f, threads // f) for f in factors[1:] if k >= f]
+    return any(rest % g == 0 and n >= g and m >= rest // g for _, rest in parts for g in factors)
+
+
+# -- what the generated code says ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """One product function of a generated program.
+
+    Attributes:
+        kernel: micro-kernel and register blocking.
+        dtypes: of A, B and the sum.
+        threads: that share it.
+        m, n, k: sizes; M is 0 where it is known at run time only.
+        per_thread: blocks of each thread; ``None`` where the code computes them, or has none.
+        cache: cache blocking; ``None`` likewise.
+        most_slices: where the code computes its blocks: the most slices of K it may make, 0 for any number.
+    """
+
+    kernel: str
+    dtypes: str
+    threads: int
+    m: int
+    n: int
+    k: int
+    per_thread: Blocks | None = None
+    cache: Blocks | None = None
+    most_slices: int = 1
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices K is cut; at most so many where the code computes it."""
+        if self.threads == 1:
+            return 1
+        if self.per_thread is None:
+            return min(self.most_slices or self.threads, self.threads)
+        blocks = _ceil_blocks((self.m, self.n, self.k), register_block(self.kernel))
+        return -(-blocks[2] // self.per_thread[2])
+
+    def __str__(self) -> str:
+        """As an outcome keeps it and :func:`parse` reads it: ``CppMicroGemmRef-1x1x1:f32-f32-f32:20x33x40,...``."""
+        sizes = f"{self.m or 'M'}x{self.n}x{self.k}"
+        found = [f"{self.kernel}:{self.dtypes}:{sizes}", f"kslices={self.slices}", f"threads={self.threads}"]
+        found += [f"{n}={_dots(v)}" for n, v in (("blocks", self.per_thread), ("cache", self.cache)) if v]
+        return ",".join(found)
+
+
+_NUMBER = r"(?:static_cast<int64_t>\()?(\d+)L?\)?"
+_BEGIN = re.compile(
+    r"constexpr int64_t num_threads = (\d+);\s*"
+    rf"constexpr int64_t N = {_NUMBER};\s*constexpr int64_t K = {_NUMBER};\s*"
+    r"constexpr int64_t Mr = (\d+);\s*constexpr int64_t Nr = (\d+);\s*constexpr int64_t Kr = (\d+);"
+)
+_M = re.compile(rf"constexpr int64_t M = {_NUMBER};")
+_BLOCKS = re.compile(r"constexpr int64_t ([MNK][tc])_blocks = (\d+);")
+_AT_RUN_TIME = re.compile(r"mm_get_thread_blocking\(\s*\w+,\s*(\d+),")
+_ENTRY = re.compile(r"inline void \w*?micro_gemm\((?P<arguments>[^)]*)\)")
+_POINTER = re.compile(r"(?:const )?([\w:]+)\*\s*(?:__restrict(?:__)?\s+)?([ABC])\s*(?:,|$)", re.MULTILINE)
+_DTYPES = {
+    "float": "f32",
+    "double": "f64",
+    "at::Half": "f16",
+    "c10::Half": "f16",
+    "at::BFloat16": "bf16",
+    "c10::BFloat16": "bf16",
+    "int8_t": "i8",
+    "uint8_t": "u8",
+    "int32_t": "i32",
+}
+
+# What only the text of one class's kernel contains; the first that is found.
+_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("CppMicroBrgemm", re.compile(r"cpublas::brgemm\(")),
+    ("CppMicroGemmWoQInt4Amx", re.compile(r"ScaleAndZeros.*_amx_kernel_\d|_amx_kernel_\d.*ScaleAndZeros", re.DOTALL)),
+    ("CppMicroGemmAMX", re.compile(r"_amx_kernel_\d+_\d+")),
+    ("CppMicroGemmWoQInt4Avx512", re.compile(r"ScaleAndZeros")),
+    ("CppMicroGemmAVX512VNNI", re.compile(r"_mm512_dpbusd_epi32")),
+    ("CppMicroGemmFP32Vec", re.compile(r"at::vec::fmadd\(va(?:\[\d\])?, vb")),
+    ("CppMicroGemmRef", re.compile(r"result \+= \(\w+\)A\[m \* lda \+ k\]")),
+)
+
+
+def products(source: str) -> tuple[Product, ...]:
+    """The product functions of a generated program, in the order of its text; none where it has none of the template's.
+
+    A micro-kernel that this module does not know is called ``unknown``, with its register blocking.
+    """
+    found = []
+    kind, dtypes = "unknown", "?"
+    begins = list(_BEGIN.finditer(source))
+    for index, begin in enumerate(begins):
+        end = begins[index + 1].start() if index + 1 < len(begins) else len(source)
+        before = source[begins[index - 1].end() if index else 0 : begin.start()]
+        # The micro-kernel stands before the function; two functions of a batched product share one.
+        if entries := list(_ENTRY.finditer(before)):
+            kind = next((name for name, mark in _MARKS if mark.search(before)), "unknown")
+            types = {name: _DTYPES.get(text, text) for text, name in _POINTER.findall(entries[-1]["arguments"])}
+            dtypes = "-".join(types.get(name, "?") for name in "ABC")
+        body = source[begin.end() : end]
+        threads, n, k, *block = map(int, begin.groups())
+        blocks = {name: int(count) for name, count in _BLOCKS.findall(body)}
+        m, late = _M.search(body), _AT_RUN_TIME.search(body)
+        found.append(
+            Product(
+                kernel_name(kind, block),
+                dtypes,
+                threads,
+                int(m[1]) if m else 0,
+                n,
+                k,
+                per_thread=_three(blocks, "t"),
+                cache=_three(blocks, "c"),
+                most_slices=int(late[1]) if late else 1,
+            )
+        )
+    return tuple(found)
+
+
+def _three(blocks: dict[str, int], level: str) -> Blocks | None:
+    names = [f"{dimension}{level}" for dimension in "MNK"]
+    if not set(names) <= set(blocks):
+        return None
+    m, n, k = (blocks[name] for name in names)
+    return m, n, k
+
+
+_KEPT = re.compile(
+    r"(?P<kernel>[\w-]+):(?P<dtypes>[\w?-]+):(?P<m>\d+|M)x(?P<n>\d+)x(?P<k>\d+),kslices=(?P<slices>\d+)"
+    r",threads=(?P<threads>\d+)(?:,blocks=(?P<blocks>[\d.]+))?(?:,cache=(?P<cache>[\d.]+))?"
+)
+
+
+def parse(text: str) -> Product | None:
+    """The product that ``str()`` made this text of; ``None`` for any other text."""
+    found = _KEPT.fullmatch(text)
+    if found is None:
+        return None
+    m = 0 if found["m"] == "M" else int(found["m"])
+    return Product(
+        found["kernel"],
+        found["dtypes"],
+        int(found["threads"]),
+        m,
+        int(found["n"]),
+        int(found["k"]),
+        per_thread=_blocks(found["blocks"]),
+        cache=_blocks(found["cache"]),
+        most_slices=int(found["slices"]),
+    )
+
+
+def contradiction(found: Sequence[Product], choice: str) -> str:
+    """Where generated code is another candidate's than ``choice``, in words; "" where it is the one asked for."""
+    asked = split(choice)
+    if asked is None or not asked[0] or not found:
+        return ""
+    base, axes = asked
+    mine = [one for one in found if one.kernel == base]
+    if not mine:
+        return f"the generated code has {', '.join(dict.fromkeys(one.kernel for one in found))}, not {base}"
+    types = {one.dtypes for one in mine}
+    other = next((one for one in found if one.kernel != base and one.dtypes in types), None)
+    if other is not None:
+        return f"beside {base} the generated code has {other.kernel} for {other.dtypes}"
+    for one in mine:
+        if axes.threads and one.per_thread and one.threads == math.prod(axes.threads):
+            blocks = _ceil_blocks((one.m, one.n, one.k), register_block(base))
+            if one.per_thread != _ceil_blocks(blocks, axes.threads):
+                return f"each thread has {_dots(one.per_thread)} of {_dots(blocks)} blocks, not a part of {choice}"
+        if axes.cache and one.cache and one.per_thread:
+            m, n, k = map(min, axes.cache, one.per_thread)
+            if one.cache != (m, n, k):
+                return f"its cache blocks are {_dots(one.cache)}, not {_dots((m, n, k))}"
+        if axes.slices and axes.threads is None and one.slices > axes.slices:
+            return f"K is cut into {one.slices} slices, and {axes.slices} were allowed"
+    return ""
+
+
+def unmet(found: Sequence[Product], choice: str) -> str:
+    """Why a candidate's axes make no difference to the problem at hand, in words; "" where they do."""
+    asked = split(choice)
+    if asked is None or not found:
+        return ""
+    _, axes = asked
+    if axes.cache and not any(one.cache for one in found):
+        return "the code has no cache blocking that could be set: M is dynamic, or it is the template for a small M"
+    if axes.threads and not any(one.per_thread and one.threads > 1 for one in found):
+        return "the code has no thread blocking that could be set: M is dynamic, or it is the template for a small M"
+    if axes.slices is not None and axes.slices != 1 and not any(one.slices > 1 for one in found):
+        return "its blocks of M and N occupy the threads, so that Inductor leaves K whole"
+    return ""

@@ -1,0 +1,454 @@
+"""Micro-kernels and blockings of the C++ templates: names, what the generated code says, forcing, coverage."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
+from torch._inductor import cpu_vec_isa
+from torch._inductor.codegen import cpp_micro_gemm
+
+from pytest_gemm import config, coverage, judge, operands, pin, results
+from pytest_gemm.backend import Contract, Proof, Unsupported
+from pytest_gemm.backends import micro_kernels, torch_compat
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
+from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.problem import Problem
+
+needs_compiler = pytest.mark.skipif(
+    not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"
+)
+
+VEC = "CppMicroGemmFP32Vec-4x24x1"
+
+
+def given(line: str, seed: int = 1) -> tuple[Problem, operands.Operands]:
+    problem = Problem.parse(line)
+    return problem, operands.make(problem, "rand", seed)
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        (Axes(), {}),
+        (Axes(slices=0), {"cpp.gemm_max_k_slices": 0}),
+        (Axes(cache=(2, 1, 16)), {"cpp.gemm_cache_blocking": "2,1,16"}),
+        (Axes(4, (1, 1, 1), (2, 1, 2)), {"cpp.gemm_max_k_slices": 4, "cpp.gemm_thread_factors": "2,1,2"}),
+    ],
+)
+def test_the_axes_of_a_name_are_options_of_inductor(axes: Axes, options: Mapping[str, object]) -> None:
+    assert micro_kernels.split(f"{VEC}{axes}") == (VEC, axes)
+    assert options.items() <= axes.options.items()
+    assert set(axes.options) <= set(torch._inductor.config.get_config_copy())
+
+
+@pytest.mark.parametrize("suffix", [",kslices=", ",cache=1.2", ",cache=0.1.1", ",threads=2x1x1", ",tma-store", ","])
+def test_a_suffix_that_says_nothing_is_none_of_ours(suffix: str) -> None:
+    assert micro_kernels.split(f"{VEC}{suffix}") is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads", "suffixes"),
+    [
+        ((4, 24, 8), 1, []),  # one block of each
+        ((20, 33, 40), 1, [",cache=2.2.8"]),
+        ((20, 33, 40), 4, [",cache=2.2.8", ",threads=4.1.1", ",threads=1.1.4"]),
+        ((3, 24, 64), 4, [",cache=2.2.8", ",threads=4.1.1", ",threads=1.1.4", ",kslices=4"]),
+        ((3, 24, 1), 4, [",threads=4.1.1"]),
+        ((8, 24, 64), 3, [",cache=2.2.8", ",threads=3.1.1", ",threads=1.1.3", ",kslices=3"]),
+    ],
+)
+def test_few_variants_of_the_pick_are_candidates(
+    shape: tuple[int, int, int], threads: int, suffixes: list[str]
+) -> None:
+    assert [str(one) for one in micro_kernels.variants(VEC, *shape, threads)] == suffixes
+
+
+# -- what the generated code says --------------------------------------------------------------------
+
+
+def text_of(kind: Any, registered: Any) -> str:
+    """The code of a micro-kernel, rendered by Inductor, before the constants of a product function of 20 x 96 x 256."""
+    types_ = registered.input_dtype, registered.input2_dtype, registered.output_dtype, registered.compute_dtype
+    kernel = types.SimpleNamespace(assert_function="TORCH_CHECK", unroll_pragma=lambda _: "")
+    m, n, k = registered.register_blocking
+    micro = kind("kernel_micro_gemm", *types_, registered.register_blocking)
+    micro.use_local_vnni_blocking(False)
+    names = {"num_threads": 2, "N": 96, "K": 256, "Mr": m, "Nr": n, "Kr": k, "M": 20}
+    blocks = {"Mt": 3, "Nt": 2, "Kt": 128, "Mc": 3, "Nc": 1, "Kc": 64}
+    names |= {f"{name}_blocks": count for name, count in blocks.items()}
+    constants = [f"constexpr int64_t {name} = {value};" for name, value in names.items()]
+    return "\n".join([micro.codegen_define(kernel), 'extern "C" void kernel()', *constants])
+
+
+def test_every_registered_micro_kernel_is_known_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_micro_gemm, "pick_vec_isa", cpu_vec_isa.VecAMX)
+    registered = torch_compat.registered_micro_kernels()
+    configs = [(kind, one) for kind, found in cpp_micro_gemm.micro_gemm_configs.items() for one in found]
+    assert len(registered) == len(configs)
+    for expected, (kind, one) in zip(registered, configs, strict=True):
+        (found,) = micro_kernels.products(text_of(kind, one))
+        assert (found.kernel, found.dtypes) == (expected.kernel, expected.dtypes)
+        assert (found.m, found.n, found.k, found.threads) == (20, 96, 256, 2)
+        assert (found.per_thread, found.cache) == ((3, 2, 128), (3, 1, 64))
+        kept = micro_kernels.parse(str(found))
+        assert kept is not None
+        assert str(kept) == str(found)
+
+
+def product(kernel: str = VEC, dtypes: str = "f32-f32-f32", **facts: Any) -> Product:
+    defaults: dict[str, Any] = {"threads": 4, "m": 20, "n": 33, "k": 40, "per_thread": (3, 1, 40), "cache": (3, 1, 40)}
+    return Product(kernel, dtypes, **{**defaults, **facts})
+
+
+@pytest.mark.parametrize(
+    ("found", "choice", "words"),
+    [
+        ([product()], VEC, ""),
+        ([product()], "", ""),
+        ([], VEC, ""),
+        ([product("CppMicroGemmRef-1x1x1")], VEC, "CppMicroGemmRef-1x1x1, not"),
+        ([product(), product("CppMicroGemmFP32Vec-8x8x1")], VEC, "beside"),
+        ([product(), product("CppMicroGemmFP32Vec-8x8x1", "bf16-bf16-f32")], VEC, ""),
+        ([product()], f"{VEC},cache=4.1.99", ""),  # no larger than what a thread has
+        ([product()], f"{VEC},cache=3.1.8", "cache blocks"),
+        ([product()], f"{VEC},threads=2.2.1", ""),
+        ([product()], f"{VEC},threads=4.1.1", "each thread"),
+        ([product(threads=1)], f"{VEC},threads=4.1.1", ""),  # of a batch: one thread for each matrix
+        ([product(per_thread=(3, 1, 10))], f"{VEC},kslices=2", "4 slices"),
+    ],
+)
+def test_code_that_is_not_what_was_asked_for_is_no_proof(found: list[Product], choice: str, words: str) -> None:
+    said = micro_kernels.contradiction(found, choice)
+    assert words in said
+    assert bool(said) == bool(words)
+    proof = Proof(("a",), ("k",), ("k",), contradiction=said)
+    assert (proof.objection() is None) == (not words)
+
+
+@pytest.mark.parametrize(
+    ("facts", "suffix", "met"),
+    [
+        ({}, ",kslices=4", False),
+        ({"per_thread": (5, 2, 10)}, ",kslices=4", True),
+        ({"m": 0, "per_thread": None, "cache": None, "most_slices": 4}, ",kslices=4", True),  # decided at run time
+        ({"m": 0, "per_thread": None, "cache": None}, ",cache=2.2.8", False),
+        ({"per_thread": None, "cache": None}, ",threads=4.1.1", False),
+        ({}, ",kslices=1", True),
+    ],
+)
+def test_blockings_that_make_no_difference_are_said(facts: dict[str, Any], suffix: str, met: bool) -> None:
+    assert (micro_kernels.unmet([product(**facts)], f"{VEC}{suffix}") == "") == met
+
+
+# -- Inductor ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def generating_for(isa: type[cpu_vec_isa.VecISA]) -> Iterator[None]:
+    """Let Inductor choose micro-kernels as on another machine; nothing may be compiled."""
+    with (
+        patch.object(cpp_micro_gemm, "pick_vec_isa", isa),
+        patch.object(cpu_vec_isa.VecAMX, "is_amx_fp16_supported", lambda _: True),
+        patch.object(torch.cpu, "_is_amx_fp16_supported", lambda: True),
+    ):
+        yield
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("isa", "line", "names", "refused"),
+    [
+        (
+            cpu_vec_isa.VecAMX,
+            "linear:bf16:nt:20x96x64:bias",
+            {"CppMicroGemmAMX-32x16x32", "CppMicroGemmAMX-16x48x32", "CppMicroGemmFP32Vec-16x16x1"},
+            "",
+        ),
+        (
+            cpu_vec_isa.VecAMX,
+            "linear:bf16:nt:20x96x63:bias",
+            {"CppMicroGemmFP32Vec-8x48x1", "CppMicroGemmFP32Vec-8x32x1", "CppMicroGemmFP32Vec-16x16x1"},
+            "CppMicroGemmAMX-32x32x32",
+        ),
+        (cpu_vec_isa.VecAMX, "linear:f16:nt:20x96x64:bias", {"CppMicroBrgemm-48x16x32"}, ""),
+        (cpu_vec_isa.VecAVX512, "linear:f32:nt:20x96x64", {"CppMicroGemmFP32Vec-8x48x1"}, ""),
+        (
+            cpu_vec_isa.VecAVX2,
+            "woq_int8:bf16-i8-bf16:nt:3x64x128",
+            {"CppMicroGemmFP32Vec-4x24x1", "CppMicroGemmFP32Vec-2x16x64"},
+            "CppMicroGemmFP32Vec-8x8x1",
+        ),
+    ],
+)
+def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
+    isa: type[cpu_vec_isa.VecISA], line: str, names: set[str], refused: str
+) -> None:
+    backend = CppBackend(threads=1)
+    problem, first = given(line)
+    before = cpp_micro_gemm.micro_gemm_configs
+    with generating_for(isa), judge._quiet():
+        found, left = backend.choices(problem, first), backend.refused(problem, first)
+    assert names < set(found)
+    assert "CppMicroGemmRef-1x1x1" in found
+    assert not set(found) & set(left)
+    assert (refused in left) == bool(refused)
+    assert all("CppMicro" in name and left[name].code == micro_kernels.REFUSED for name in left)
+    assert (backend.compiles, cpp_micro_gemm.micro_gemm_configs is before) == (0, True)
+
+
+@needs_compiler
+def test_the_reference_micro_kernel_of_a_large_product_is_had_by_name_only() -> None:
+    backend, reference = CppBackend(threads=1), "CppMicroGemmRef-1x1x1"
+    problem, first = given("linear:f32:nt:1024x1024x512")
+    with judge._quiet():
+        assert reference not in backend.choices(problem, first)
+        assert backend.named(problem, first, "CppMicroGemmRef*") == (reference,)
+
+
+LINE = "linear:f32:nt:5x25x33:bias+relu"
+
+
+@pytest.fixture(scope="module")
+def cpp() -> CppBackend:
+    return CppBackend(threads=2)
+
+
+@needs_compiler
+def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: CppBackend) -> None:
+    problem, first = given(LINE)
+    pick, *others = cpp.choices(problem, first)
+    before = cpp_micro_gemm.micro_gemm_configs
+    names = [others[0], "CppMicroGemmRef-1x1x1"]
+    for name in names:
+        case = judge.Case(cpp, problem, ("rand",), 1, "cpu", name)
+        (outcome,) = judge.Judge().judge(case)
+        assert (outcome.status, outcome.choice) == (Status.PASSED, name)
+        (said,) = outcome.configuration
+        assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
+    assert cpp_micro_gemm.micro_gemm_configs is before
+    assert pick not in names
+    assert cpp.recipe(problem, first, names[1]).micro_kernel == names[1]
+
+
+@needs_compiler
+def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
+    problem, first = given(LINE)
+    pick = cpp.choices(problem, first)[0]
+    prepared = cpp.prepare_choice(problem, first, f"{pick},cache=1.1.8,threads=1.1.2")
+    (one,) = prepared.artifact.products
+    assert (one.slices, one.cache, prepared.contract) == (2, (1, 1, 8), Contract("f32", "fused", slices=2))
+    assert prepared.run(first).shape == (5, 25)
+    assert prepared.proof().objection() is None
+    # The same artifact does not answer for another candidate.
+    prepared.artifact.spec = dataclasses.replace(prepared.artifact.spec, choice=f"{pick},cache=1.1.4")
+    objection = prepared.proof().objection()
+    assert objection is not None
+    assert objection.code == "another-candidate"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("suffix", "code"), [(",threads=3.1.1", "not-the-threads"), (",kslices=2", "blocking-unmet"), (",x=1", "no-such")]
+)
+def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
+    problem, first = given(LINE)
+    pick = cpp.choices(problem, first)[0]
+    case = judge.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
+    (outcome,) = judge.Judge().judge(case)
+    assert outcome.status is Status.UNSUPPORTED
+    assert outcome.reason is not None
+    assert outcome.reason.code.startswith(code)
+
+
+@needs_compiler
+def test_caches_do_not_answer_one_blocking_with_another() -> None:
+    problem, first = given("linear:f32:nt:5x25x33")
+    backend = CppBackend(threads=1).with_user_caches("blockings")
+    pick, other, *_ = backend.choices(problem, first)
+    names = [pick, other, f"{pick},cache=1.1.4"]
+    said: list[str] = []
+    for name in names * 2:  # the second time out of the caches
+        prepared = backend.prepare_choice(problem, first, name)
+        prepared.run(first)
+        assert prepared.proof().objection() is None
+        said += prepared.proof().configuration
+    assert len(set(said)) == len(set(names))
+    assert said[: len(names)] == said[len(names) :]
+
+
+def test_a_script_leaves_one_micro_kernel_registered() -> None:
+    """In a process of its own, where nothing of Inductor has been imported before."""
+    shown = (
+        "found = [(c.__name__, *one.register_blocking) for c, all in micro.micro_gemm_configs.items() for one in all]",
+        "print(sorted(set(found)))",
+    )
+    lines = ["import torch, torch._inductor.config", *pin._micro_kernel(VEC), *shown]
+    lines += [*pin._micro_kernel("CppMicroGemmRef-1x1x1"), *shown]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[('CppMicroGemmFP32Vec', 4, 24, 1)]", "[]"]
+
+
+class Listing:
+    """A backend with two candidates of a list, more of them by name, and one that it has not."""
+
+    name = "cpp"
+    supports = availability = prepare = staticmethod(lambda *_: None)
+
+    def choices(self, problem: Problem, given: operands.Operands) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def named(self, problem: Problem, given: operands.Operands, wanted: str) -> tuple[str, ...]:
+        return (wanted,) if wanted.startswith("a,") else ()
+
+    def refused(self, problem: Problem, given: operands.Operands) -> dict[str, Reason]:
+        return {"c": Reason(micro_kernels.REFUSED, "its check refuses")}
+
+    def prepare_choice(self, problem: Problem, given: operands.Operands, choice: str) -> Any:
+        raise Unsupported("stop", f"{choice} came this far")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ended"),
+    [
+        ("all", [("a", "stop"), ("b", "stop"), ("c", micro_kernels.REFUSED)]),
+        ("b*", [("b", "stop")]),
+        ("a,k=1", [("a,k=1", "stop")]),
+        ("d", [("", "no-such-choice")]),
+    ],
+)
+def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
+    wanted: str, ended: list[tuple[str, str]]
+) -> None:
+    backend: Any = Listing()
+    case = judge.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
+    outcomes = list(judge.Judge().judge(case))
+    assert [(o.choice, o.reason.code if o.reason else "") for o in outcomes] == ended
+
+
+# -- coverage ----------------------------------------------------------------------------------------
+
+REGISTERED = (
+    Registered(VEC, "f32-f32-f32", "avx2"),
+    Registered("CppMicroGemmFP32Vec-8x8x1", "f32-f32-f32", "avx2"),
+    Registered(VEC, "bf16-i8-f32", "avx2"),
+    Registered("CppMicroGemmFP32Vec-4x24x1", "f16-f16-f32", "avx2"),
+    Registered("CppMicroGemmFP32Vec-8x48x1", "f32-f32-f32", "avx512"),
+    Registered("CppMicroGemmAMX-32x32x64", "u8-i8-i32", "amx"),
+    Registered(VEC, "f32-f32-f32", "neon"),
+)
+
+
+def judged(line: str, status: Status = Status.PASSED, *products: Product, **facts: Any) -> Outcome:
+    return Outcome("cpp", line, "rand", 0, status, configuration=tuple(map(str, products)), **facts)
+
+
+def outcomes() -> list[Outcome]:
+    flat, wrong = "linear:f32:nt:20x33x40", "linear:f32:nt:2x9x48x64"
+    refusal = Reason(micro_kernels.REFUSED, "Inductor's check_it refuses the problem")
+    lost = Reason("prepare-RuntimeError", "no")
+    return [
+        judged(flat, Status.PASSED, product()),
+        judged(wrong, Status.INCORRECT, product(m=18, n=48, k=64, per_thread=(3, 2, 64), cache=(3, 1, 16))),
+        judged("linear:f32:nt:7x48x64::dyn-m", Status.PASSED, product(m=0, n=48, per_thread=None, cache=None)),
+        # Three matrices for two threads: two by the function for one thread, one by that for two.
+        judged(
+            "bmm:f32:nn:3x20x33x40",
+            Status.KNOWN_FAILURE,
+            product("CppMicroGemmRef-1x1x1", threads=1),
+            product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
+        ),
+        # Four: all of them by the function for one thread.
+        judged(
+            "bmm:f32:nn:4x20x33x40",
+            Status.PASSED,
+            product("CppMicroGemmRef-1x1x1", threads=1),
+            product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
+        ),
+        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=VEC),
+        judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},cache=2.2.8"),
+        judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
+        Outcome("aten", flat, "rand", 0, Status.PASSED),
+    ]
+
+
+def test_the_matrix_counts_what_the_code_says_and_tells_why_the_rest_was_not_reached() -> None:
+    found = coverage.matrix(outcomes(), ["avx2"], REGISTERED)
+    rows = {(row.kernel, row.dtypes): row for row in found.rows if row.isa != "neon"}
+    first = rows[VEC, "f32-f32-f32"]
+    assert first.cases == Counter(passed=2, failed=2)
+    assert {name: dict(count) for name, count in first.columns.items()} == {
+        "N tail": {"passed": 1},
+        "M tail": {"passed": 1, "failed": 1},
+        "K steps": {"failed": 1},
+        "any M": {"passed": 1},
+    }
+    assert first.left_over == {2, 3}  # 18 rows, 7 rows; 20 are five whole blocks
+    reference = rows["CppMicroGemmRef-1x1x1", "f32-f32-f32"]
+    assert reference.cases == Counter(known=1, passed=1)
+    assert reference.columns["K slices"] == Counter(known=1)
+    assert [row.why for row in found.rows if row.isa == "neon"] == ["needs neon; judged on avx2"]
+    assert {key: row.why for key, row in rows.items() if row.why} == {
+        ("CppMicroGemmFP32Vec-8x8x1", "f32-f32-f32"): "not asked for, --gemm-choices=all has it",
+        (VEC, "bf16-i8-f32"): "Inductor's check_it refuses the problem (1 problem)",
+        (VEC, "f16-f16-f32"): "no problem of the run has a product of these types",
+        ("CppMicroGemmFP32Vec-8x48x1", "f32-f32-f32"): "needs avx512; judged on avx2",
+        ("CppMicroGemmAMX-32x32x64", "u8-i8-i32"): "needs amx; judged on avx2",
+    }
+
+
+def test_on_a_better_machine_inductor_takes_other_micro_kernels() -> None:
+    found = coverage.matrix([], ["amx"], REGISTERED)
+    why = {row.isa: row.why for row in found.rows}
+    assert why["avx2"] == "Inductor at amx takes others; it has to generate for avx2"
+    assert why["avx512"] == why["amx"] == "no problem of the run has a product of these types"
+
+
+def test_the_matrix_is_a_page_and_data() -> None:
+    found = coverage.matrix(outcomes(), ["avx2"], REGISTERED)
+    page = coverage.text(found, ".md", title="Mine").splitlines()
+    assert page[0] == "# Mine"
+    assert f"| {VEC} | f32-f32-f32 | avx2 | 2, 2 F | . | . | 1, 1 F | 1 | . | 0, 1 F | . | 1 | 2-3 of 3 |" in page
+    assert "1 of 7 registered" in "\n".join(page)
+    data = json.loads(coverage.text(found, ".json"))
+    assert len(data["rows"]) == len(found.rows)
+    assert data["rows"][0]["cases"]
+
+
+def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pytest_gemm import report
+
+    path = tmp_path / "run.jsonl"
+    lines = [report.record_line(results.provenance(["conformance"], gpus=False))]
+    lines += [report.record_line(report.to_record(one)) for one in outcomes()]
+    path.write_text("".join(lines))
+    # In a process of its own, where nothing of Inductor has been imported before.
+    command = [sys.executable, "-m", "pytest_gemm.coverage", str(path), "--json"]
+    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["rows"]
+    assert sum(sum(row["cases"].values()) for row in rows) == 6
+    path.write_text("no record\n")
+    with pytest.raises(SystemExit):
+        coverage.main([str(path)])
+    assert "line 1 is no line of a run record" in capsys.readouterr().err
+
+
+def test_a_coverage_file_says_by_its_name_what_it_is() -> None:
+    with pytest.raises(pytest.UsageError, match=r"--gemm-coverage=m.txt: give a file that ends with .md"):
+        config._coverage("m.txt")
+    assert config._coverage("") is None
