@@ -6,7 +6,7 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,20 @@ from pytest_gemm.problem import DType, Problem, Step, StepKind
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
-__all__ = ["PROGRAMS", "WEIGHT_OPS", "Matmul", "Program", "apply_step", "args", "build", "torch_dtype"]
+__all__ = [
+    "PACKED_OPS",
+    "PROGRAMS",
+    "WEIGHT_OPS",
+    "Matmul",
+    "Program",
+    "apply_step",
+    "args",
+    "build",
+    "derived",
+    "pack",
+    "packed",
+    "torch_dtype",
+]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # A tensor, or for ``tap`` a tuple of two.
@@ -33,26 +46,36 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 # Ops that have a program; the others come with their operands.
 PROGRAMS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
+    | {"woq_int8", "woq_int4", "qlinear", "da8w8"}
 )
 
 # Ops whose second argument is the N x K weight as stored, not its K x N view.
-WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear"})
+WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear", "da8w8"})
+
+# Ops whose weight a user packs once, outside of the program.
+PACKED_OPS = frozenset({"woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by parameter name, in order: a, b, scale_a, scale, offs, bias, r0, r1 ...
+    """The program's tensors by parameter name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0 ...
 
-    ``b`` is the stored N x K weight for the weight ops, the (K, N) view otherwise; it is absent for ``self``, and so is
-    ``r0`` for ``res-a``.
+    ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent for
+    ``self``, and so is ``r0`` for ``res-a``.
     """
     found: dict[str, torch.Tensor] = {"a": operands.a}
     if not problem.has("self"):
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
     if operands.scale_a is not None:
         found["scale_a"] = operands.scale_a
+    if operands.zero_a is not None:
+        found["zero_a"] = operands.zero_a
     if operands.scale_b is not None:
-        found["scale" if operands.scale_a is None else "scale_b"] = operands.scale_b
+        found["scale" if problem.op.name == "woq_int8" else "scale_b"] = operands.scale_b
+    if operands.zero_b is not None:
+        found["zero_b"] = operands.zero_b
+    if operands.affine is not None:
+        found["affine"] = operands.affine
     if operands.offs is not None:
         found["offs"] = operands.offs
     if operands.bias is not None:
@@ -87,12 +110,101 @@ def apply_step(step: Step, x: torch.Tensor, residual: torch.Tensor | None) -> to
     assert residual is not None, step
     binary: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "add": torch.add,
+        "sum": torch.add,
         "sub": torch.sub,
         "mul": torch.mul,
         "div": torch.div,
         "bias": torch.add,
     }
     return binary[step.name](x, residual)
+
+
+def pack(problem: Problem, weight: torch.Tensor) -> torch.Tensor:
+    """The N x K weight of a :data:`PACKED_OPS` op in the form that the op takes.
+
+    ``qlinear``: oneDNN's own format.  ``woq_int4``: two codes of 0 to 15 in a byte, in an order that is ATen's business
+    and depends on the processor.
+    """
+    if problem.op.name == "qlinear":
+        made: torch.Tensor = torch.ops.onednn.qlinear_prepack(weight, None)
+        return made
+    made = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.to(torch.int32).contiguous(), 1)
+    return made
+
+
+def packed(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of :func:`args` with the weight packed where the op asks for it."""
+    if problem.op.name not in PACKED_OPS:
+        return tensors
+    return {**tensors, "b": pack(problem, tensors["b"])}
+
+
+def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a compiler makes of several constants of the program, by what it makes it of: ``"b+scale_b:sums"``.
+
+    ``qlinear``: the products of both scales, the sums of B's columns that make up for A's zero point, with the factors
+    that are constants, and the constants in the program's text (``":"`` in front).
+    """
+    if problem.op.name == "woq_int4":
+        return {"b:packed": pack(problem, tensors["b"])} if "b" in tensors else {}
+    if problem.op.name != "qlinear" or "b" not in tensors:
+        return {}
+    sums = torch.sum(tensors["b"].mT.to(torch.float32), dim=0)
+    static = problem.step("static")
+    if static is None:
+        return {"b:sums": sums}
+    scale, zero = torch.tensor(static.numbers[0]), torch.tensor(int(static.numbers[1]), dtype=torch.int32)
+    both = scale * tensors["scale_b"]
+    return {":scale": scale, ":zero": zero, "scale_b:both": both, "b+scale_b:sums": sums * both * zero}
+
+
+# oneDNN's name of a unary step, and its algorithm.
+_ONEDNN = {"silu": ("swish", ""), "clamp": ("hardtanh", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+
+
+def _qlinear(problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
+    """``onednn::qlinear_pointwise`` in the overload that the problem's scales and steps ask for; ``b`` is packed.
+
+    A static scale and zero point are numbers of the program, as the quantiser of PyTorch 2 writes them; a dynamic one
+    are tensors.  The weight is symmetric and has a scale for each column.
+    """
+    static, requant = problem.step("static"), problem.step("requant")
+    scale, zero = static.numbers if static else (t["scale_a"], t["zero_a"])
+    out_scale, out_zero = requant.numbers if requant else (1.0, 0.0)
+    binary = next((step for step in problem.passes if step.kind is StepKind.BINARY), None)
+    unary = next((step for step in problem.passes if step.kind is StepKind.UNARY), None)
+    name, algorithm = _ONEDNN.get(unary.name, (unary.name, "")) if unary else ("none", "")
+    numbers = list(unary.numbers) if unary else []
+    before = (t["a"], scale, int(zero) if static else zero, t["b"], t["scale_b"], t["zero_b"])
+    after = (t.get("bias"), out_scale, int(out_zero), torch_dtype(problem.dtypes.out))
+    op: Any = torch.ops.onednn.qlinear_pointwise
+    made: torch.Tensor
+    if binary is None:
+        made = (op.default if static else op.tensor)(*before, *after, name, numbers, algorithm)
+        return made
+    # "sum" writes into its operand, which is not ours to change.
+    other = t["r0"].clone() if binary.name == "sum" else t["r0"]
+    overload = op.binary if static else op.binary_tensor
+    made = overload(*before, other, *after, 1.0, 0, binary.name, 1.0, name, numbers, algorithm)
+    return made
+
+
+def _qlinear_around(problem: Problem, t: dict[str, torch.Tensor], matmul: Matmul) -> torch.Tensor:
+    """The same with ``matmul`` for the integer product, and everything around it in eager f32."""
+    static, requant = problem.step("static"), problem.step("requant")
+    scale, zero = static.numbers if static else (t["scale_a"], t["zero_a"])
+    both = t["scale_b"] * scale
+    sums = t["b"].to(torch.float32).sum(1)
+    x = matmul(t["a"], t["b"].mT).to(torch.float32) * both - both * zero * sums
+    if problem.step("bias") is not None:
+        x = x + t["bias"].to(torch.float32)
+    for step in problem.passes:
+        x = apply_step(step, x, t["r0"].to(torch.float32) if step.kind is StepKind.BINARY else None)
+    out = torch_dtype(problem.dtypes.out)
+    if requant is None:
+        return x.to(out)
+    info = torch.iinfo(out)
+    return (torch.round(x * (1.0 / requant.numbers[0])) + requant.numbers[1]).clamp(info.min, info.max).to(out)
 
 
 def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
@@ -105,6 +217,14 @@ def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tens
     return torch.cat(pieces)
 
 
+def _int_mm(problem: Problem, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The int32 product of A, 2-D or 3-D, and the stored weight."""
+    shape = problem.shape
+    if shape.batch is None:
+        return torch._int_mm(a, b.mT)
+    return torch._int_mm(a.reshape(-1, shape.k), b.mT).reshape(shape.batch, -1, shape.n)
+
+
 def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
     """The product with its own addend, before any pass; with ``matmul`` in place of PyTorch's if given."""
     op, alpha, beta = problem.op.name, problem.alpha, problem.beta
@@ -112,14 +232,21 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
     out = torch_dtype(problem.dtypes.out)
     a_float, b_float = problem.dtypes.a.is_float, problem.dtypes.b.is_float
 
+    def scaled_integers(t: dict[str, torch.Tensor], c: torch.Tensor) -> torch.Tensor:
+        """An int32 product times A's and B's scales: in the type of the scales, which is f32 where out is f16."""
+        x = c.to(t["scale_a"].dtype) * t["scale_a"] * t["scale_b"]
+        return ((x + t["bias"]) if has_bias else x).to(out)
+
     def plain(t: dict[str, torch.Tensor]) -> torch.Tensor:
         """Through ``matmul``: everything else in eager PyTorch."""
         assert matmul is not None
         a = t["a"]
+        if op == "qlinear":
+            return _qlinear_around(problem, t, matmul)
         b = t["a"].mT if problem.has("self") else t["b"].mT if op in WEIGHT_OPS else t["b"]
         if op in {"mixed_mm", "woq_int8"}:
             a, b = a.to(out), b.to(out)
-        if op == "linear" and a.dim() == 3:
+        if op in {"linear", "da8w8"} and a.dim() == 3:
             c = matmul(a.flatten(0, 1), b).reshape(*a.shape[:-1], b.shape[-1])
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
@@ -127,6 +254,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
             c = matmul(a, b)
         if op == "woq_int8":
             return c * t["scale"]
+        if op == "da8w8":
+            return scaled_integers(t, c)
         if op == "scaled_mm":
             # fp8 holds neither the sum nor what the scales make of it: ``matmul`` gives f32, and it is rounded once.
             c = c.to(torch.float32) * t["scale_a"] * t["scale_b"]
@@ -156,6 +285,13 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
             return torch.mm(a if a_float else a.to(out), b if b_float else b.to(out))
         if op == "woq_int8":
             return torch._weight_int8pack_mm(a, b, t["scale"])
+        if op == "woq_int4":
+            made: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(a, b, problem.group_size, t["affine"])
+            return made
+        if op == "qlinear":
+            return _qlinear(problem, t)
+        if op == "da8w8":
+            return scaled_integers(t, _int_mm(problem, a, b))
         if op == "scaled_mm":
             return torch._scaled_mm(
                 a,
@@ -174,17 +310,22 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
     return plain if matmul is not None else native
 
 
-def build(problem: Problem, matmul: Matmul | None = None) -> Program:
+def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = False) -> Program:
     """The function over the tensors of :func:`args`, passed by keyword.
 
     Args:
         problem: what to compute.
         matmul: a replacement for the matrix product; everything around it stays eager PyTorch.
+        is_packed: whether the weight comes packed already (:func:`packed`), where the op asks for that.
     """
     product = _product(problem, matmul)
-    passes = problem.passes
+    # The op qlinear has its steps inside.
+    passes = () if problem.op.name == "qlinear" else problem.passes
+    packs = problem.op.name in PACKED_OPS and matmul is None and not is_packed
 
     def program(**tensors: torch.Tensor) -> Any:
+        if packs:
+            tensors["b"] = pack(problem, tensors["b"])
         if problem.has("res-a"):
             tensors["r0"] = tensors["a"]
         if problem.autocast:
