@@ -1088,8 +1088,8 @@ def _random(
         return _random_quantised(frame, draw, side)
     real, k = _real(frame), max(frame.k, 1)
     positive = side.mean > 0
-    most = 128
-    if frame.all_integer:
+    most = 255 if frame.int8 else 128
+    if frame.all_integer and not frame.int8:
         # An int32 product that is cast to a narrow float: eight standard deviations must fit.
         most = max(1, min(128, int(math.sqrt(3 * frame.room / (8 * math.sqrt(k))) / (2 if frame.adds else 1))))
     squares, tops, means = [], [], []

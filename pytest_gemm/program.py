@@ -217,24 +217,28 @@ def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tens
     return torch.cat(pieces)
 
 
-def _int_mm(problem: Problem, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The int32 product of A, 2-D or 3-D, and the stored weight."""
-    shape = problem.shape
-    if shape.batch is None:
-        return torch._int_mm(a, b.mT)
-    return torch._int_mm(a.reshape(-1, shape.k), b.mT).reshape(shape.batch, -1, shape.n)
-
-
 def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
     """The product with its own addend, before any pass; with ``matmul`` in place of PyTorch's if given."""
     op, alpha, beta = problem.op.name, problem.alpha, problem.beta
     has_bias = problem.step("bias") is not None
     out = torch_dtype(problem.dtypes.out)
+    half = torch.bfloat16
     a_float, b_float = problem.dtypes.a.is_float, problem.dtypes.b.is_float
 
+    shape = problem.shape
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        """A 3-D tensor with a row for each M as one matrix of rows."""
+        return x if shape.batch is None or problem.op.batch != "optional" else x.reshape(shape.batch * shape.m, -1)
+
     def scaled_integers(t: dict[str, torch.Tensor], c: torch.Tensor) -> torch.Tensor:
-        """An int32 product times A's and B's scales: in the type of the scales, which is f32 where out is f16."""
-        x = c.to(t["scale_a"].dtype) * t["scale_a"] * t["scale_b"]
+        """An int32 product, 2-D, times A's and B's scales: in their type, which is f32 where out is f16.
+
+        Reshaped where A is 3-D after the scales and before the bias, as whoever quantises a linear does.
+        """
+        scale_a = rows(t["scale_a"]) if problem.step("rowwise") is not None else t["scale_a"]
+        x = c.to(half if out == half else torch.float32) * scale_a * t["scale_b"]
+        x = x if shape.batch is None else x.reshape(shape.batch, shape.m, shape.n)
         return ((x + t["bias"]) if has_bias else x).to(out)
 
     def plain(t: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -246,16 +250,16 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         b = t["a"].mT if problem.has("self") else t["b"].mT if op in WEIGHT_OPS else t["b"]
         if op in {"mixed_mm", "woq_int8"}:
             a, b = a.to(out), b.to(out)
-        if op in {"linear", "da8w8"} and a.dim() == 3:
+        if op == "linear" and a.dim() == 3:
             c = matmul(a.flatten(0, 1), b).reshape(*a.shape[:-1], b.shape[-1])
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
+        elif op == "da8w8":
+            return scaled_integers(t, matmul(rows(a), b))
         else:
             c = matmul(a, b)
         if op == "woq_int8":
             return c * t["scale"]
-        if op == "da8w8":
-            return scaled_integers(t, c)
         if op == "scaled_mm":
             # fp8 holds neither the sum nor what the scales make of it: ``matmul`` gives f32, and it is rounded once.
             c = c.to(torch.float32) * t["scale_a"] * t["scale_b"]
@@ -291,7 +295,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         if op == "qlinear":
             return _qlinear(problem, t)
         if op == "da8w8":
-            return scaled_integers(t, _int_mm(problem, a, b))
+            return scaled_integers(t, torch._int_mm(rows(a), b.mT))
         if op == "scaled_mm":
             return torch._scaled_mm(
                 a,
