@@ -69,6 +69,8 @@ class AtenBackend:
             return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
         if op == "woq_int4" and (problem.shape.n % 16 or problem.group_size not in {32, 64, 128, 256}):
             return Unsupported("int4-shape", "_weight_int4pack_mm_for_cpu needs N % 16 = 0 and groups of 32 to 256")
+        if op == "woq_int4" and problem.has("pad-lda") and problem.shape.m > 1:
+            return Unsupported("a-strided", "_weight_int4pack_mm_for_cpu asks for a contiguous A", "drop pad-lda")
         if op == "woq_int8" and problem.has("pad-ldb") and problem.shape.n > 1:
             return Unsupported("b-strided", "_weight_int8pack_mm asks for a contiguous weight", "drop pad-ldb")
         return tensor_core.odd_groups(problem)

@@ -142,20 +142,22 @@ def packed(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torc
 def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What a compiler makes of several constants of the program, by what it makes it of: ``"b+scale_b:sums"``.
 
-    ``qlinear``: the products of both scales, the sums of B's columns that make up for A's zero point, with the factors
-    that are constants, and the constants in the program's text (``":"`` in front).
+    ``qlinear`` and ``da8w8``, which Inductor turns into one: the products of both scales, the sums of B's columns that
+    make up for A's zero point, with the factors that are constants, and the constants in the program's text (``":"`` in
+    front).
     """
     if problem.op.name == "woq_int4":
         return {"b:packed": pack(problem, tensors["b"])} if "b" in tensors else {}
-    if problem.op.name != "qlinear" or "b" not in tensors:
+    if problem.op.name not in {"qlinear", "da8w8"} or "b" not in tensors:
         return {}
     sums = torch.sum(tensors["b"].mT.to(torch.float32), dim=0)
     static = problem.step("static")
-    if static is None:
-        return {"b:sums": sums}
-    scale, zero = torch.tensor(static.numbers[0]), torch.tensor(int(static.numbers[1]), dtype=torch.int32)
-    both = scale * tensors["scale_b"]
-    return {":scale": scale, ":zero": zero, "scale_b:both": both, "b+scale_b:sums": sums * both * zero}
+    # Without static ones a symmetric A has the zero point 0, and the scale 1 where A's rows are scaled later.
+    numbers = static.numbers if static else (1.0, 0.0)
+    scale, zero = torch.tensor(numbers[0]), torch.tensor(int(numbers[1]), dtype=torch.int32)
+    both = scale * tensors["scale_b"].to(torch.float32)
+    found = {":scale": scale, ":zero": zero, "scale_b:both": both, "b+scale_b:sums": sums * both * zero}
+    return found if static else {**found, "b:sums": sums}
 
 
 # oneDNN's name of a unary step, and its algorithm.
