@@ -220,9 +220,7 @@ def _candidates(
 
 def _stand_ins(names: Iterable[str], tensors: Tensors) -> dict[str, torch.Tensor]:
     """Stand-ins of these constants; a symmetric weight's zero points stay 0, which decides what may be compiled."""
-    return {
-        n: torch.zeros_like(tensors[n]) if n == "zero_b" else stand_in(tensors[n], next(_seeds)) for n in names
-    }
+    return {n: torch.zeros_like(tensors[n]) if n == "zero_b" else stand_in(tensors[n], next(_seeds)) for n in names}
 
 
 def _bindings(

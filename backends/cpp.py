@@ -158,7 +158,9 @@ def _quantised(problem: Problem) -> Unsupported | None:
         if dtypes.a.name != "bf16":
             return Unsupported("dtype", f"the micro-kernels for 4-bit weights multiply bf16, not {dtypes.a.name}")
         if problem.group_size not in {32, 64, 128} or shape.n % 64:
-            return Unsupported("int4-shape", "the micro-kernels for 4-bit weights need N % 64 = 0 and groups of 32, 64, 128")
+            return Unsupported(
+                "int4-shape", "the micro-kernels for 4-bit weights need N % 64 = 0 and groups of 32, 64, 128"
+            )
         return None
     if op == "qlinear":
         if dtypes.out.name == "f16":
@@ -166,7 +168,9 @@ def _quantised(problem: Problem) -> Unsupported | None:
         if problem.step("dynamic") is not None and any(step.kind is StepKind.BINARY for step in problem.passes):
             return Unsupported("dynamic", "the binary lowering of qlinear_pointwise asks for a constant zero point")
     if shape.n <= _INLINED:
-        return Unsupported("few-columns", f"scales of up to {_INLINED} columns are no constants of the program any more")
+        return Unsupported(
+            "few-columns", f"scales of up to {_INLINED} columns are no constants of the program any more"
+        )
     return None
 
 

@@ -695,8 +695,10 @@ def quantised(level: str) -> tuple[Problem, ...]:
         .combine(step=steps, out=("f32", "bf16"))
         .problems("qlinear:u8-i8-{out}:nt:17x65x127:static+bias+{step}:reduce-range")
     )
-    found += Cases().combine(m=_TILE_ROWS, k=(127, 128, 130)).problems(
-        "qlinear:u8-i8-f32:nt:{m}x64x{k}:static+bias:reduce-range"
+    found += (
+        Cases()
+        .combine(m=_TILE_ROWS, k=(127, 128, 130))
+        .problems("qlinear:u8-i8-f32:nt:{m}x64x{k}:static+bias:reduce-range")
     )
     zeros = Cases().combine(a=("static-0.0078125_0", "static-0.3_255", "static-0.02_128"))
     found += zeros.problems("qlinear:u8-i8-f32:nt:17x96x4096:{a}")
@@ -711,20 +713,30 @@ def quantised(level: str) -> tuple[Problem, ...]:
     found += dynamic_a.problems("da8w8:i8-i8-{out}:nt:{shape}:{a}{bias}")
     found += Cases().combine(m=_TILE_ROWS, k=(128, 130)).problems("da8w8:i8-i8-bf16:nt:{m}x64x{k}:rowwise")
     found += Cases().combine(m=(2, 17, 64)).problems("da8w8:i8-i8-bf16:nt:{m}x65x127:rowwise+bias+relu:dyn-m")
-    groups = Cases().combine(m=(1, 4, 5, 17, 32), group=(32, 64, 128), n=(64, 192)).problems(
-        "woq_int4:bf16-i4-bf16:nt:{m}x{n}x256:group-{group}"
+    groups = (
+        Cases()
+        .combine(m=(1, 4, 5, 17, 32), group=(32, 64, 128), n=(64, 192))
+        .problems("woq_int4:bf16-i4-bf16:nt:{m}x{n}x256:group-{group}")
     )
-    groups += Cases().combine(dtype=FLOATS, shape=("3x16x1024", "7x64x4096")).problems(
-        "woq_int4:{dtype}-i4-{dtype}:nt:{shape}:group-64"
+    groups += (
+        Cases()
+        .combine(dtype=FLOATS, shape=("3x16x1024", "7x64x4096"))
+        .problems("woq_int4:{dtype}-i4-{dtype}:nt:{shape}:group-64")
     )
-    groups += Cases().combine(step=("relu", "add", "bias+gelu")).problems(
-        "woq_int4:bf16-i4-bf16:nt:17x64x256:group-64+{step}"
+    groups += (
+        Cases()
+        .combine(step=("relu", "add", "bias+gelu"))
+        .problems("woq_int4:bf16-i4-bf16:nt:17x64x256:group-64+{step}")
     )
-    weights = Cases().combine(m=range(1, 33), nk=("64x128", "65x144", "1024x128")).problems(
-        "woq_int8:bf16-i8-bf16:nt:{m}x{nk}"
+    weights = (
+        Cases()
+        .combine(m=range(1, 33), nk=("64x128", "65x144", "1024x128"))
+        .problems("woq_int8:bf16-i8-bf16:nt:{m}x{nk}")
     )
-    weights += Cases().combine(m=(1, 16, 32), n=(64, 65, 1024), k=(128, 144, 1024)).problems(
-        "woq_int8:bf16-i8-bf16:nt:{m}x{n}x{k}"
+    weights += (
+        Cases()
+        .combine(m=(1, 16, 32), n=(64, 65, 1024), k=(128, 144, 1024))
+        .problems("woq_int8:bf16-i8-bf16:nt:{m}x{n}x{k}")
     )
     return unique(found + groups + weights)
 

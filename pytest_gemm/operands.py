@@ -476,7 +476,11 @@ def _frame(problem: Problem) -> _Frame:
     for step in _saturating(problem):
         wanted = {"exp": 1.0, "clamp": max((abs(x) for x in step.numbers), default=0.0) or 1.0}.get(step.name, 2.0)
         target = min(target or wanted, wanted)
-    if problem.step("exp") is not None and op not in _INT8_OPS and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
+    if (
+        problem.step("exp") is not None
+        and op not in _INT8_OPS
+        and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
+    ):
         raise Unsupported("exp-of-integers", "exp of an integer product overflows, and integers cannot be scaled down")
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
@@ -699,8 +703,8 @@ def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
 
 # Widest integer of the int-2 filling.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
 _WIDE: Final = {
-    "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255, "i4": 7,
-    "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
+    "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255,
+    "i4": 7, "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
 }  # fmt: skip
 _NARROW: Final = 7
 
@@ -977,7 +981,11 @@ def tile_map_period(problem: Problem) -> tuple[int, int]:
     # In terms of N alone, as B must not depend on M.  B holds J and j, A holds i.
     j_most = min(int(frame.b.max_finite), math.isqrt(most) + 1, 2**frame.b.precision if frame.b.is_float else most)
     j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
-    i_most = min(int(frame.a.max_finite) - max(frame.zero, 0), most // max(j, 1), 2**frame.a.precision if frame.a.is_float else most)
+    i_most = min(
+        int(frame.a.max_finite) - max(frame.zero, 0),
+        most // max(j, 1),
+        2**frame.a.precision if frame.a.is_float else most,
+    )
     rows = frame.a_shape[1]
     i = rows if rows <= i_most else _prime_at_most(i_most)
     return max(i, 1), max(j, 1)
@@ -1697,7 +1705,17 @@ def _keys(problem: Problem, filling: str, seed: int) -> _Draw:
     any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
 
     def draw(name: str) -> _Stream:
-        constant = name in {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias", "affine", "affine-zero"}
+        constant = name in {
+            "b",
+            "b-heavy",
+            "b-specials",
+            "b-zeros",
+            "scale",
+            "scale-both",
+            "bias",
+            "affine",
+            "affine-zero",
+        }
         return _Stream(any_m if constant else plain.line, filling, str(seed), name)
 
     return draw
@@ -1755,43 +1773,42 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         buffers.append(_guarded(name, values, values.shape, torch_dtype(dtype), device))
         return buffers[-1].view
 
-    out = problem.dtypes.out
     offs = keep("offs", group_ends(problem, draw("offs")), DTYPES["i32"]) if problem.grouped else None
-    scale_a: Tensor | None = None
-    zero_a = zero_b = None
-    scale: Tensor | None
-    if affine is not None:
-        scale = None
-    elif frame.int8:
-        scales = DTYPES["bf16"] if problem.op.name == "da8w8" and out.name == "bf16" else DTYPES["f32"]
-        assert drawn.scale is not None
-        scale_a = None if drawn.scale_a is None else keep("scale_a", drawn.scale_a, scales)
-        scale = keep("scale_b", drawn.scale, scales)
-        if problem.op.name == "qlinear":
-            zero_b = keep("zero_b", np.zeros(frame.b_shape[1], dtype=np.int32), DTYPES["i32"])
-            if scale_a is not None:
-                zero_a = keep("zero_a", np.asarray(frame.zero, dtype=np.int32), DTYPES["i32"])
-    elif frame.quantised:
-        assert drawn.scale_a is not None
-        assert drawn.scale is not None
-        scale_a = keep("scale_a", drawn.scale_a, DTYPES["f32"])
-        scale = keep("scale_b", drawn.scale, DTYPES["f32"])
-    else:
-        scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
+    found = _keep_scales(frame, drawn, affine, keep)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
     bias = None if bias_values is None else keep("bias", bias_values, problem.bias_dtype)
-    affine_kept = None if affine is None else keep("affine", affine, problem.dtypes.a)
     residuals = tuple(
         a if index == 0 and problem.has("res-a") else keep(f"r{index}", _all_lines(values, problem.result_shape), dtype)
         for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)
     return Operands(
-        problem, filling, seed, device, a, b, bias, residuals, scale,
+        problem, filling, seed, device, a, b, bias, residuals, found.get("scale_b"),
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
-        scale_a, offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
-        zero_a, zero_b, affine_kept, frame.zero,
+        found.get("scale_a"), offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
+        found.get("zero_a"), found.get("zero_b"), found.get("affine"), frame.zero,
     )  # fmt: skip
+
+
+def _keep_scales(
+    frame: _Frame, drawn: _Drawn, affine: Array | None, keep: Callable[[str, Array, DType], Tensor]
+) -> dict[str, Tensor]:
+    """The scales and zero points that the op takes, as tensors, by the names that :class:`Operands` has for them."""
+    problem, f32 = frame.problem, DTYPES["f32"]
+    if affine is not None:
+        return {"affine": keep("affine", affine, problem.dtypes.a)}
+    if drawn.scale is None:
+        return {}
+    if not (frame.int8 or frame.quantised):
+        return {"scale_b": keep("scale", drawn.scale, problem.dtypes.out)}
+    dtype = DTYPES["bf16"] if problem.op.name == "da8w8" and problem.dtypes.out.name == "bf16" else f32
+    found = {} if drawn.scale_a is None else {"scale_a": keep("scale_a", drawn.scale_a, dtype)}
+    found["scale_b"] = keep("scale_b", drawn.scale, dtype)
+    if problem.op.name == "qlinear":
+        found["zero_b"] = keep("zero_b", np.zeros(frame.b_shape[1], dtype=np.int32), DTYPES["i32"])
+        if "scale_a" in found:
+            found["zero_a"] = keep("zero_a", np.asarray(frame.zero, dtype=np.int32), DTYPES["i32"])
+    return found
 
 
 # Fillings whose integers must come through as they are.
@@ -1804,7 +1821,7 @@ _BEFORE_ZERO: Final = _NEUTRAL | {"int-1", "one-hot"}
 def _scale_int8(frame: _Frame, drawn: _Drawn, draw: _Draw, filling: str) -> None:
     """Scales of A and B that bring an integer product to where its steps and its result tell values apart.
 
-    About 40 steps of an 8-bit result, elsewhere the middle of an activation, or 4.  Powers of two where the filling is
+    8 or 40 steps of an 8-bit result, elsewhere the middle of an activation, or 4.  Powers of two where the filling is
     exact, full significands elsewhere.  A's zero point is added to what is stored.
     """
     problem, exact = frame.problem, drawn.quantum > 0 and filling not in {"rand", "rand-positive"}
@@ -1831,7 +1848,8 @@ def _scale_int8(frame: _Frame, drawn: _Drawn, draw: _Draw, filling: str) -> None
         return
     if filling == "rand":
         drawn.quantum = drawn.spare = 0.0
-    target = 40.0 * requant.numbers[0] if requant else frame.target or 4.0
+    steps = 8.0 if filling == "int-1" else 40.0  # of small integers so few that many values lie half way between two
+    target = steps * requant.numbers[0] if requant else frame.target or 4.0
     e = round(math.log2(target / (drawn.level * size)))
     drawn.scale = _scaled(drawn.scale, e)
     drawn.level, drawn.quantum = drawn.level * size * 2.0**e, drawn.quantum * 2.0 ** (e + math.floor(math.log2(size)))
@@ -1861,6 +1879,7 @@ def _affine(frame: _Frame, drawn: _Drawn, draw: _Draw, filling: str) -> Array:
         zero = np.abs(zero) if drawn.positive else np.zeros_like(zero) if filling == "specials" else zero
     found: Array = np.stack([scale, zero], axis=-1)
     return found
+
 
 def _is_finite(x: Tensor) -> bool:
     """No NaN and no infinity; torch has no isfinite of fp8."""

@@ -402,7 +402,9 @@ def _through(
     """From the product to the result, through every pass.
 
     Args:
-        problem, operands, contract: of the result.
+        problem: whose result it is.
+        operands: its operands.
+        contract: the arithmetic that the backend claims.
         span: the enclosure of the product with what the op itself does to it.
         start: the same without any error.
         tier: what bounds it.
@@ -555,7 +557,7 @@ def _requantised(problem: Problem, span: _Span) -> tuple[_Span, _Span]:
     """Codes of 8 bits for the values of ``span``, and what they are before they are rounded.
 
     ``y = x / scale`` is a product with the reciprocal in f32 in Inductor, two roundings, and a division or such a
-    product in oneDNN: ``3 u |y|``, nothing for a power of two.  The zero point is added to the rounded y, or to y, whose
+    product in oneDNN: ``3 u |y|``, nothing for a power of two.  The zero point is added to the rounded y, or to y: that
     sum is one more rounding and whose ties may go to the other neighbour where it is odd.  Rounding and saturation are
     monotone, so an end that lies a bound's width from a half decides alone and one that straddles it admits both
     neighbours.

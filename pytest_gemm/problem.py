@@ -639,7 +639,11 @@ class Problem:
                 takers = " ".join(op.name for op in OPS.values() if step.name in op.scales)
                 fail("epilogue", f"{self.op.name} takes no {step.name} scales", f"these do: {takers}")
             if step.name in {"static", "requant"} and (step.numbers[0] <= 0.0 or step.numbers[1] % 1.0):
-                fail("epilogue", f"{step} is no scale and zero point", f"write {step.name}-0.5_3: above 0, and an integer")
+                fail(
+                    "epilogue",
+                    f"{step} is no scale and zero point",
+                    f"write {step.name}-0.5_3: above 0, and an integer",
+                )
             if step.kind is StepKind.BIAS and seen_pass:
                 fail("epilogue", f"{step} comes after another step", "bias goes first, factors beside it")
             if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:

@@ -58,7 +58,7 @@ PACKED_OPS = frozenset({"woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by parameter name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0 ...
+    """The program's tensors by parameter name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0.
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent for
     ``self``, and so is ``r0`` for ``res-a``.
@@ -125,10 +125,11 @@ def pack(problem: Problem, weight: torch.Tensor) -> torch.Tensor:
     ``qlinear``: oneDNN's own format.  ``woq_int4``: two codes of 0 to 15 in a byte, in an order that is ATen's business
     and depends on the processor.
     """
+    made: torch.Tensor
     if problem.op.name == "qlinear":
-        made: torch.Tensor = torch.ops.onednn.qlinear_prepack(weight, None)
-        return made
-    made = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.to(torch.int32).contiguous(), 1)
+        made = torch.ops.onednn.qlinear_prepack(weight, None)
+    else:
+        made = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.to(torch.int32).contiguous(), 1)
     return made
 
 
@@ -219,29 +220,30 @@ def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tens
     return torch.cat(pieces)
 
 
+def _rows(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """A tensor with a row for each of M, which may be 3-D, as one matrix of rows."""
+    shape = problem.shape
+    return x if shape.batch is None else x.reshape(shape.batch * shape.m, -1)
+
+
+def _scaled_integers(problem: Problem, t: dict[str, torch.Tensor], c: torch.Tensor) -> torch.Tensor:
+    """An int32 product, 2-D, times A's and B's scales: in their type, which is f32 where the result is f16.
+
+    Reshaped where A is 3-D after the scales and before the bias, as whoever quantises a linear does.
+    """
+    shape, out = problem.shape, problem.dtypes.out
+    scale_a = _rows(problem, t["scale_a"]) if problem.step("rowwise") is not None else t["scale_a"]
+    x = c.to(torch.bfloat16 if out.name == "bf16" else torch.float32) * scale_a * t["scale_b"]
+    x = x if shape.batch is None else x.reshape(shape.batch, shape.m, shape.n)
+    return (x if problem.step("bias") is None else x + t["bias"]).to(torch_dtype(out))
+
+
 def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
     """The product with its own addend, before any pass; with ``matmul`` in place of PyTorch's if given."""
     op, alpha, beta = problem.op.name, problem.alpha, problem.beta
     has_bias = problem.step("bias") is not None
     out = torch_dtype(problem.dtypes.out)
-    half = torch.bfloat16
     a_float, b_float = problem.dtypes.a.is_float, problem.dtypes.b.is_float
-
-    shape = problem.shape
-
-    def rows(x: torch.Tensor) -> torch.Tensor:
-        """A 3-D tensor with a row for each M as one matrix of rows."""
-        return x if shape.batch is None or problem.op.batch != "optional" else x.reshape(shape.batch * shape.m, -1)
-
-    def scaled_integers(t: dict[str, torch.Tensor], c: torch.Tensor) -> torch.Tensor:
-        """An int32 product, 2-D, times A's and B's scales: in their type, which is f32 where out is f16.
-
-        Reshaped where A is 3-D after the scales and before the bias, as whoever quantises a linear does.
-        """
-        scale_a = rows(t["scale_a"]) if problem.step("rowwise") is not None else t["scale_a"]
-        x = c.to(half if out == half else torch.float32) * scale_a * t["scale_b"]
-        x = x if shape.batch is None else x.reshape(shape.batch, shape.m, shape.n)
-        return ((x + t["bias"]) if has_bias else x).to(out)
 
     def plain(t: dict[str, torch.Tensor]) -> torch.Tensor:
         """Through ``matmul``: everything else in eager PyTorch."""
@@ -257,7 +259,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
         elif op == "da8w8":
-            return scaled_integers(t, matmul(rows(a), b))
+            return _scaled_integers(problem, t, matmul(_rows(problem, a), b))
         else:
             c = matmul(a, b)
         if op == "woq_int8":
@@ -297,7 +299,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         if op == "qlinear":
             return _qlinear(problem, t)
         if op == "da8w8":
-            return scaled_integers(t, torch._int_mm(rows(a), b.mT))
+            return _scaled_integers(problem, t, torch._int_mm(_rows(problem, a), b.mT))
         if op == "scaled_mm":
             return torch._scaled_mm(
                 a,
