@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -72,6 +72,8 @@ def constant_names(problem: Problem) -> frozenset[str]:
     if problem.op.name == "linears":
         count = problem.shape.batch or 0
         return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
+    if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
+        names |= {"scale_b", "zero_b", "affine"}
     if step is not None and step.text not in {"m1", "mn"}:
         names.add("bias")
     return frozenset(names)
@@ -85,7 +87,7 @@ def m_dimensions(problem: Problem) -> dict[str, int]:
         residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
         return {"a": 0, **{f"r{i}": rows for i in range(residuals)}}
     if problem.step("rowwise") is not None:
-        found["scale_a"] = 0
+        found["scale_a"] = found["a"]
     residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
     found.update((f"r{i}", found["a"]) for i in range(residuals))
     step = problem.step("bias")
@@ -121,9 +123,9 @@ class _Program(torch.nn.Module):
 
     def __init__(self, problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> None:
         super().__init__()
-        for name, tensor in constants.items():
+        for name, tensor in program.packed(problem, dict(constants)).items():
             self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-        self._build = program.build(problem)
+        self._build = program.build(problem, is_packed=True)
         self._constants = tuple(constants)
         self._inputs = inputs
 
@@ -226,6 +228,11 @@ def _candidates(
     return found
 
 
+def _stand_ins(names: Iterable[str], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Stand-ins of these constants; a symmetric weight's zero points stay 0, which decides what may be compiled."""
+    return {n: torch.zeros_like(tensors[n]) if n == "zero_b" else stand_in(tensors[n], next(_seeds)) for n in names}
+
+
 def _bindings(
     module: ModuleType, session: torch_compat.Session, constants: Tensors, ignorable: frozenset[str]
 ) -> tuple[list[_Binding], str]:
@@ -247,7 +254,9 @@ def _bindings(
         if binding is None:
             return [], f"{attribute} {tuple(constant.shape)} does not follow from the constant operands"
         made.append(binding)
-    missing = {name for name, t in constants.items() if t.numel()} - {b.source for b in made} - ignorable
+    # What is derived stands for the constants in front of its colon.
+    used = {name for b in made for name in b.source.partition(":")[0].split("+")}
+    missing = {name for name, t in constants.items() if t.numel() and ":" not in name} - used - ignorable
     if missing:
         return [], f"{', '.join(sorted(missing))} became part of the generated code"
     return made, ""
@@ -443,7 +452,7 @@ def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Liste
 
 def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
     """What Inductor's first selection for the program was given; compiles and runs nothing."""
-    constants = {n: stand_in(tensors[n], next(_seeds)) for n in _constants(problem, tensors, spec)}
+    constants = _stand_ins(_constants(problem, tensors, spec), tensors)
     module, args = _traced(problem, tensors, constants)
     with (
         _threads(spec.threads),
@@ -664,14 +673,17 @@ class Artifact:
         return made
 
     def _try_to_rebind(self, tensors: Tensors) -> None:
-        constants = {n: stand_in(tensors[n], next(_seeds)) for n in self._names}
+        constants = _stand_ins(self._names, tensors)
         self._compiled = self._run_compiler(tensors, constants)
         if len(self._compiled.modules) != 1:
             self.rebind_reason = f"{len(self._compiled.modules)} modules were generated"
             return
         ignorable = frozenset({"bias"}) if self.problem.beta == 0.0 else frozenset()
         module = self._compiled.modules[0]
-        self._bindings, self.rebind_reason = _bindings(module, self._compiled.session, constants, ignorable)
+        if "zero_b" in constants:
+            ignorable |= {"zero_b"}
+        sources = {**constants, **program.derived(self.problem, constants)}
+        self._bindings, self.rebind_reason = _bindings(module, self._compiled.session, sources, ignorable)
         # The packings hold the stand-ins; the recipes hold what they need of them.
         self._compiled.session.packings.clear()
 
@@ -692,6 +704,7 @@ class Artifact:
             if not all(torch_compat.same_bits(tensors[n], self._contents[n]) for n in self._names):
                 self._compile_for(tensors)
         else:
+            tensors = {**tensors, **program.derived(self.problem, tensors)}
             for binding in self._bindings:
                 constant = fence.moved(binding.recipe(tensors[binding.source]), "packed")
                 setattr(self._compiled.modules[0], binding.attribute, constant)

@@ -67,6 +67,10 @@ class AtenBackend:
             return Unsupported("op", f"{op} has no program yet")
         if problem.grouped and problem.dtypes.out.name == "f64":
             return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
+        if op == "woq_int4" and (problem.shape.n % 16 or problem.group_size not in {32, 64, 128, 256}):
+            return Unsupported("int4-shape", "_weight_int4pack_mm_for_cpu needs N % 16 = 0 and groups of 32 to 256")
+        if op == "woq_int4" and problem.has("pad-lda") and problem.shape.m > 1:
+            return Unsupported("a-strided", "_weight_int4pack_mm_for_cpu asks for a contiguous A", "drop pad-lda")
         if op == "woq_int8" and problem.has("pad-ldb") and problem.shape.n > 1:
             return Unsupported("b-strided", "_weight_int8pack_mm asks for a contiguous weight", "drop pad-ldb")
         return tensor_core.odd_groups(problem)
@@ -158,7 +162,11 @@ def _refused_on_cpu(problem: Problem) -> Unsupported | None:
 def _refused_on_cuda(problem: Problem) -> Unsupported | None:
     """What PyTorch and cuBLASLt do not let pass: an exception if it were tried, or a fault of the device."""
     op, shape = problem.op.name, problem.shape
-    if op == "int_mm":
+    if op in {"qlinear", "woq_int4"}:
+        return Unsupported("device", f"{op} is an op of the CPU", "--gemm-device=cpu")
+    if op == "da8w8":
+        shape = dataclasses.replace(shape, m=shape.m * (1 if shape.batch is None else shape.batch))
+    if op in {"int_mm", "da8w8"}:
         if shape.m <= 16 or shape.n % 8 or shape.k % 8:
             return Unsupported("int-mm-shape", "on CUDA _int_mm needs M > 16 and multiples of 8 for N and K")
         if problem.layout.a_transposed and shape.m % 4:
@@ -219,8 +227,8 @@ class AtenPrepared:
             library = not _cutlass_groups(problem)
             self.contract = dataclasses.replace(tensor_core.contract(problem, library=library), epilogue="eager")
         self._problem = problem
-        self._args = program.args
-        self._program = program.build(problem)
+        self._args = lambda operands: program.packed(problem, program.args(problem, operands))
+        self._program = program.build(problem, is_packed=True)
         self._executed: tuple[str, ...] = ()
 
     def run(self, operands: Operands) -> torch.Tensor:
@@ -229,7 +237,7 @@ class AtenPrepared:
         from pytest_gemm.executed import record_products
         from pytest_gemm.precision import settings
 
-        tensors = self._args(self._problem, operands)
+        tensors = self._args(operands)
         with settings(self._problem), fence.products(), record_products() as seen:
             result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
@@ -242,7 +250,7 @@ class AtenPrepared:
 
         from pytest_gemm.precision import settings
 
-        tensors = self._args(self._problem, operands)
+        tensors = self._args(operands)
         with settings(self._problem), torch.no_grad():
             yield lambda: self._program(**tensors)
 

@@ -17,7 +17,7 @@ from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
 from pytest_gemm.backends import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem import DTYPES, Problem, StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.artifact import Artifact, InductorPrepared
@@ -28,6 +28,8 @@ __all__ = ["CppBackend", "compiler"]
 # Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
 _REFERENCE_UP_TO = 1 << 28
 _TEMPLATE_DTYPES = frozenset({"f32", "bf16", "f16"})
+# Constants of up to so many elements are written into a kernel's text (GraphLowering.get_attr).
+_INLINED = 8
 _NO_CHOICE = {
     "baddbmm": "Inductor's lowering of baddbmm has ATen and Triton candidates only",
     "int_mm": "Inductor's lowering of _int_mm has no C++ candidate; only its quantised patterns have one",
@@ -151,6 +153,8 @@ class CppBackend(InductorBackend):
             return refusal
         if op in _NO_CHOICE:
             return Unsupported("no-candidate", _NO_CHOICE[op])
+        if op in {"qlinear", "da8w8", "woq_int4"}:
+            return _quantised(problem)
         if problem.dtypes.out.name not in _TEMPLATE_DTYPES:
             return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
         if refusal := has_no_kernel(problem, "cpu"):
@@ -293,10 +297,23 @@ class CppBackend(InductorBackend):
         return prepared
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
-        """As for every backend of Inductor, with the K slices of the generated code: f32 sums that are added in f32."""
+        """As for every backend of Inductor, but for the K slices of the code and what quantised templates do.
+
+        Slices are f32 sums that are added in f32.  ``da8w8``: the template multiplies by B's scales and converts to the
+        program's type, and A's scales come after it.  ``woq_int4``: the AMX kernel writes the dequantised weight as
+        bf16, one rounding of each product's factor.
+        """
         found = super().contract(problem, artifact)
         slices = max((one.slices for one in artifact.products), default=1) if artifact is not None else 1
-        return dataclasses.replace(found, slices=slices) if slices > found.slices else found
+        if slices > found.slices:
+            found = dataclasses.replace(found, slices=slices)
+        if problem.op.name == "da8w8":
+            return dataclasses.replace(found, epilogue="either")
+        chosen = artifact.chosen if artifact is not None else ()
+        if problem.op.name == "woq_int4" and any("WoQInt4Amx" in name for name in chosen):
+            bf16 = DTYPES["bf16"]
+            return dataclasses.replace(found, input_error=bf16.unit_roundoff, input_bits=bf16.precision)
+        return found
 
     def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
         """See ``Scripted`` in ``backend.py``: a micro-kernel is forced by what is registered."""
@@ -318,6 +335,33 @@ class CppBackend(InductorBackend):
         if problem.has("bcast-a") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
             return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop bcast-a")
         return None
+
+
+def _quantised(problem: Problem) -> Unsupported | None:
+    """From the lowerings of ``qlinear_pointwise`` and ``_weight_int4pack_mm_for_cpu``, and ``check_woq_int4_extra``.
+
+    Whether the machine has the instructions that a micro-kernel for 4-bit weights needs (AVX-512 or AMX) shows when it
+    is compiled; 8-bit integers have a scalar reference kernel where there is no VNNI and no AMX.
+    """
+    op, shape, dtypes = problem.op.name, problem.shape, problem.dtypes
+    if op == "woq_int4":
+        if dtypes.a.name != "bf16":
+            return Unsupported("dtype", f"the micro-kernels for 4-bit weights multiply bf16, not {dtypes.a.name}")
+        if problem.group_size not in {32, 64, 128} or shape.n % 64:
+            return Unsupported(
+                "int4-shape", "the micro-kernels for 4-bit weights need N % 64 = 0 and groups of 32, 64, 128"
+            )
+        return None
+    if op == "qlinear":
+        if dtypes.out.name == "f16":
+            return Unsupported("dtype", "PyTorch's shape function of qlinear_pointwise refuses f16")
+        if problem.step("dynamic") is not None and any(step.kind is StepKind.BINARY for step in problem.passes):
+            return Unsupported("dynamic", "the binary lowering of qlinear_pointwise asks for a constant zero point")
+    if shape.n <= _INLINED:
+        return Unsupported(
+            "few-columns", f"scales of up to {_INLINED} columns are no constants of the program any more"
+        )
+    return None
 
 
 def _rows_of_a(problem: Problem) -> Unsupported | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_gemm.backend import Availability, Dropped, Proof, Unsupported
 from pytest_gemm.backends import naming, tensor_core
-from pytest_gemm.backends.inductor import installed, no_cuda, unclaimed
+from pytest_gemm.backends.inductor import QUANTISED, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.problem import Problem
 
@@ -85,7 +85,7 @@ class CuteDslBackend:
         if refusal := unclaimed(problem):
             return refusal
         out = problem.dtypes.out.name
-        if problem.op.name == "woq_int8":
+        if problem.op.name in QUANTISED:
             return Unsupported("op", "the scale of a weight belongs to the kernel; these operators have none")
         if problem.grouped:
             return Unsupported("op", "the operators for grouped products are Blackwell's")

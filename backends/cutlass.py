@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.backend import Availability, Contract, Dropped, Unsupported
 from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
+    QUANTISED,
     InductorBackend,
     cache_dir,
     cache_home,
@@ -205,7 +206,7 @@ class CutlassBackend(InductorBackend):
         if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
             return refusal
         op, out = problem.op.name, problem.dtypes.out.name
-        if op in {"woq_int8", "baddbmm", "grouped_mm"}:
+        if op in {"baddbmm", "grouped_mm", *QUANTISED}:
             return Unsupported("op", f"Inductor's lowering of {op} has no CUTLASS candidate")
         if out not in {"f16", "bf16", "i32"}:
             return Unsupported("dtype", f"Inductor's CUTLASS templates write f16, bf16 and i32, not {out}")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DYN_M_HINT",
+    "QUANTISED",
     "InductorBackend",
     "Space",
     "cache_dir",
@@ -43,6 +44,9 @@ __all__ = [
     "no_cuda",
     "unclaimed",
 ]
+
+# Ops on quantised weights, which Inductor lowers for the CPU alone and decomposes for nobody.
+QUANTISED = frozenset({"woq_int8", "woq_int4", "qlinear", "da8w8"})
 
 # The M at which a dyn-m artifact is compiled, whatever M is asked for first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
@@ -553,7 +557,7 @@ def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
             why = "K=1 is an outer product"
         elif op == "bmm" and cpu and 1 in (m, n):
             why = f"a batch of products with {'M' if m == 1 else 'N'}=1 is bound by memory"
-    elif op in {"int_mm", "woq_int8", "scaled_mm", "grouped_mm"} or 0 in (m, n):
+    elif op in {"int_mm", "scaled_mm", "grouped_mm", *QUANTISED} or 0 in (m, n):
         return None
     elif cpu and m == 1 and n == 1:
         why = "M=N=1 is a dot product"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.backend import Availability, Contract, Unsupported
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import (
+    QUANTISED,
     InductorBackend,
     Space,
     cuda_options,
@@ -76,8 +77,8 @@ class TritonBackend(InductorBackend):
         out = problem.dtypes.out.name
         if problem.shape.is_empty or (problem.shape.k == 0 and problem.op.name != "bmm"):
             return Unsupported("empty", "Inductor asks Triton for products that are not empty only, and ATen for those")
-        if problem.op.name == "woq_int8":
-            return Unsupported("op", "Inductor lowers _weight_int8pack_mm with ATen and C++ candidates only")
+        if problem.op.name in QUANTISED:
+            return Unsupported("op", f"Inductor lowers {problem.op.name} with ATen and C++ candidates only")
         if out not in _DTYPES and problem.op.name != "int_mm":
             return Unsupported("dtype", f"Inductor's Triton templates take f16, bf16 and f32, not {out}")
         if problem.op.name == "scaled_mm":

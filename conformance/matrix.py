@@ -32,6 +32,7 @@ __all__ = [
     "modes",
     "permuted",
     "products",
+    "quantised",
     "recompiled",
     "recompiled_elsewhere",
     "related",
@@ -151,6 +152,7 @@ def products(level: str) -> tuple[Problem, ...]:
         fused,
         modes,
         scaled,
+        quantised,
         grouped,
         tails,
         several,
@@ -768,6 +770,99 @@ def scaled(level: str) -> tuple[Problem, ...]:
     )
     empty = Cases().combine(shape=("0x16x16", "16x0x16", "16x16x0"), scale=scales, bias=biases)
     return unique(found + empty.problems("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{shape}:{scale}{bias}"))
+
+
+# One of a kind, where M, N and K have tails for the micro-kernels of AMX (16 x 16 x 64) and VNNI (groups of 4 along K).
+# u8 by i8 in full range saturates on processors that add pairs in 16 bits; what ATen and Inductor are asked for there
+# in earnest has the flag reduce-range.
+_QUANTISED = (
+    "qlinear:u8-i8-f32:nt:17x65x127:static+bias:reduce-range",
+    "qlinear:u8-i8-f32:nt:32x64x128:static-0.02_128",
+    "qlinear:u8-i8-bf16:nt:33x96x1024:dynamic+bias+relu:reduce-range",
+    "qlinear:u8-i8-bf16:nt:17x64x130:static-0.02_128+bias+add+relu",
+    "qlinear:u8-i8-f32:nt:1x64x128:static+bias+sum:reduce-range",
+    "qlinear:u8-i8-u8:nt:17x65x128:static+bias+relu+requant-0.37_3:reduce-range",
+    "qlinear:u8-i8-i8:nt:31x64x144:static+bias+add+requant-0.5_-5",
+    "qlinear:i8-i8-f32:nt:17x64x128:static-0.01_0+gelu",
+    "da8w8:i8-i8-bf16:nt:17x65x128:rowwise",
+    "da8w8:i8-i8-f32:nt:32x64x127:columnwise",
+    "da8w8:i8-i8-f16:nt:2x17x64x128:rowwise+bias",
+    "woq_int4:bf16-i4-bf16:nt:17x64x128:group-32",
+    "woq_int4:bf16-i4-bf16:nt:1x128x256:group-128",
+    "woq_int4:f32-i4-f32:nt:4x48x192:group-64",
+)
+# Around the rows of an AMX tile.
+_TILE_ROWS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49)
+
+
+def quantised(level: str) -> tuple[Problem, ...]:
+    """8-bit products with scales and zero points, and weights of 8 and of 4 bits under a float activation."""
+    found = tuple(map(Problem.parse, _QUANTISED))
+    if not _at_least(level, "full"):
+        return found
+    linear = Cases().combine(
+        dtypes=("u8-i8", "i8-i8"), out=("f32", "bf16", "u8", "i8"), a=("static-0.02_7", "dynamic"), bias=("", "+bias"),
+        steps=("", "+relu", "+gelu", "+add", "+add+relu", "+sum", "+sum+relu"), flags=("", ":reduce-range"),
+    ).filter(
+        lambda p: (
+            (p["flags"] == "" or p["dtypes"] == "u8-i8") and (p["out"] not in {"u8", "i8"} or "sum" not in p["steps"])
+        )
+    )  # fmt: skip
+    shapes = ("17x65x127", "32x64x128", "49x96x1024")
+    found += Cases(
+        {**p, "shape": shapes[i % 3], "requant": "+requant-0.37_3" if p["out"] in {"u8", "i8"} else ""}
+        for i, p in enumerate(linear)
+    ).problems("qlinear:{dtypes}-{out}:nt:{shape}:{a}{bias}{steps}{requant}{flags}")
+    steps = ("gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu-0.1", "clamp--1_2")
+    found += (
+        Cases()
+        .combine(step=steps, out=("f32", "bf16"))
+        .problems("qlinear:u8-i8-{out}:nt:17x65x127:static+bias+{step}:reduce-range")
+    )
+    found += (
+        Cases()
+        .combine(m=_TILE_ROWS, k=(127, 128, 130))
+        .problems("qlinear:u8-i8-f32:nt:{m}x64x{k}:static+bias:reduce-range")
+    )
+    zeros = Cases().combine(a=("static-0.0078125_0", "static-0.3_255", "static-0.02_128"))
+    found += zeros.problems("qlinear:u8-i8-f32:nt:17x96x4096:{a}")
+    flags = ("pad-lda", "pad-ldb", "off-a", "off-b", "dyn-m")
+    found += Cases().combine(flags=flags).problems("qlinear:u8-i8-f32:nt:33x65x127:static+bias:{flags}+reduce-range")
+    sizes = Cases().combine(shape=("1x1x1", "3x9x5", "0x16x16", "16x0x16", "16x16x0"))
+    found += sizes.problems("qlinear:u8-i8-f32:nt:{shape}:static:reduce-range")
+    found += sizes.problems("da8w8:i8-i8-f32:nt:{shape}:columnwise")
+    dynamic_a = Cases().combine(
+        shape=("17x65x127", "2x17x64x128"), out=("f32", "bf16", "f16"), a=("rowwise", "columnwise"), bias=("", "+bias")
+    )
+    found += dynamic_a.problems("da8w8:i8-i8-{out}:nt:{shape}:{a}{bias}")
+    found += Cases().combine(m=_TILE_ROWS, k=(128, 130)).problems("da8w8:i8-i8-bf16:nt:{m}x64x{k}:rowwise")
+    found += Cases().combine(m=(2, 17, 64)).problems("da8w8:i8-i8-bf16:nt:{m}x65x127:rowwise+bias+relu:dyn-m")
+    groups = (
+        Cases()
+        .combine(m=(1, 4, 5, 17, 32), group=(32, 64, 128), n=(64, 192))
+        .problems("woq_int4:bf16-i4-bf16:nt:{m}x{n}x256:group-{group}")
+    )
+    groups += (
+        Cases()
+        .combine(dtype=FLOATS, shape=("3x16x1024", "7x64x4096"))
+        .problems("woq_int4:{dtype}-i4-{dtype}:nt:{shape}:group-64")
+    )
+    groups += (
+        Cases()
+        .combine(step=("relu", "add", "bias+gelu"))
+        .problems("woq_int4:bf16-i4-bf16:nt:17x64x256:group-64+{step}")
+    )
+    weights = (
+        Cases()
+        .combine(m=range(1, 33), nk=("64x128", "65x144", "1024x128"))
+        .problems("woq_int8:bf16-i8-bf16:nt:{m}x{nk}")
+    )
+    weights += (
+        Cases()
+        .combine(m=(1, 16, 32), n=(64, 65, 1024), k=(128, 144, 1024))
+        .problems("woq_int8:bf16-i8-bf16:nt:{m}x{n}x{k}")
+    )
+    return unique(found + groups + weights)
 
 
 # Groups x mean rows x N x K.  Rows of A and of B are multiples of 16 bytes, but for one that is refused.

@@ -16,7 +16,7 @@ import torch
 
 from pytest_gemm.operands import decode_k, decode_source, tile_map_period
 from pytest_gemm.oracle import Interval, as_added, as_multiplied, evaluate
-from pytest_gemm.problem import DTYPES, TF32, DType, Problem, StepKind
+from pytest_gemm.problem import DTYPES, OWN_BIAS, TF32, DType, Problem, StepKind
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to, ulp_distance, ulp_of
 
@@ -871,7 +871,7 @@ class _Sample:
                 residuals.append(pick(addend))
             elif step.kind is StepKind.BINARY:
                 residuals.append(pick(next(left)))
-        own = problem.op.addend or problem.op.name in {"linear", "linears", "scaled_mm"}
+        own = problem.op.addend or problem.op.name in OWN_BIAS
         term = pick(addend) if own and addend is not None else None
         factor = operands.scale
         scale = pick(factor) if factor is not None else None

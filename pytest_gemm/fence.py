@@ -114,7 +114,8 @@ class Fence:
             return buffer.storage.as_strided(t.shape, t.stride(), t.storage_offset() - shift)
 
         fields: dict[str, Any] = {
-            name: again(getattr(given, name)) for name in ("a", "b", "bias", "scale_b", "scale_a", "offs")
+            name: again(getattr(given, name))
+            for name in ("a", "b", "bias", "scale_b", "scale_a", "zero_a", "zero_b", "affine", "offs")
         }
         residuals = tuple(again(r) for r in given.residuals)
         return dataclasses.replace(given, **fields, residuals=residuals, buffers=tuple(buffers))  # type: ignore[arg-type]  # no residual is None

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.problem import DTYPES, TF32, DType, Problem, Step, StepKind, did_you_mean
-from pytest_gemm.program import torch_dtype
+from pytest_gemm.program import WEIGHT_OPS, torch_dtype
 
 __all__ = [
     "FILLINGS",
@@ -73,8 +73,13 @@ _DRAWN: Final = 1 << 22
 _LARGE_BYTES: Final = 1 << 24
 
 _READY_OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"},
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
+    | {"woq_int8", "woq_int4", "qlinear", "da8w8"},
 )
+# Ops on 8-bit integers on both sides whose scales carry every power of two.
+_INT8_OPS: Final = frozenset({"qlinear", "da8w8"})
+# Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
+_DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 _SATURATING: Final = frozenset(
     # A join multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
     {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp", "gated"},
@@ -109,7 +114,7 @@ class Guarded:
     """A tensor inside a larger storage whose other bytes are poison.
 
     Attributes:
-        name: which operand it is: ``a b offs bias r0 scale scale_a scale_b out``.
+        name: which operand it is: ``a b offs bias r0 scale scale_a zero_a scale_b zero_b affine out``.
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
         fill: which poison surrounds it, see :func:`poison_output`.
@@ -308,6 +313,8 @@ class _Frame:
         twin: B is A transposed.
         scaled: B has scales for each column.
         whole: every line is drawn, however many there are.
+        int8: A and B are 8-bit integers whose product is scaled.
+        zero: A's zero point: what the product subtracts of each element that is stored.
         quantised: ``tensorwise`` or ``rowwise`` where A and B are fp8 with scales of their own: the scales carry every
             power of two, and fp8 only small integers or fractions.  "" elsewhere.
     """
@@ -326,6 +333,8 @@ class _Frame:
     scaled: bool
     quantised: str = ""
     whole: bool = False
+    int8: bool = False
+    zero: int = 0
 
     @property
     def a_drawn(self) -> tuple[int, int, int]:
@@ -441,7 +450,7 @@ def _all_lines(drawn: Array, shape: tuple[int, ...], transposed: bool = False) -
 
 def _narrowest(problem: Problem) -> list[DType]:
     """The element types that the value goes through."""
-    return [problem.dtypes.out] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
+    return [problem.value_dtype] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
 
 
 def _saturating(problem: Problem) -> list[Step]:
@@ -469,22 +478,32 @@ def _frame(problem: Problem) -> _Frame:
             growth *= max(1.0, abs(step.numbers[0]))
         # Residuals of mul reach 3, those of div go down to 1/2.
         growth *= {"mul": 4.0, "div": 2.0}.get(step.name, 1.0)
-    room = min(d.max_finite for d in chain)
+    room = DTYPES["f32"].max_finite if op in _INT8_OPS else min(d.max_finite for d in chain)
     if problem.step("exp") is not None:
         room = math.log(room)
     target = 0.0
     for step in _saturating(problem):
         wanted = {"exp": 1.0, "clamp": max((abs(x) for x in step.numbers), default=0.0) or 1.0}.get(step.name, 2.0)
         target = min(target or wanted, wanted)
-    if problem.step("exp") is not None and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
+    if (
+        problem.step("exp") is not None
+        and op not in _INT8_OPS
+        and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
+    ):
         raise Unsupported("exp-of-integers", "exp of an integer product overflows, and integers cannot be scaled down")
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
-    matrices_b = 1 if op in {"linear", "woq_int8"} or problem.has("bcast-b") else batch
+    matrices_b = 1 if op in WEIGHT_OPS or problem.has("bcast-b") else batch
     # All groups of a grouped product lie in one matrix.
     matrices_a, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
     matrices_a = 1 if op == "linears" else matrices_a
     a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
+    zero = 0
+    if op == "qlinear":
+        if problem.has("reduce-range"):
+            a = dataclasses.replace(a, max_finite=127.0)
+        static = problem.step("static")
+        zero = int(static.numbers[1]) if static else _DYNAMIC_ZERO["half" if problem.has("reduce-range") else a.name]
     if problem.has("tf32"):
         a, b = (TF32 if d.name == "f32" else d for d in (a, b))
     out = problem.dtypes.out
@@ -500,8 +519,10 @@ def _frame(problem: Problem) -> _Frame:
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,
         problem.has("self") or problem.has("square"),
-        op == "woq_int8",
-        next((s.name for s in problem.epilogue if s.name in {"tensorwise", "rowwise"}), ""),
+        op in {"woq_int8", "woq_int4", "qlinear", "da8w8"},
+        next((s.name for s in problem.epilogue if op == "scaled_mm" and s.name in {"tensorwise", "rowwise"}), ""),
+        int8=op in _INT8_OPS,
+        zero=zero,
     )
 
 
@@ -552,6 +573,8 @@ def _exact_scale(frame: _Frame, draw: _Draw) -> Array | None:
     return draw("scale").look_up((frame.b_shape[1],), np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
 
 
+# What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
+_INT4_GROWTH: Final = 16
 # The smallest scale of _exact_scale, and its root mean square.
 _SCALE_STEP: Final = 0.125
 _SCALE_RMS: Final = 0.576
@@ -596,8 +619,10 @@ def _budget(frame: _Frame) -> int:
     if frame.quantised:
         return 2**_FP8_BITS  # scales and bias come after the sum, and in f32
     limit = frame.limit * 3 // 4 if frame.adds else frame.limit
-    if frame.scaled:
+    if frame.scaled and not frame.int8:  # the sums of integers are exact before they are scaled
         limit = int(limit * _SCALE_STEP)
+    if frame.b.name == "i4":
+        limit //= _INT4_GROWTH
     if frame.all_integer:
         limit = min(limit, int(frame.room / (2.0 if frame.adds else 1.0)))
     return max(limit, 1)
@@ -617,6 +642,8 @@ def _on_grid(
     ea, eb = (0, e) if only_b and frame.b.is_float else frame.split(e)
     quantum = 2.0**e * (_SCALE_STEP if frame.scaled else 1.0)
     spare = frame.limit - bound / (_SCALE_STEP if frame.scaled else 1.0)
+    if frame.int8:
+        spare = frame.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
     return _Drawn(
         _scaled(a, ea),
         None if b is None else _scaled(b, eb),
@@ -687,7 +714,7 @@ def _int_1(frame: _Frame, draw: _Draw) -> _Drawn:
 # Widest integer of the int-2 filling.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
 _WIDE: Final = {
     "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255,
-    "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
+    "i4": 7, "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
 }  # fmt: skip
 _NARROW: Final = 7
 
@@ -718,12 +745,17 @@ def _signed_table(low: int, high: int, wide: bool, signed: bool) -> Array:
     return table
 
 
-@functools.lru_cache(maxsize=1)
-def _int8_table() -> Array:
-    """65536 int8 values, half of them the extremes and the others all equally likely."""
-    table = np.resize(np.arange(-128, 128, dtype=np.float32), 65536)
-    table[:32768] = np.resize(np.array([-128, 127], dtype=np.float32), 32768)
+@functools.lru_cache(maxsize=3)
+def _int8_table(low: int, high: int) -> Array:
+    """65536 integers of 8 bits, half of them the extremes and the others all equally likely."""
+    table = np.resize(np.arange(low, high + 1, dtype=np.float32), 65536)
+    table[:32768] = np.resize(np.array([low, high], dtype=np.float32), 32768)
     return table
+
+
+def _least(dtype: DType) -> int:
+    """The smallest integer of a type of 4 or 8 bits."""
+    return {"u8": 0, "i4": -8}.get(dtype.name, -128)
 
 
 def _magnitudes(
@@ -754,7 +786,7 @@ def _int_2(frame: _Frame, draw: _Draw) -> _Drawn:
     """
     k, real = frame.k, _real(frame)
     budget = _budget(frame)
-    if frame.all_integer and k * 2**14 <= budget:
+    if frame.all_integer and (k * 2**14 <= budget or (frame.int8 and k <= _SHORT_INT8 // 2)):
         return _int_2_dense(frame, draw)
     third = max(budget // 3, 1)
     narrow = max(1, min(_NARROW, math.isqrt(third // max(k, 1))))
@@ -807,16 +839,16 @@ def _int_2_dense(frame: _Frame, draw: _Draw) -> _Drawn:
     """
     heavy_table = np.arange(-128, -112, dtype=np.float32)
 
-    def lines(name: str, shape: tuple[int, ...]) -> Array:
-        found = draw(name).look_up(shape, _int8_table())
+    def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
+        found = draw(name).look_up(shape, _int8_table(_least(dtype), int(dtype.max_finite)))
         if frame.k > _SHORT_INT8:
             heavy = found[..., ::4, :]
             heavy[...] = draw(f"{name}-heavy").look_up(heavy.shape, heavy_table, 8)
         return found
 
-    b = None if frame.twin else lines("b", frame.b_drawn)
+    b = None if frame.twin else lines("b", frame.b_drawn, frame.b)
     k = max(frame.k, 1)
-    return _on_grid(frame, draw, lines("a", frame.a_drawn), b, 104.0**2 * math.sqrt(k), k * 2**14)
+    return _on_grid(frame, draw, lines("a", frame.a_drawn, frame.a), b, 104.0**2 * math.sqrt(k), k * 2**14)
 
 
 def _one_hot(frame: _Frame, draw: _Draw) -> _Drawn:
@@ -959,7 +991,11 @@ def tile_map_period(problem: Problem) -> tuple[int, int]:
     # In terms of N alone, as B must not depend on M.  B holds J and j, A holds i.
     j_most = min(int(frame.b.max_finite), math.isqrt(most) + 1, 2**frame.b.precision if frame.b.is_float else most)
     j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
-    i_most = min(int(frame.a.max_finite), most // max(j, 1), 2**frame.a.precision if frame.a.is_float else most)
+    i_most = min(
+        int(frame.a.max_finite) - max(frame.zero, 0),
+        most // max(j, 1),
+        2**frame.a.precision if frame.a.is_float else most,
+    )
     rows = frame.a_shape[1]
     i = rows if rows <= i_most else _prime_at_most(i_most)
     return max(i, 1), max(j, 1)
@@ -1009,7 +1045,8 @@ def _integers(
     """Uniform integers of the full range, or of magnitude up to ``most``."""
     if dtype.name == "u8" or positive:
         return stream.look_up(shape, np.arange(0, min(most, int(dtype.max_finite)) + 1, dtype=real))
-    return stream.look_up(shape, np.arange(-min(most, 128), min(most, 127) + 1, dtype=real))
+    low, high = -min(most, -_least(dtype)), min(most, int(dtype.max_finite))
+    return stream.look_up(shape, np.arange(low, high + 1, dtype=real))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1069,17 +1106,17 @@ def _random(
         return _random_quantised(frame, draw, side)
     real, k = _real(frame), max(frame.k, 1)
     positive = side.mean > 0
-    most = 128
-    if frame.all_integer:
+    most = 255 if frame.int8 else 128
+    if frame.all_integer and not frame.int8:
         # An int32 product that is cast to a narrow float: eight standard deviations must fit.
         most = max(1, min(128, int(math.sqrt(3 * frame.room / (8 * math.sqrt(k))) / (2 if frame.adds else 1))))
     squares, tops, means = [], [], []
     for dtype in (frame.a, frame.b):
-        top = 1.0 if dtype.is_float else 255.0 if dtype.name == "u8" else float(most)
+        top = 1.0 if dtype.is_float else 255.0 if dtype.name == "u8" else float(min(most, -_least(dtype)))
         squares.append(side.square if dtype.is_float else top**2 / 3)
         means.append(side.mean if dtype.is_float else top / 2 if dtype.name == "u8" or positive else 0.0)
         tops.append(top)
-    factor = 0.76 * 2.0**-7 if frame.scaled else 1.0
+    factor = (0.76 if frame.b.name == "i4" else 0.76 * 2.0**-7) if frame.scaled else 1.0
     rms = factor * max(math.sqrt(k * squares[0] * squares[1]), k * means[0] * means[1])
     bound = factor * k * tops[0] * tops[1]
     ea, eb = exponents(rms, bound) if exponents else frame.split(frame.exponent(rms, bound))
@@ -1284,7 +1321,7 @@ def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool)
         return None
     if special and problem.op.addend and problem.beta == 0.0:
         return np.full(shape, math.nan, dtype=np.float32)  # beta = 0 must not read it
-    real, out, beta = _real(frame), problem.dtypes.out, abs(problem.beta) or 1.0
+    real, out, beta = _real(frame), problem.value_dtype, abs(problem.beta) or 1.0
     # A bias without M rows belongs to the constants: one for every M.
     stream = draw("bias-m" if problem.step("bias") in (Step("bias", "m1"), Step("bias", "mn")) else "bias")
     # One element for the whole result (N = 1) must not turn all of it negative in front of a relu.
@@ -1316,7 +1353,7 @@ def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool)
 def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[tuple[Array, DType]]:
     """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets."""
     problem = frame.problem
-    shape, dtype, level = _drawn_shape(problem.result_shape), problem.dtypes.out, drawn.level
+    shape, dtype, level = _drawn_shape(problem.result_shape), problem.value_dtype, drawn.level
     quantum = drawn.quantum
     found: list[tuple[Array, DType]] = []
     for step in problem.passes:
@@ -1333,7 +1370,7 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
         if step.kind is not StepKind.BINARY:
             continue
         stream = draw(f"r{len(found)}")
-        if step.name in {"add", "sub"}:
+        if step.name in {"add", "sub", "sum"}:
             if exact or not dtype.is_float:
                 unit = _addend_exponent(level, quantum, dtype)
                 most = min(63, max(3, int(2.0 * level * 2.0**-unit))) if frame.target else 63
@@ -1395,6 +1432,11 @@ def _gated_by_a(p: Problem) -> bool:
     return p.has("res-a") and next(s.name for s in p.passes if s.kind is StepKind.BINARY) == "mul"
 
 
+def _requantised(p: Problem) -> bool:
+    """The result has 8 bits of its own scale: no integer comes through as it is."""
+    return p.step("requant") is not None
+
+
 def _only_floats(p: Problem) -> bool:
     """No step on the way is an integer or an 8-bit float, whose range extremes would leave."""
     return _has_float(p) and all(d.is_float and d.bits > 8 for d in _narrowest(p))
@@ -1426,7 +1468,11 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
                 True,
                 False,
-                lambda p: p.shape.k >= 1 and not _is_twin(p) and not _saturating(p) and _sums_fit(p, _digit_plan(p)[1]),
+                lambda p: (
+                    p.shape.k >= 1
+                    and not (_is_twin(p) or _saturating(p) or _requantised(p))
+                    and _sums_fit(p, _digit_plan(p)[1])
+                ),
                 _k_cover,
             ),
             Filling(
@@ -1442,7 +1488,9 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
                 True,
                 False,
-                lambda p: p.shape.k >= 2 and not _is_twin(p) and not _saturating(p) and not _gated_by_a(p),
+                lambda p: (
+                    p.shape.k >= 2 and not (_is_twin(p) or _saturating(p) or _requantised(p)) and not _gated_by_a(p)
+                ),
                 _tile_map,
             ),
             Filling(
@@ -1547,13 +1595,20 @@ class Operands:
     Attributes:
         problem, filling, seed, device: what was asked for.
         a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``, (M, K) for ``linears``.
-        b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``, ``a`` for ``square``.
+        b: ([B,] K, N); (K, N) for ``linear`` and quantised weights; ``a.mT`` for ``self``, ``a`` for ``square``.
+            ``woq_int4``: codes of 0 to 15, each in a byte.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step; with
             ``res-a`` the first is ``a``.
-        scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``; for ``scaled_mm`` in f32, (1, N) or
-            a scalar; or ``None``.
-        scale_a: the scales of A for ``scaled_mm``, in f32, (M, 1) or a scalar; or ``None``.
+        scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
+            bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N) or a scalar; or ``None``.
+        scale_a: the scales of A: in f32, (M, 1) or a scalar for ``scaled_mm``; ([B,] M, 1) or a scalar in the dtype of
+            ``scale_b`` for ``da8w8``; a scalar for ``qlinear`` with ``dynamic``; or ``None``.
+        zero_a: A's zero point as a tensor, int32, a scalar, for ``qlinear`` with ``dynamic``; or ``None``.
+        zero_b: B's zero points, int32, (N,), all of them 0, for ``qlinear``; or ``None``.
+        affine: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's dtype:
+            an element of B is ``(code - 8) * scale + zero``; or ``None``.
+        zero: what is subtracted of each element of A before it is multiplied: its zero point.
         offs: where the groups of ``grouped_mm`` end, int32, (B,), see :func:`group_ends`; or ``None``.
         quantum: > 0: every product ``a * b`` (times its scale) and every bias element is an integer multiple
             of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
@@ -1584,6 +1639,10 @@ class Operands:
     grain: float = 0.0
     units: tuple[float, float] = (0.0, 0.0)
     reach: float = math.inf
+    zero_a: Tensor | None = None
+    zero_b: Tensor | None = None
+    affine: Tensor | None = None
+    zero: int = 0
 
     def clone(self) -> Operands:
         """The same operands in fresh memory: values, strides, alignment and poison; about the time of a copy."""
@@ -1604,6 +1663,9 @@ class Operands:
             scale_b=move_any(self.scale_b),
             scale_a=move_any(self.scale_a),
             offs=move_any(self.offs),
+            zero_a=move_any(self.zero_a),
+            zero_b=move_any(self.zero_b),
+            affine=move_any(self.affine),
             buffers=tuple(moved.values()),
         )
 
@@ -1613,7 +1675,17 @@ class Operands:
         if self.scale_b is None:
             return None
         found = self.scale_b.detach().to(device="cpu", dtype=torch.float64)
+        if static := self.problem.step("static"):
+            return found * float(np.float32(static.numbers[0]))  # the op keeps it in f32
         return found if self.scale_a is None else self.scale_a.detach().cpu().to(torch.float64) * found
+
+    @property
+    def weight(self) -> Tensor:
+        """B as the product multiplies it, where it is stored as codes: float64, CPU, (K, N), exact."""
+        assert self.affine is not None
+        codes = self.b.detach().cpu().to(torch.float64)
+        each = self.affine.detach().cpu().to(torch.float64).repeat_interleave(self.problem.group_size, 0)
+        return (codes - 8.0) * each[..., 0] + each[..., 1]
 
     @functools.cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
@@ -1650,7 +1722,17 @@ def _keys(problem: Problem, filling: str, seed: int) -> _Draw:
     any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
 
     def draw(name: str) -> _Stream:
-        constant = name in {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias"}
+        constant = name in {
+            "b",
+            "b-heavy",
+            "b-specials",
+            "b-zeros",
+            "scale",
+            "scale-both",
+            "bias",
+            "affine",
+            "affine-zero",
+        }
         return _Stream(any_m if constant else plain.line, filling, str(seed), name)
 
     return draw
@@ -1680,8 +1762,13 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
     draw = _keys(problem, filling, seed)
     # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
     drawn = chosen._build(frame, draw)
-    exact = drawn.quantum > 0
     _face_relu(frame, drawn)
+    affine = None
+    if frame.int8:
+        _scale_int8(frame, drawn, draw, filling)
+    elif frame.b.name == "i4":
+        affine = _affine(frame, drawn, draw, filling)
+    exact = drawn.quantum > 0
 
     transposed = problem.layout.a_transposed
     lines = _all_lines(drawn.a, frame.a_shape, transposed)
@@ -1701,7 +1788,7 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
             "b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"),
             apart=several, middle=problem.has("mid-b"),
         )  # fmt: skip
-        batch = None if problem.op.name in {"linear", "woq_int8"} else problem.shape.batch
+        batch = None if problem.op.name in WEIGHT_OPS else problem.shape.batch
         b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
         buffers.append(stored_b)
 
@@ -1709,34 +1796,116 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         buffers.append(_guarded(name, values, values.shape, torch_dtype(dtype), device, apart=apart))
         return buffers[-1].view
 
-    out = problem.dtypes.out
     offs = keep("offs", group_ends(problem, draw("offs")), DTYPES["i32"]) if problem.grouped else None
-    scale_a: Tensor | None = None
-    scale: Tensor | None
-    if frame.quantised:
-        assert drawn.scale_a is not None
-        assert drawn.scale is not None
-        scale_a = keep("scale_a", drawn.scale_a, DTYPES["f32"])
-        scale = keep("scale_b", drawn.scale, DTYPES["f32"])
-    else:
-        scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
+    found = _keep_scales(frame, drawn, affine, keep)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
     if bias_values is not None and several:
         for index in range(len(bias_values)):
             if not problem.is_one_of("bias", index):
                 bias_values[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
-    kind = problem.dtypes.a if problem.autocast else out
-    bias = None if bias_values is None else keep("bias", bias_values, kind, several)
+    bias = None if bias_values is None else keep("bias", bias_values, problem.bias_dtype, several)
     residuals = tuple(
         a if index == 0 and problem.has("res-a") else keep(f"r{index}", _all_lines(values, problem.result_shape), dtype)
         for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)
     return Operands(
-        problem, filling, seed, device, a, b, bias, residuals, scale,
+        problem, filling, seed, device, a, b, bias, residuals, found.get("scale_b"),
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
-        scale_a, offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
+        found.get("scale_a"), offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
+        found.get("zero_a"), found.get("zero_b"), found.get("affine"), frame.zero,
     )  # fmt: skip
+
+
+def _keep_scales(
+    frame: _Frame, drawn: _Drawn, affine: Array | None, keep: Callable[[str, Array, DType], Tensor]
+) -> dict[str, Tensor]:
+    """The scales and zero points that the op takes, as tensors, by the names that :class:`Operands` has for them."""
+    problem, f32 = frame.problem, DTYPES["f32"]
+    if affine is not None:
+        return {"affine": keep("affine", affine, problem.dtypes.a)}
+    if drawn.scale is None:
+        return {}
+    if not (frame.int8 or frame.quantised):
+        return {"scale_b": keep("scale", drawn.scale, problem.dtypes.out)}
+    dtype = DTYPES["bf16"] if problem.op.name == "da8w8" and problem.dtypes.out.name == "bf16" else f32
+    found = {} if drawn.scale_a is None else {"scale_a": keep("scale_a", drawn.scale_a, dtype)}
+    found["scale_b"] = keep("scale_b", drawn.scale, dtype)
+    if problem.op.name == "qlinear":
+        found["zero_b"] = keep("zero_b", np.zeros(frame.b_shape[1], dtype=np.int32), DTYPES["i32"])
+        if "scale_a" in found:
+            found["zero_a"] = keep("zero_a", np.asarray(frame.zero, dtype=np.int32), DTYPES["i32"])
+    return found
+
+
+# Fillings whose integers must come through as they are.
+_NEUTRAL: Final = frozenset({"k-cover", "tile-map"})
+# Fillings whose A is what the product multiplies, so that the zero point is added to what is stored; in the others the
+# stored integers take their whole range.
+_BEFORE_ZERO: Final = _NEUTRAL | {"int-1", "one-hot"}
+
+
+def _scale_int8(frame: _Frame, drawn: _Drawn, draw: _Draw, filling: str) -> None:
+    """Scales of A and B that bring an integer product to where its steps and its result tell values apart.
+
+    8 or 40 steps of an 8-bit result, elsewhere the middle of an activation, or 4.  Powers of two where the filling is
+    exact, full significands elsewhere.  A's zero point is added to what is stored.
+    """
+    problem, exact = frame.problem, drawn.quantum > 0 and filling not in {"rand", "rand-positive"}
+    requant, static = problem.step("requant"), problem.step("static")
+    assert drawn.scale is not None
+    if frame.zero and filling in _BEFORE_ZERO:
+        drawn.a = drawn.a + frame.zero
+
+    def scales(name: str, shape: tuple[int, ...]) -> Array:
+        stream = draw(name)
+        return _powers(stream, shape) if exact else np.abs(stream.binade(shape, False))
+
+    if problem.step("rowwise") is not None:
+        rows = frame.a_shape[:2] if problem.shape.batch is not None else frame.a_shape[1:2]
+        drawn.scale_a = scales("scale-a", (*rows, 1))
+    elif static is None:
+        drawn.scale_a = scales("scale-both", (1,)).reshape(())
+    size = static.numbers[0] if static else 0.5
+    if filling in _NEUTRAL:
+        unit = 2.0 ** -round(math.log2(size))
+        if drawn.scale_a is not None:
+            drawn.scale_a, unit = np.full_like(drawn.scale_a, 4.0), 0.25
+        drawn.scale = np.full_like(drawn.scale, unit)
+        return
+    if filling == "rand":
+        drawn.quantum = drawn.spare = 0.0
+    steps = 8.0 if filling == "int-1" else 40.0  # of small integers so few that many values lie half way between two
+    target = steps * requant.numbers[0] if requant else frame.target or 4.0
+    e = round(math.log2(target / (drawn.level * size)))
+    drawn.scale = _scaled(drawn.scale, e)
+    drawn.level, drawn.quantum = drawn.level * size * 2.0**e, drawn.quantum * 2.0 ** (e + math.floor(math.log2(size)))
+    if exact and drawn.scale_a is not None:
+        drawn.quantum *= 0.25  # the smallest of its powers is 1/8
+
+
+def _affine(frame: _Frame, drawn: _Drawn, draw: _Draw, filling: str) -> Array:
+    """Scales and zeros of the groups of a 4-bit weight, (K / group, N, 2), and codes of 0 to 15 in place of B's values.
+
+    Exact fillings whose digits mean something keep a scale of 1.  The others have powers of two and zeros of up to 8
+    scales, other ones from group to group and from column to column.
+    """
+    problem, n = frame.problem, frame.b_shape[1]
+    shape = (frame.k // problem.group_size, n)
+    exact = drawn.quantum > 0
+    assert drawn.b is not None
+    drawn.b = drawn.b + 8
+    if filling in _NEUTRAL | {"int-1"}:
+        scale, zero = np.ones(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+    elif exact:
+        scale = draw("affine").look_up(shape, np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
+        zero = scale * draw("affine-zero").look_up(shape, np.arange(-8, 9, dtype=np.float32), 8)
+    else:
+        scale = np.abs(draw("affine").binade(shape, False))
+        zero = scale * draw("affine-zero").uniform(shape, False) * np.float32(4.0)
+        zero = np.abs(zero) if drawn.positive else np.zeros_like(zero) if filling == "specials" else zero
+    found: Array = np.stack([scale, zero], axis=-1)
+    return found
 
 
 def _is_finite(x: Tensor) -> bool:

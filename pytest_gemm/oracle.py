@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from pytest_gemm.backend import Contract
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import DTYPES, DType, Problem, Step, StepKind
+from pytest_gemm.problem import DTYPES, OWN_BIAS, DType, Problem, Step, StepKind
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to
 
@@ -56,7 +56,8 @@ Tier = Literal["exact", "hard", "statistical"]
 
 # Ops whose arithmetic this module knows.
 _OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
+    | {"woq_int8", "woq_int4", "qlinear", "da8w8"}
 )
 
 # Probability with which a correct kernel may leave the statistical interval, over a whole output.
@@ -136,10 +137,15 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], .
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B as the product multiplies them: under autocast on the CPU, rounded once to the half type.
+    """A and B as the product multiplies them.
 
-    Otherwise they are the operands themselves.
+    Under autocast on the CPU, rounded once to the half type; A without its zero point, and B's codes of 4 bits with
+    their scales and zeros, both exact in float64.  Otherwise they are the operands themselves.
     """
+    if operands.affine is not None:
+        return operands.a, operands.weight
+    if operands.zero:
+        return _wide(operands.a) - operands.zero, operands.b
     if not problem.autocast:
         return operands.a, operands.b
     half = problem.input_dtype
@@ -179,8 +185,22 @@ def reference(problem: Problem, operands: Operands) -> Reference:
             c, slack = _beyond_float64(a, b)
         return Reference(c, 0.0, slack, *given, groups)
     integers = not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
+    if operands.affine is not None:
+        return Reference(_multiply(a, b, groups), (problem.shape.k - 1) * 2.0**-53, _dequantised(a, operands), *given)
     own_theta = 0.0 if integers else max(0, problem.shape.k - 1) * 2.0**-53
     return Reference(_multiply(a, b, groups), own_theta, None, *given, groups)
+
+
+def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """What the products lose where ``w = (code - 8) scale + zero`` is computed in f32: ``u |A| @ (|w - zero| + |w|)``.
+
+    The difference is exact and the product costs one rounding, which only f32 scales need, the sum another; with an FMA
+    it is one of both.
+    """
+    assert operands.affine is not None
+    zeros = _wide(operands.affine)[..., 1].repeat_interleave(operands.problem.group_size, 0)
+    w = operands.weight
+    return torch.matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
 
 
 def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,18 +373,48 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     """
     if problem.has("steps-first") or problem.has("steps-last"):
         return _of_one(problem, operands, reference, contract)
+    if problem.op.name == "qlinear":
+        return _qlinear(problem, operands, reference)
+    tier: Tier
+    if problem.op.name == "da8w8":
+        span, tier = _da8w8(problem, operands, reference, contract)
+        value = _with_addend(problem, operands, reference.c)
+        return _through(problem, operands, contract, span, value, tier, None)
     integers = problem.dtypes.out.name == "i32"
     value = _wrap_int32(reference.c) if integers else _with_addend(problem, operands, reference.c)
     free = None
     if integers:
-        tier: Tier = "exact"
+        tier = "exact"
         span = _Span(value, value)
         start = value
     else:
         start = value
         span, tier = _product_span(problem, operands, reference, contract, value)
         free = _undecided(problem, operands, reference, contract)
+    return _through(problem, operands, contract, span, start, tier, free)
 
+
+def _through(
+    problem: Problem,
+    operands: Operands,
+    contract: Contract,
+    span: _Span,
+    start: torch.Tensor,
+    tier: Tier,
+    free: torch.Tensor | None,
+) -> Interval:
+    """From the product to the result, through every pass.
+
+    Args:
+        problem: whose result it is.
+        operands: its operands.
+        contract: the arithmetic that the backend claims.
+        span: the enclosure of the product with what the op itself does to it.
+        start: the same without any error.
+        tier: what bounds it.
+        free: elements about which nothing can be said; ``None`` for none.
+    """
+    integers = problem.dtypes.out.name == "i32"
     value = start
     dtype = problem.dtypes.out
     residuals = iter(operands.residuals)
@@ -522,6 +572,121 @@ def _product_span(
     return _Arithmetic(out, contract.epilogue).stored(merged, out), tier
 
 
+# -- integers with scales ------------------------------------------------------------------------
+
+
+def _powers_of_two(*scales: torch.Tensor) -> bool:
+    """Whether multiplying by these costs no rounding."""
+    return all(bool((torch.frexp(scale)[0].abs() == 0.5).all()) for scale in scales)
+
+
+def _qlinear(problem: Problem, operands: Operands, reference: Reference) -> Interval:
+    """``onednn::qlinear_pointwise``: one kernel, in f32 from the int32 sum on, with one rounding at its end.
+
+    The sum s of what is stored, ``s = (A + z) @ B``, is exact in int32 up to K = 65793.  The zero point z is taken off
+    as an integer, ``c = s - z t`` with B's column sums t, or as Inductor does it, in f32:
+    ``fl(fl(s) x) - fl(t x z)``, where x is the product of A's and B's scales.  The first term has three roundings (of
+    the sum, the scales' product, the product), the second no more than three (t is exact below 2^24), the difference
+    one: with ``(1 + u)^3 - 1 < 4 u`` an error of ``4 u x (|s| + |z t|)`` before the last.  An integer compensation has
+    less, since ``|c| <= |s| + |z t|``.  Nothing is lost where the scales are powers of two and s, z t and c stay within
+    2^24.
+
+    The steps are f32.  An 8-bit result is ``RNE(y / scale) + zero``, saturated, in f32 too: see :func:`_requantised`.
+    """
+    f32 = DTYPES["f32"]
+    arithmetic = _Arithmetic(f32, "fused")
+    scale = _scale(operands)
+    assert scale is not None
+    correction = operands.zero * _wide(operands.b).sum(-2)
+    value = reference.c * scale
+    static = problem.step("static")
+    own = operands.scale_a if static is None else torch.tensor(static.numbers[0])
+    assert own is not None
+    assert operands.scale_b is not None
+    most = max(_largest(t) for t in (reference.c + correction, correction, reference.c))
+    tier: Tier = "exact"
+    if most <= 2.0**24 and _powers_of_two(_wide(operands.scale_b), _wide(own)):
+        span = _Span(value, value)
+    else:
+        size = ((reference.c + correction).abs() + correction.abs()) * scale.abs()
+        span, tier = arithmetic.basic(_around(value, size * (4 * f32.unit_roundoff))), "hard"
+    start = value
+    if operands.bias is not None:
+        bias = _wide(operands.bias)
+        start = value = value + bias
+        span = arithmetic.basic(span.map(lambda x: x + bias))
+    residuals = iter(operands.residuals)
+    for step in problem.passes:
+        r = _wide(next(residuals)) if step.kind is StepKind.BINARY else None
+        value = _apply(step, value, r)
+        span = _step_span(step, span, r, arithmetic, f32)
+    target = problem.dtypes.out
+    if target.is_float:
+        last = span.round(target)
+        return Interval(last.lo, last.hi, round_to(value, target), value, start, tier, (span.lo, span.hi))
+    last, before = _requantised(problem, span)
+    expected, code = _requantised(problem, _Span(value, value))
+    return Interval(last.lo, last.hi, expected.lo, code.lo, start, tier, (before.lo, before.hi))
+
+
+def _requantised(problem: Problem, span: _Span) -> tuple[_Span, _Span]:
+    """Codes of 8 bits for the values of ``span``, and what they are before they are rounded.
+
+    ``y = x / scale`` is a product with the reciprocal in f32 in Inductor, two roundings, and a division or such a
+    product in oneDNN: ``3 u |y|``, nothing for a power of two.  The zero point is added to the rounded y, or to y: that
+    sum is one more rounding and whose ties may go to the other neighbour where it is odd.  Rounding and saturation are
+    monotone, so an end that lies a bound's width from a half decides alone and one that straddles it admits both
+    neighbours.
+    """
+    step, out = problem.step("requant"), problem.dtypes.out
+    assert step is not None
+    scale, zero = step.numbers
+    low, high = (0.0 if out.name == "u8" else -128.0), out.max_finite
+    f32 = DTYPES["f32"]
+    y = span.map(lambda x: x / scale)
+    if math.frexp(scale)[0] != 0.5 or not span.thin:
+        size = torch.maximum(y.lo.abs(), y.hi.abs())
+        y = y.widen(size * ((3 if math.frexp(scale)[0] != 0.5 else 0) * f32.unit_roundoff))
+    after = y.map(lambda x: torch.round(x) + zero)
+    shifted = y.map(lambda x: torch.round(round_to(x + zero, f32)))
+    codes = _union(after, shifted).map(lambda x: x.clamp(low, high))
+    return codes, y.map(lambda x: (x + zero).clamp(low, high))
+
+
+def _da8w8(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> tuple[_Span, Tier]:
+    """An int32 product that is converted and multiplied by A's and by B's scales, with the bias.
+
+    The integers are exact.  Each step of the program is rounded to its type (bf16 where out is, else f32; the last one
+    to f16 where out is): *eager* does so for certain and in the program's order, other contracts may at each of them,
+    and Inductor's pattern multiplies by B's scales first, behind oneDNN's or the template's product.
+    """
+    own = problem.dtypes.out if problem.dtypes.out.name == "bf16" else DTYPES["f32"]
+    arithmetic = _Arithmetic(DTYPES["f32"], contract.epilogue)
+    assert operands.scale_a is not None
+    assert operands.scale_b is not None
+    a, b = _wide(operands.scale_a), _wide(operands.scale_b)
+    c = _wrap_int32(reference.c)
+    first = _cast(_Span(c, c), DTYPES["i32"], own, contract.epilogue != "eager")
+
+    def scaled(*scales: torch.Tensor) -> _Span:
+        span = first
+        for scale in scales:
+            span = arithmetic.stored(arithmetic.basic(_times(span, scale.expand_as(c))), own)
+        return span
+
+    span = scaled(a, b)
+    if contract.epilogue != "eager":
+        span = _union(span, scaled(b, a))
+        both = a * b  # the program's factors as one, rounded once
+        span = _union(span, arithmetic.basic(_times(first, round_to(both.expand_as(c), DTYPES["f32"]))))
+    if operands.bias is not None:
+        bias = _wide(operands.bias)
+        span = arithmetic.stored(arithmetic.basic(span.map(lambda x: x + bias)), own)
+    if own != problem.dtypes.out:
+        span = arithmetic.stored(span, problem.dtypes.out)
+    return span, "exact" if span.thin else "hard"
+
+
 def _around(value: torch.Tensor, error: torch.Tensor) -> _Span:
     """value +- error; infinities and NaN stay what they are."""
     span = _Span(value - error, value + error)
@@ -537,7 +702,7 @@ def _f32(x: float) -> float:
 
 def _addend(problem: Problem, operands: Operands) -> torch.Tensor | None:
     """beta * bias where the op itself adds it, float64 and broadcastable; beta = 0 ignores it, NaN included."""
-    own = problem.op.addend or problem.op.name in {"linear", "linears", "scaled_mm"}
+    own = problem.op.addend or problem.op.name in OWN_BIAS
     found = as_added(problem, operands)
     if not own or found is None or problem.beta == 0.0:
         return None
@@ -827,6 +992,7 @@ _UNARY: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 _BINARY: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "add": lambda x, r: x + r,
     "bias": lambda x, r: x + r,
+    "sum": lambda x, r: x + r,
     "sub": lambda x, r: x - r,
     "mul": lambda x, r: x * r,
     "div": lambda x, r: x / r,
@@ -872,6 +1038,8 @@ def evaluate(
     x = product
     for step in passes:
         x = _apply(step, x, next(left) if step.kind in (StepKind.BIAS, StepKind.BINARY) else None)
+    if problem.step("requant") is not None:
+        return _requantised(problem, _Span(x, x))[0].lo
     return round_to(x, problem.result_dtype)
 
 
@@ -929,7 +1097,7 @@ def _step_span(step: Step, span: _Span, r: torch.Tensor | None, arithmetic: _Ari
         lo = torch.where(span.lo > 0, span.lo, torch.where(span.hi > 0, 0.0, negative_lo))
         hi = torch.where(span.lo > 0, span.hi, torch.maximum(negative_hi, torch.where(span.hi > 0, span.hi, -math.inf)))
         return _Span(lo, hi)
-    if name in {"add", "sub", "bias"}:
+    if name in {"add", "sub", "sum", "bias"}:
         assert r is not None
         shift = -r if name == "sub" else r
         return arithmetic.basic(span.map(lambda x: x + shift))

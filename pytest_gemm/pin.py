@@ -133,7 +133,8 @@ def _in_float64(problem: Problem, tensors: dict[str, torch.Tensor], place: int) 
 def _own(case: Case) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
     problem, prepared = case.operands.problem, case.prepared
-    if prepared is None or case.operands.offs is not None or problem.shape.is_empty:
+    quantised = case.operands.zero_b is not None or case.operands.affine is not None
+    if prepared is None or case.operands.offs is not None or quantised or problem.shape.is_empty:
         return None
     for values in _VALUES.values():
         output = problem.outputs[case.place]

@@ -52,6 +52,8 @@ class CallableBackend:
 
         if problem.op.name == "scaled_mm":
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
+        if problem.op.name == "woq_int4":
+            return Unsupported("op", "a plain product knows nothing of codes of 4 bits")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
         cast_first = problem.autocast or problem.op.name in {"mixed_mm", "woq_int8"}
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}

@@ -11,6 +11,7 @@ Examples::
     linear:f32:nt:1000x1024x1000:bias+gelu:dyn-m+pad-lda
     linear:f32-f32-bf16:nt:32x384x64:bias
     addmm:f32:nn:33x65x127:bias-m1+alpha-0.5+beta-2
+    qlinear:u8-i8-bf16:nt:17x64x128:static-0.02_7+bias+relu
 
 The characters are those that ``pytest -k`` and every shell take unquoted.
 """
@@ -29,6 +30,7 @@ __all__ = [
     "ALL_FLAGS",
     "DTYPES",
     "OPS",
+    "OWN_BIAS",
     "STEPS",
     "TF32",
     "DType",
@@ -269,6 +271,7 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "sub": StepSpec(StepKind.BINARY),
     "mul": StepSpec(StepKind.BINARY),
     "div": StepSpec(StepKind.BINARY),
+    "sum": StepSpec(StepKind.BINARY, help="adds to a residual in place, as the op qlinear can"),
     "cast": StepSpec(StepKind.CAST, "dtype", help="cast-f32: result in another dtype"),
     "gated": StepSpec(
         StepKind.JOIN,
@@ -279,7 +282,18 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     # Scales of quantised operands; the ops that take them say so.
     "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
     "rowwise": StepSpec(StepKind.FACTOR, help="a scale for each row of A and each column of B"),
+    "columnwise": StepSpec(StepKind.FACTOR, help="one scale for A and a scale for each column of B"),
     "group": StepSpec(StepKind.FACTOR, "numbers", (128.0,), help="group-64: K elements that share a scale"),
+    "static": StepSpec(
+        StepKind.FACTOR,
+        "numbers",
+        (0.0078125, 7.0),
+        help="static-0.02_7: SCALE_ZEROPOINT of A, constants of the program",
+    ),
+    "dynamic": StepSpec(StepKind.FACTOR, help="scale and zero point of A are tensors that are computed"),
+    "requant": StepSpec(
+        StepKind.FACTOR, "numbers", (0.5, 3.0), help="requant-0.5_3: SCALE_ZEROPOINT of an 8-bit result"
+    ),
 }
 
 
@@ -298,6 +312,7 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "reduced": "partial sums may be stored in the product's half type; without the flag they may not",
     "res-a": "the first residual is A itself: an operand that is read twice",
     "tap": "the value before the last step is returned too: a program of two results",
+    "reduce-range": "A holds 7 of the 8 bits of u8: what PyTorch quantises to for processors that add pairs in 16 bits",
     "fast-acc": "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
     "mid-a": "A's batch lies in the middle of its memory: a permuted view",
     "mid-b": "B's batch lies in the middle of its memory",
@@ -349,6 +364,10 @@ def _float(a: str, b: str, out: str) -> bool:
     return _uniform_float(a, b, out) or (a == b == "f32" and out in _HALVES)
 
 
+def _quantised(a: str, b: str, out: str) -> bool:
+    return a in {"u8", "i8"} and b == "i8" and out in {"f32", "f16", "bf16", "u8", "i8"}
+
+
 def _one_integer_side(a: str, b: str, out: str) -> bool:
     return (a in _FLOATS and b in {"i8", "u8"} and out == a) or (b in _FLOATS and a in {"i8", "u8"} and out == b)
 
@@ -359,6 +378,14 @@ _LINEAR_LAYOUTS: Final = (Layout.NT, Layout.TT)
 _OF_ONE: Final = ("bias-first", "bias-last", "steps-first", "steps-last")
 _UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
 _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
+
+# Ops that take a weight in a packed form, which is made before the program is.
+_PACKED: Final = frozenset({"qlinear", "woq_int4"})
+# Ops that add a bias of shape (N,) themselves.
+OWN_BIAS: Final = frozenset({"linear", "linears", "qlinear", "da8w8", "scaled_mm"})
+# Steps that the op qlinear takes behind its product, each in the order binary, unary.
+QLINEAR_UNARY: Final = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu", "clamp")
+QLINEAR_BINARY: Final = ("add", "sum")
 
 # Ops whose product PyTorch can be told to compute with less precision, by the flags tf32 and reduced.
 _PRECISION_OPS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm"})
@@ -392,9 +419,18 @@ OPS: Final[Mapping[str, Op]] = {
         Op(
             "qlinear",
             "never",
-            lambda a, b, out: a in {"u8", "i8"} and b == "i8" and out in _FLOATS | {"u8", "i8"},
-            "for example u8-i8-f32",
+            _quantised,
+            "u8 or i8, i8, and one of f32 f16 bf16 u8 i8, for example u8-i8-f32",
             layouts=(Layout.NT,),
+            scales=("static", "dynamic"),
+        ),
+        Op(
+            "da8w8",
+            "optional",
+            lambda a, b, out: a == b == "i8" and out in _HALVES | {"f32"},
+            "i8-i8-f32, i8-i8-bf16 or i8-i8-f16",
+            layouts=(Layout.NT,),
+            scales=("rowwise", "columnwise"),
         ),
         Op(
             "scaled_mm",
@@ -495,7 +531,7 @@ class Problem:
     @property
     def passes(self) -> tuple[Step, ...]:
         """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales."""
-        own_bias = self.op.addend or self.op.name in {"linear", "linears", "qlinear", "scaled_mm"}
+        own_bias = self.op.addend or self.op.name in OWN_BIAS
         return tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
@@ -505,6 +541,22 @@ class Problem:
         """Element type of the result: that of the last cast, or of the product."""
         casts = [s.dtype for s in self.epilogue if s.kind is StepKind.CAST]
         return casts[-1] if casts else self.dtypes.out
+
+    @property
+    def value_dtype(self) -> DType:
+        """Element type of the value that bias and steps meet: that of the product, f32 before it is requantised."""
+        return self.dtypes.out if self.dtypes.out.is_float or self.op.name != "qlinear" else DTYPES["f32"]
+
+    @property
+    def bias_dtype(self) -> DType:
+        """Element type of the bias operand."""
+        return self.dtypes.a if self.autocast else self.value_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale, 0 where the op has no groups."""
+        step = self.step("group")
+        return int(step.numbers[0]) if step else 0
 
     @property
     def grouped(self) -> bool:
@@ -633,6 +685,12 @@ class Problem:
                     fail("epilogue", f"{step} joins two products", "linears of shape 2xMxNxK has them")
                 if seen_pass:
                     fail("epilogue", f"{step} comes after another step", "it goes first, after the bias")
+            if step.name in {"static", "requant"} and (step.numbers[0] <= 0.0 or step.numbers[1] % 1.0):
+                fail(
+                    "epilogue",
+                    f"{step} is no scale and zero point",
+                    f"write {step.name}-0.5_3: above 0, and an integer",
+                )
             if step.kind is StepKind.BIAS and seen_pass:
                 fail("epilogue", f"{step} comes after another step", "bias goes first, factors beside it")
             if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:
@@ -642,12 +700,40 @@ class Problem:
         if self.op.scales and len(scales) != 1:
             problem = f"{' and '.join(map(str, scales))} at once" if scales else f"{self.op.name} needs its scales"
             fail("epilogue", problem, f"write one of {' '.join(self.op.scales)}")
+        if self.op.name == "qlinear":
+            self._check_qlinear(fail)
+        for name in ("sum", "requant"):
+            if self.step(name) is not None and self.op.name != "qlinear":
+                fail("epilogue", f"{self.op.name} has no {name}", "qlinear has it" if name != "sum" else "write add")
+        if self.op.name == "woq_int4" and (self.group_size < 1 or self.shape.k % self.group_size):
+            fail("epilogue", f"K={self.shape.k} is no multiple of the group {self.group_size}", "add group-32 or so")
         if self.op.addend and self.step("bias") is None:
             fail("epilogue", f"{self.op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
         if self.op.name == "int_mm" and any(s.kind in (StepKind.UNARY, StepKind.BINARY) for s in self.epilogue):
             first = self.epilogue[0]
             if first.kind is not StepKind.CAST:
                 fail("epilogue", f"{first} on an int32 product", "cast first, for example cast-f32+relu")
+
+    def _check_qlinear(self, fail: Callable[[str, str, str], None]) -> None:
+        """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
+        integer = not self.dtypes.out.is_float
+        chain = [step.name for step in self.passes]
+        binary, unary = chain[:1], chain[1:]
+        if binary and binary[0] in QLINEAR_UNARY:
+            binary, unary = [], chain
+        if not set(binary) <= set(QLINEAR_BINARY) or not set(unary) <= set(QLINEAR_UNARY) or len(unary) > 1:
+            allowed = f"one of {' '.join(QLINEAR_BINARY)}, then one of {' '.join(QLINEAR_UNARY)}"
+            fail("epilogue", f"qlinear has no steps {'+'.join(chain)}", allowed)
+        if integer != (self.step("requant") is not None):
+            problem = "an 8-bit result needs its scale" if integer else "a float result is not requantised"
+            fail("epilogue", problem, f"{'add' if integer else 'drop'} requant")
+        if integer and "sum" in binary:
+            fail("epilogue", "sum adds in the type of the result", "write add, or a float result")
+        for name, dtype in (("static", self.dtypes.a), ("requant", self.dtypes.out)):
+            step = self.step(name)
+            low = 0.0 if dtype.name == "u8" else -128.0
+            if step is not None and not low <= step.numbers[1] <= dtype.max_finite:
+                fail("epilogue", f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}")
 
     def _check_flags(self, fail: Callable[[str, str, str], None]) -> None:
         shape = self.shape
@@ -677,6 +763,12 @@ class Problem:
             for flag in ("self", "bcast-a"):
                 if self.has(flag):
                     fail("flags", f"{flag}: the A of grouped_mm is one matrix, its B are several", f"drop {flag}")
+        if self.has("reduce-range") and (self.op.name != "qlinear" or self.dtypes.a.name != "u8"):
+            fail("flags", "reduce-range speaks of quantised activations in u8", "qlinear:u8-... has it")
+        if self.op.name in _PACKED:
+            for flag in ("var-b", "self", "tap", "res-a"):
+                if self.has(flag):
+                    fail("flags", f"{flag}: {self.op.name} takes a weight that was packed before", f"drop {flag}")
         if self.has("fast-acc") and self.op.name != "scaled_mm":
             fail("flags", "fast-acc speaks of fp8 products", "scaled_mm has it")
         self._check_precision(fail)

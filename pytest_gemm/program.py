@@ -7,7 +7,7 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
 __all__ = [
+    "PACKED_OPS",
     "PROGRAMS",
     "WEIGHT_OPS",
     "Matmul",
@@ -27,7 +28,10 @@ __all__ = [
     "args",
     "build",
     "cpu_threads",
+    "derived",
     "gathered",
+    "pack",
+    "packed",
     "torch_dtype",
 ]
 
@@ -59,18 +63,22 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 # Ops that have a program; the others come with their operands.
 PROGRAMS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "woq_int8", "scaled_mm", "grouped_mm"}
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
+    | {"woq_int8", "woq_int4", "qlinear", "da8w8"}
 )
 
 # Ops whose second argument is the N x K weight as stored, not its K x N view.
-WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear"})
+WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear", "da8w8"})
+
+# Ops whose weight a user packs once, outside of the program.
+PACKED_OPS = frozenset({"woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by parameter name, in order: a, b, scale_a, scale, offs, bias, r0, r1 ...
+    """The program's tensors by parameter name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0.
 
-    ``b`` is the stored N x K weight for the weight ops, the (K, N) view otherwise; it is absent for ``self``, and so is
-    ``r0`` for ``res-a``.  ``linears`` have a weight and a bias for each product: b0, b1 ..., bias0, bias1 ...
+    ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent for
+    ``self``, and so is ``r0`` for ``res-a``.  ``linears`` have a weight and a bias for each product: b0, b1 ...
     """
     if problem.op.name == "linears":
         return _args_of_linears(problem, operands)
@@ -79,8 +87,14 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
     if operands.scale_a is not None:
         found["scale_a"] = operands.scale_a
+    if operands.zero_a is not None:
+        found["zero_a"] = operands.zero_a
     if operands.scale_b is not None:
-        found["scale" if operands.scale_a is None else "scale_b"] = operands.scale_b
+        found["scale" if problem.op.name == "woq_int8" else "scale_b"] = operands.scale_b
+    if operands.zero_b is not None:
+        found["zero_b"] = operands.zero_b
+    if operands.affine is not None:
+        found["affine"] = operands.affine
     if operands.offs is not None:
         found["offs"] = operands.offs
     if operands.bias is not None:
@@ -127,12 +141,104 @@ def apply_step(step: Step, x: torch.Tensor, residual: torch.Tensor | None) -> to
     assert residual is not None, step
     binary: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "add": torch.add,
+        "sum": torch.add,
         "sub": torch.sub,
         "mul": torch.mul,
         "div": torch.div,
         "bias": torch.add,
     }
     return binary[step.name](x, residual)
+
+
+def pack(problem: Problem, weight: torch.Tensor) -> torch.Tensor:
+    """The N x K weight of a :data:`PACKED_OPS` op in the form that the op takes.
+
+    ``qlinear``: oneDNN's own format.  ``woq_int4``: two codes of 0 to 15 in a byte, in an order that is ATen's business
+    and depends on the processor.
+    """
+    made: torch.Tensor
+    if problem.op.name == "qlinear":
+        made = torch.ops.onednn.qlinear_prepack(weight, None)
+    else:
+        made = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.to(torch.int32).contiguous(), 1)
+    return made
+
+
+def packed(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of :func:`args` with the weight packed where the op asks for it."""
+    if problem.op.name not in PACKED_OPS:
+        return tensors
+    return {**tensors, "b": pack(problem, tensors["b"])}
+
+
+def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a compiler makes of several constants of the program, by what it makes it of: ``"b+scale_b:sums"``.
+
+    ``qlinear`` and ``da8w8``, which Inductor turns into one: the products of both scales, the sums of B's columns that
+    make up for A's zero point, with the factors that are constants, and the constants in the program's text (``":"`` in
+    front).
+    """
+    if problem.op.name == "woq_int4":
+        return {"b:packed": pack(problem, tensors["b"])} if "b" in tensors else {}
+    if problem.op.name not in {"qlinear", "da8w8"} or "b" not in tensors:
+        return {}
+    sums = torch.sum(tensors["b"].mT.to(torch.float32), dim=0)
+    static = problem.step("static")
+    # Without static ones a symmetric A has the zero point 0, and the scale 1 where A's rows are scaled later.
+    numbers = static.numbers if static else (1.0, 0.0)
+    scale, zero = torch.tensor(numbers[0]), torch.tensor(int(numbers[1]), dtype=torch.int32)
+    both = scale * tensors["scale_b"].to(torch.float32)
+    found = {":scale": scale, ":zero": zero, "scale_b:both": both, "b+scale_b:sums": sums * both * zero}
+    return found if static else {**found, "b:sums": sums}
+
+
+# oneDNN's name of a unary step, and its algorithm.
+_ONEDNN = {"silu": ("swish", ""), "clamp": ("hardtanh", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+
+
+def _qlinear(problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
+    """``onednn::qlinear_pointwise`` in the overload that the problem's scales and steps ask for; ``b`` is packed.
+
+    A static scale and zero point are numbers of the program, as the quantiser of PyTorch 2 writes them; a dynamic one
+    are tensors.  The weight is symmetric and has a scale for each column.
+    """
+    static, requant = problem.step("static"), problem.step("requant")
+    scale, zero = static.numbers if static else (t["scale_a"], t["zero_a"])
+    out_scale, out_zero = requant.numbers if requant else (1.0, 0.0)
+    binary = next((step for step in problem.passes if step.kind is StepKind.BINARY), None)
+    unary = next((step for step in problem.passes if step.kind is StepKind.UNARY), None)
+    name, algorithm = _ONEDNN.get(unary.name, (unary.name, "")) if unary else ("none", "")
+    numbers = list(unary.numbers) if unary else []
+    before = (t["a"], scale, int(zero) if static else zero, t["b"], t["scale_b"], t["zero_b"])
+    after = (t.get("bias"), out_scale, int(out_zero), torch_dtype(problem.dtypes.out))
+    op: Any = torch.ops.onednn.qlinear_pointwise
+    made: torch.Tensor
+    if binary is None:
+        made = (op.default if static else op.tensor)(*before, *after, name, numbers, algorithm)
+        return made
+    # "sum" writes into its operand, which is not ours to change.
+    other = t["r0"].clone() if binary.name == "sum" else t["r0"]
+    overload = op.binary if static else op.binary_tensor
+    made = overload(*before, other, *after, 1.0, 0, binary.name, 1.0, name, numbers, algorithm)
+    return made
+
+
+def _qlinear_around(problem: Problem, t: dict[str, torch.Tensor], matmul: Matmul) -> torch.Tensor:
+    """The same with ``matmul`` for the integer product, and everything around it in eager f32."""
+    static, requant = problem.step("static"), problem.step("requant")
+    scale, zero = static.numbers if static else (t["scale_a"], t["zero_a"])
+    both = t["scale_b"] * scale
+    sums = t["b"].to(torch.float32).sum(1)
+    x = matmul(t["a"], t["b"].mT).to(torch.float32) * both - both * zero * sums
+    if problem.step("bias") is not None:
+        x = x + t["bias"].to(torch.float32)
+    for step in problem.passes:
+        x = apply_step(step, x, t["r0"].to(torch.float32) if step.kind is StepKind.BINARY else None)
+    out = torch_dtype(problem.dtypes.out)
+    if requant is None:
+        return x.to(out)
+    info = torch.iinfo(out)
+    return (torch.round(x * (1.0 / requant.numbers[0])) + requant.numbers[1]).clamp(info.min, info.max).to(out)
 
 
 def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
@@ -143,6 +249,24 @@ def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tens
             pieces.append(matmul(a[first:last], b[group]))
         first = last
     return torch.cat(pieces)
+
+
+def _rows(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """A tensor with a row for each of M, which may be 3-D, as one matrix of rows."""
+    shape = problem.shape
+    return x if shape.batch is None else x.reshape(shape.batch * shape.m, -1)
+
+
+def _scaled_integers(problem: Problem, t: dict[str, torch.Tensor], c: torch.Tensor) -> torch.Tensor:
+    """An int32 product, 2-D, times A's and B's scales: in their type, which is f32 where the result is f16.
+
+    Reshaped where A is 3-D after the scales and before the bias, as whoever quantises a linear does.
+    """
+    shape, out = problem.shape, problem.dtypes.out
+    scale_a = _rows(problem, t["scale_a"]) if problem.step("rowwise") is not None else t["scale_a"]
+    x = c.to(torch.bfloat16 if out.name == "bf16" else torch.float32) * scale_a * t["scale_b"]
+    x = x if shape.batch is None else x.reshape(shape.batch, shape.m, shape.n)
+    return (x if problem.step("bias") is None else x + t["bias"]).to(torch_dtype(out))
 
 
 def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
@@ -156,6 +280,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         """Through ``matmul``: everything else in eager PyTorch."""
         assert matmul is not None
         a = t["a"]
+        if op == "qlinear":
+            return _qlinear_around(problem, t, matmul)
         b = t["a"].mT if problem.has("self") else t["a"] if problem.has("square") else t["b"]
         b = b.mT if op in WEIGHT_OPS and not problem.has("self") else b
         if op in {"mixed_mm", "woq_int8"}:
@@ -164,6 +290,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
             c = matmul(a.flatten(0, 1), b).reshape(*a.shape[:-1], b.shape[-1])
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
+        elif op == "da8w8":
+            return _scaled_integers(problem, t, matmul(_rows(problem, a), b))
         else:
             c = matmul(a, b)
         if op == "woq_int8":
@@ -197,6 +325,13 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
             return torch.mm(a if a_float else a.to(out), b if b_float else b.to(out))
         if op == "woq_int8":
             return torch._weight_int8pack_mm(a, b, t["scale"])
+        if op == "woq_int4":
+            made: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(a, b, problem.group_size, t["affine"])
+            return made
+        if op == "qlinear":
+            return _qlinear(problem, t)
+        if op == "da8w8":
+            return _scaled_integers(problem, t, torch._int_mm(_rows(problem, a), b.mT))
         if op == "scaled_mm":
             return torch._scaled_mm(
                 a,
@@ -215,19 +350,24 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
     return plain if matmul is not None else native
 
 
-def build(problem: Problem, matmul: Matmul | None = None) -> Program:
+def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = False) -> Program:
     """The function over the tensors of :func:`args`, passed by keyword.
 
     Args:
         problem: what to compute.
         matmul: a replacement for the matrix product; everything around it stays eager PyTorch.
+        is_packed: whether the weight comes packed already (:func:`packed`), where the op asks for that.
     """
     if problem.op.name == "linears":
         return _linears(problem, matmul)
     product = _product(problem, matmul)
-    passes = problem.passes
+    # The op qlinear has its steps inside.
+    passes = () if problem.op.name == "qlinear" else problem.passes
+    packs = problem.op.name in PACKED_OPS and matmul is None and not is_packed
 
     def program(**tensors: torch.Tensor) -> Any:
+        if packs:
+            tensors["b"] = pack(problem, tensors["b"])
         if problem.has("res-a"):
             tensors["r0"] = tensors["a"]
         if problem.autocast:

@@ -78,7 +78,7 @@ def work(problem: Problem) -> Work:
         b_count = 1 if problem.has("bcast-b") or problem.op.batch == "optional" else batch
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
     if problem.bias_shape is not None and problem.beta != 0.0:
-        bits += math.prod(problem.bias_shape) * (problem.dtypes.a if problem.autocast else problem.dtypes.out).bits
+        bits += math.prod(problem.bias_shape) * problem.bias_dtype.bits
     if problem.grouped:
         bits += batch * DTYPES["i32"].bits
     bits += _scale_bits(problem) + _residual_bits(problem)
@@ -94,16 +94,22 @@ def _scale_bits(problem: Problem) -> int:
         return (2 if problem.step("tensorwise") is not None else m + n) * f32
     if problem.op.name == "woq_int8":
         return n * problem.dtypes.out.bits
+    if problem.op.name == "da8w8":
+        rows = m * (1 if problem.shape.batch is None else problem.shape.batch)
+        scales = problem.dtypes.out.bits if problem.dtypes.out.name == "bf16" else f32
+        return (n + (rows if problem.step("rowwise") is not None else 1)) * scales
     if problem.op.name == "woq_int4":
         group = problem.step("group")
         assert group is not None  # the grammar asks for it
         return 2 * n * -(-k // int(group.numbers[0])) * problem.dtypes.out.bits  # a scale and a zero point
-    return n * f32 if problem.op.name == "qlinear" else 0
+    # B's scales and its zero points; A's where they are tensors.
+    dynamic = problem.step("dynamic") is not None
+    return (2 * n + 2 * dynamic) * f32 if problem.op.name == "qlinear" else 0
 
 
 def _residual_bits(problem: Problem) -> int:
     """Bits of the residuals; each has the dtype of the value that it meets."""
-    dtype, bits, first = problem.dtypes.out, 0, True
+    dtype, bits, first = problem.value_dtype, 0, True
     for step in problem.passes:
         if step.kind is StepKind.CAST:
             dtype = step.dtype

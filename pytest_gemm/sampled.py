@@ -153,6 +153,7 @@ def part(operands: Operands, lines: _Lines) -> Operands:
         residuals=tuple(map(lines.of, operands.residuals)),
         scale_a=None if operands.scale_a is None else lines.of(operands.scale_a),
         scale_b=None if operands.scale_b is None else lines.of(operands.scale_b),
+        affine=operands.affine if operands.affine is None or rows else lines.of(operands.affine.mT).mT,
         buffers=(),
     )
 

@@ -1,0 +1,292 @@
+"""Quantised products, from the line to the verdict: integers with scales and zero points, weights of 8 and 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_gemm import compare, oracle
+from pytest_gemm import operands as room
+from pytest_gemm.backend import Contract
+from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.program import args, build
+from pytest_gemm.roofline import work
+
+# -- the line ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "qlinear:u8-i8-f32:nt:17x64x128:static-0.02_128+bias+add+relu",
+        "qlinear:u8-i8-u8:nt:17x64x128:dynamic+gelu+requant-0.37_3:reduce-range",
+        "da8w8:i8-i8-bf16:nt:2x17x64x128:rowwise+bias",
+        "woq_int4:bf16-i4-bf16:nt:17x64x128:group-32",
+    ],
+)
+def test_a_quantised_line_reads_both_ways(line: str) -> None:
+    assert str(Problem.parse(line)) == line
+    assert work(Problem.parse(line)).bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("qlinear:u8-i8-f32:nt:3x4x5:bias", "one of static dynamic"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:static", "add requant"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:static+requant", "drop requant"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:static+sum+requant", "write add"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:static+relu+add", "one of add sum, then one of relu"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:static-0.5_256", "from 0 to 255"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:static-0.5_1.5", "above 0, and an integer"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:static:var-b", "drop var-b"),
+        ("qlinear:i8-i8-f32:nt:3x4x5:static:reduce-range", "qlinear:u8"),
+        ("woq_int4:bf16-i4-bf16:nt:3x64x65:group-32", "no multiple of the group"),
+        ("mm:f32:nn:3x4x5:sum", "write add"),
+    ],
+)
+def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
+    with pytest.raises(ProblemError, match=complaint):
+        Problem.parse(line)
+
+
+# -- liars, caught: each computes the program in f32 with one mistake ----------------------------------
+
+
+def make(line: str, filling: str, seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(line), filling, seed)
+
+
+def agrees(operands: room.Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
+    """Whether the oracle accepts a result."""
+    problem = operands.problem
+    interval = oracle.interval(problem, operands, oracle.reference(problem, operands), contract or Contract("f32"))
+    return compare.compare(actual, interval, problem, operands).mismatch is None
+
+
+def exactly(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """An integer product."""
+    return (a.double() @ b.double()).to(torch.int32)
+
+
+def in_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As VPMADDUBSW adds u8 x i8: two products along K saturate in 16 bits."""
+    products = a.int()[:, :, None] * b.int()[None]
+    return products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1).sum(1).to(torch.int32)
+
+
+def computed(
+    operands: room.Operands, product: Callable[..., torch.Tensor] = exactly, **changed: torch.Tensor
+) -> torch.Tensor:
+    """The problem's program with another integer product, or with other tensors."""
+    problem = operands.problem
+    result: torch.Tensor = build(problem, product)(**(args(problem, operands) | changed))
+    return result
+
+
+def with_zero(operands: room.Operands, zero: int, tail: int = 0) -> torch.Tensor:
+    """A dynamic problem's program with another zero point, or without B's last columns along K in its compensation."""
+    tensors = args(operands.problem, operands)
+    both = tensors["scale_b"] * tensors["scale_a"]
+    sums = tensors["b"][:, : tensors["b"].shape[1] - tail].to(torch.float32).sum(1)
+    return exactly(tensors["a"], tensors["b"].mT).float() * both - both * zero * sums
+
+
+LINE = "qlinear:u8-i8-f32:nt:17x65x126:dynamic"
+
+
+@pytest.mark.parametrize("line", [
+    "qlinear:u8-i8-f32:nt:17x65x126:static-0.02_128+bias+add+relu",
+    "qlinear:i8-i8-bf16:nt:17x33x1100:dynamic+bias+gelu",
+    "qlinear:u8-i8-i8:nt:33x65x127:static+bias+requant-0.37_-5",
+    "qlinear:u8-i8-u8:nt:33x65x127:dynamic+relu+requant",
+    "da8w8:i8-i8-bf16:nt:17x65x127:rowwise+bias",
+    "da8w8:i8-i8-f16:nt:2x9x33x1100:columnwise+bias+relu",
+])  # fmt: skip
+def test_an_honest_program_is_accepted(line: str) -> None:
+    for filling in room.fillings_for(Problem.parse(line)):
+        operands = make(line, filling)
+        contract = Contract("f32", "eager")
+        assert agrees(operands, computed(operands), contract), filling
+        mine = operands.clone()
+        assert torch.equal(computed(mine), computed(operands))
+        assert mine.guards_intact()
+
+
+def liars(operands: room.Operands) -> dict[str, torch.Tensor]:
+    zero, scale = operands.zero, operands.scale_b
+    assert scale is not None
+    return {
+        "sign of the zero point": with_zero(operands, -zero),
+        "zero point ignored": with_zero(operands, 0),
+        "compensation without the tail of K": with_zero(operands, zero, tail=2),
+        "one scale for all columns": computed(operands, scale_b=torch.full_like(scale, float(scale[0]))),
+        "scales of the next column": computed(operands, scale_b=scale.roll(1)),
+        "pairs saturate in 16 bits": computed(operands, in_pairs),
+        "saturated at 2^16": computed(operands, lambda a, b: exactly(a, b).clamp(-(2**16), 2**16)),
+    }
+
+
+@pytest.mark.parametrize("name", list(liars(make(LINE, "rand"))))
+def test_a_liar_about_integers_is_caught(name: str) -> None:
+    assert any(not agrees(o := make(LINE, filling), liars(o)[name]) for filling in ("int-2", "rand"))
+
+
+def test_seven_bits_do_not_saturate_in_pairs() -> None:
+    operands = make(f"{LINE}:reduce-range", "int-2")
+    assert int(operands.a.max()) == 127
+    assert agrees(operands, computed(operands, in_pairs))
+
+
+def requantised(operands: room.Operands, how: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """An 8-bit result in float64, which ``how`` makes of the values in units of its scale."""
+    step = operands.problem.step("requant")
+    assert step is not None
+    assert operands.scale is not None
+    c = (operands.a.double() - operands.zero) @ operands.b.double() * operands.scale
+    info = torch.iinfo(torch.int8)
+    return (how(c / step.numbers[0]) + step.numbers[1]).clamp(info.min, info.max).to(torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("how", "right"),
+    [
+        (torch.round, True),
+        (torch.trunc, False),
+        (torch.floor, False),
+        (lambda y: torch.floor(y + 0.5), False),  # ties upwards
+        (lambda y: torch.round(y).clamp(-100, 100), False),
+    ],
+)
+def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
+    how: Callable[[torch.Tensor], torch.Tensor], right: bool
+) -> None:
+    line = "qlinear:u8-i8-i8:nt:64x65x64:static+requant-0.5_-4"  # an even zero point: both orders round ties alike
+    assert all(agrees(o := make(line, filling), requantised(o, how)) for filling in ("int-2", "rand", "int-1")) is right
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "zero", "low", "high"),
+    [
+        (2.25, "0.5", 3, 8, 8),  # 4.5 + 3: RNE gives 4 before the zero point and 8 after it: 7 or 8
+        (2.0, "0.5", 3, 7, 7),
+        (-100.0, "0.5", 3, 0, 0),
+        (200.0, "0.5", 3, 255, 255),
+        (0.37 * 4.5, "0.37", 2, 6, 7),  # the reciprocal's rounding straddles the half
+        (0.37 * 4.6, "0.37", 2, 7, 7),
+    ],
+)
+def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low: int, high: int) -> None:
+    problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:static+requant-{scale}_{zero}")
+    x = torch.tensor([value], dtype=torch.float64)
+    codes, _ = oracle._requantised(problem, oracle._Span(x, x))
+    expected = (min(low, 7) if value == 2.25 else low, high)
+    assert (float(codes.lo), float(codes.hi)) == expected
+
+
+def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
+    operands = make("da8w8:i8-i8-f32:nt:64x64x128:rowwise", "int-2")
+    assert operands.scale_a is not None
+    assert operands.scale_b is not None
+    assert agrees(operands, computed(operands))
+    exchanged = computed(operands, scale_a=operands.scale_b[:, None], scale_b=operands.scale_a[:, 0])
+    assert not agrees(operands, exchanged)
+
+
+# -- 4 bits -------------------------------------------------------------------------------------------
+
+INT4 = "woq_int4:bf16-i4-bf16:nt:9x64x256:group-64"
+
+
+def from_codes(
+    operands: room.Operands, *, shift: int = 8, group: int = 0, swap: bool = False, narrow: bool = False
+) -> torch.Tensor:
+    """The product of 4-bit weights, with mistakes: another zero code, groups off by some k, nibbles exchanged."""
+    assert operands.affine is not None
+    codes = operands.b.double()
+    if swap:
+        codes = codes.unflatten(1, (-1, 2)).flip(2).flatten(1)
+    each = operands.affine.double().repeat_interleave(operands.problem.group_size, 0).roll(group, 0)
+    w = (codes - shift) * each[..., 0] + each[..., 1]
+    w = w.bfloat16().double() if narrow else w
+    return (operands.a.double() @ w).to(operands.a.dtype)
+
+
+@pytest.mark.parametrize("mistake", [{"shift": 7}, {"group": 1}, {"group": -1}, {"swap": True}], ids=str)
+def test_a_liar_about_4_bit_weights_is_caught(mistake: dict[str, int]) -> None:
+    operands = make(INT4, "int-2")
+    assert agrees(operands, from_codes(operands))
+    assert not agrees(operands, from_codes(operands, **mistake))  # type: ignore[arg-type]  # swap is a bool
+
+
+def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
+    operands = make("woq_int4:bf16-i4-bf16:nt:33x64x1024:group-32", "rand")
+    rounded = from_codes(operands, narrow=True)
+    assert not agrees(operands, rounded)
+    assert agrees(operands, rounded, Contract("f32", input_error=2.0**-8, input_bits=8))
+    exact = make(INT4, "int-2")  # whose weights are integers of few bits
+    assert agrees(exact, from_codes(exact, narrow=True), Contract("f32", input_error=2.0**-8, input_bits=8))
+
+
+# -- who computes it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("qlinear:u8-i8-f16:nt:17x64x128:static", "dtype"),
+        ("qlinear:u8-i8-f32:nt:17x64x128:dynamic+add", "dynamic"),
+        ("qlinear:u8-i8-f32:nt:17x8x128:static", "few-columns"),
+        ("woq_int4:f32-i4-f32:nt:17x64x128:group-32", "dtype"),
+        ("woq_int4:bf16-i4-bf16:nt:17x48x128:group-32", "int4-shape"),
+    ],
+)
+def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
+    refusal = CppBackend().supports(Problem.parse(line))
+    assert refusal is not None
+    assert refusal.reason.code == code
+
+
+@pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:rowwise"])
+def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
+    refusal = TritonBackend().supports(Problem.parse(line))
+    assert refusal is not None
+    assert refusal.reason.code == "op"
+
+
+@pytest.mark.parametrize("line", [
+    "qlinear:u8-i8-f32:nt:17x65x127:static-0.02_7+bias+gelu:reduce-range",
+    "qlinear:u8-i8-i8:nt:17x65x127:dynamic+requant-0.37_3:reduce-range",
+    "da8w8:i8-i8-bf16:nt:2x9x64x127:rowwise+bias",
+    "woq_int4:bf16-i4-bf16:nt:9x64x256:group-64",
+    "woq_int4:f32-i4-f32:nt:3x16x128:group-32+relu",
+])  # fmt: skip
+def test_aten_computes_it(line: str) -> None:
+    backend = AtenBackend()
+    assert backend.supports(Problem.parse(line)) is None
+    for filling in ("int-2", "rand"):
+        operands = make(line, filling)
+        prepared = backend.prepare(operands.problem, operands)
+        actual = prepared.run(operands)
+        assert agrees(operands, actual, prepared.contract)
+        assert prepared.proof().executed
+
+
+@pytest.mark.parametrize("line", [
+    "qlinear:u8-i8-f32:nt:9x16x64:static-0.02_7+bias",
+    "da8w8:i8-i8-f32:nt:9x16x64:rowwise",
+])  # fmt: skip
+def test_one_compiled_program_serves_every_filling(line: str) -> None:
+    """The packed weight, the scales' products and the column sums follow from the new constants."""
+    backend = CppBackend(candidates="one", threads=1)
+    for filling in ("int-2", "rand"):
+        operands = make(line, filling)
+        prepared = backend.prepare(operands.problem, operands)
+        assert agrees(operands, prepared.run(operands), prepared.contract)
+        assert prepared.proof().objection() is None
+    assert backend.compiles == 1, backend.unbindable
