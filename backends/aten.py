@@ -227,7 +227,7 @@ class AtenPrepared:
             library = not _cutlass_groups(problem)
             self.contract = dataclasses.replace(tensor_core.contract(problem, library=library), epilogue="eager")
         self._problem = problem
-        self._args = lambda operands: program.packed(problem, program.args(problem, operands))
+        self._args, self._packed = program.args, program.packed
         self._program = program.build(problem, is_packed=True)
         self._executed: tuple[str, ...] = ()
 
@@ -237,7 +237,7 @@ class AtenPrepared:
         from pytest_gemm.executed import record_products
         from pytest_gemm.precision import settings
 
-        tensors = self._args(operands)
+        tensors = self._packed(self._problem, self._args(self._problem, operands))
         with settings(self._problem), fence.products(), record_products() as seen:
             result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
@@ -250,7 +250,7 @@ class AtenPrepared:
 
         from pytest_gemm.precision import settings
 
-        tensors = self._args(operands)
+        tensors = self._packed(self._problem, self._args(self._problem, operands))
         with settings(self._problem), torch.no_grad():
             yield lambda: self._program(**tensors)
 

@@ -377,9 +377,8 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         return _qlinear(problem, operands, reference)
     tier: Tier
     if problem.op.name == "da8w8":
-        span, tier = _da8w8(problem, operands, reference, contract)
         value = _with_addend(problem, operands, reference.c)
-        return _through(problem, operands, contract, span, value, tier, None)
+        return _through(problem, operands, contract, *_da8w8(problem, operands, reference, contract), value)
     integers = problem.dtypes.out.name == "i32"
     value = _wrap_int32(reference.c) if integers else _with_addend(problem, operands, reference.c)
     free = None
@@ -391,7 +390,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         start = value
         span, tier = _product_span(problem, operands, reference, contract, value)
         free = _undecided(problem, operands, reference, contract)
-    return _through(problem, operands, contract, span, start, tier, free)
+    return _through(problem, operands, contract, span, tier, start, free)
 
 
 def _through(
@@ -399,9 +398,9 @@ def _through(
     operands: Operands,
     contract: Contract,
     span: _Span,
-    start: torch.Tensor,
     tier: Tier,
-    free: torch.Tensor | None,
+    start: torch.Tensor,
+    free: torch.Tensor | None = None,
 ) -> Interval:
     """From the product to the result, through every pass.
 
@@ -410,8 +409,8 @@ def _through(
         operands: its operands.
         contract: the arithmetic that the backend claims.
         span: the enclosure of the product with what the op itself does to it.
-        start: the same without any error.
         tier: what bounds it.
+        start: the same without any error.
         free: elements about which nothing can be said; ``None`` for none.
     """
     integers = problem.dtypes.out.name == "i32"

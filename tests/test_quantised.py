@@ -71,13 +71,15 @@ def agrees(operands: room.Operands, actual: torch.Tensor, contract: Contract | N
 
 def exactly(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """An integer product."""
-    return (a.double() @ b.double()).to(torch.int32)
+    c: torch.Tensor = a.double() @ b.double()
+    return c.to(torch.int32)
 
 
 def in_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """As VPMADDUBSW adds u8 x i8: two products along K saturate in 16 bits."""
     products = a.int()[:, :, None] * b.int()[None]
-    return products.unflatten(1, (-1, 2)).sum(2).clamp(-(2**15), 2**15 - 1).sum(1).to(torch.int32)
+    pairs: torch.Tensor = products.reshape(len(a), -1, 2, b.shape[1]).sum(2).clamp(-(2**15), 2**15 - 1)
+    return pairs.sum(1).to(torch.int32)
 
 
 def computed(
