@@ -76,8 +76,14 @@ def m_dimensions(problem: Problem) -> dict[str, int]:
     found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
     if problem.step("rowwise") is not None:
         found["scale_a"] = 0
-    residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
-    found.update((f"r{i}", found["a"]) for i in range(residuals))
+    rank = len(problem.result_shape)
+    for index, (step, moves) in enumerate(problem.residuals):
+        if step.text == "n":
+            continue
+        place = 0 if step.text else found["a"]
+        for move in moves:
+            place = move.order(rank).index(place)
+        found[f"r{index}"] = place
     step = problem.step("bias")
     if step is not None and step.text in {"m1", "mn"}:
         batched = step.text == "mn" and problem.shape.batch is not None
@@ -714,6 +720,8 @@ class Artifact:
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
+            fused=self.fused if self.problem.passes else None,
+            fusions=compiled.session.fusions,
         )
 
     @property

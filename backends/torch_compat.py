@@ -127,6 +127,8 @@ class Session:
         refused: ops for which the selection had no candidate at all.
         modules: generated Python modules, in order of loading.
         packings: replayable weight packings.
+        fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not among
+            them (oneDNN's linear with its ``relu``, in a dtype that oneDNN has on this machine).
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -140,6 +142,7 @@ class Session:
     refused: list[str] = dataclasses.field(default_factory=list)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     packings: list[Packing] = dataclasses.field(default_factory=list)
+    fusions: int = 0
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -618,8 +621,24 @@ def session(
         stack.enter_context(_watch_selection(seen, candidate, listing))
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))
+        stack.enter_context(_watch_fusions(seen))
         stack.enter_context(torch.no_grad())
         yield seen
+
+
+@contextlib.contextmanager
+def _watch_fusions(seen: Session) -> Iterator[None]:
+    """Note how far Inductor's counter of fused epilogues has come."""
+    from torch._dynamo.utils import counters
+
+    def count() -> int:
+        return int(counters["inductor"].get("cpp_epilogue_fusion_counter", 0))
+
+    before = count()
+    try:
+        yield
+    finally:
+        seen.fusions = count() - before
 
 
 def option(*names: str) -> str:

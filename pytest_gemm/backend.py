@@ -194,6 +194,8 @@ class Proof:
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
         provable: ``False`` where there is nothing to prove, for a plain callable.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
     """
 
     chosen: tuple[str, ...] = ()
@@ -204,6 +206,8 @@ class Proof:
     device_kernel: str = ""
     around_library: bool = False
     provable: bool = True
+    fused: bool | None = None
+    fusions: int = 0
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, metamorphic, operands, oracle, program, sampled
+from pytest_gemm import compare, device_kernels, faults, metamorphic, moves, operands, oracle, program, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -445,10 +445,13 @@ class Judge:
             ):
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
-                    results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
+                    results = _run(prepared, given, case.device) if timed is None else _timed(given, timed)
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Unsupported as late:
             return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
+        except moves.WrongShape as wrong:
+            reason = Reason("wrong-shape", str(wrong))
+            return _outcome(case, filling, Status.INCORRECT, reason, kernels=kernels, choice=choice, seconds=seconds)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
             return self._crashed(case, filling, error, "run", seconds, kernels, choice)
@@ -457,6 +460,7 @@ class Judge:
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
             proved: dict[str, Any] = {"kernels": kernels, "chosen": proof.chosen, "choice": choice}
+            proved |= {"fused": proof.fused, "fusions": proof.fusions}
             return _outcome(case, filling, status, reason, seconds=seconds, **proved, **facts)
 
         objection = proof.objection()
@@ -489,9 +493,10 @@ class Judge:
             verdict = one.comparison
             if verdict.mismatch is None:
                 continue
-            which = f"{compare.output_name(place, len(judged))}: " if len(judged) > 1 else ""
+            which = f"{case.problem.output_names[place]}: " if len(judged) > 1 else ""
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
-            outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
+            details = which + verdict.mismatch.text() + _places(outputs[place])
+            outcome = end(Status.INCORRECT, reason, details=details, **facts)
             self._keep(outcome, Evidence.of(one, prepared, place))
             return outcome
         doubt = next((one.doubt for one in judged if one.doubt is not None), None)
@@ -687,7 +692,7 @@ class Judge:
                     raise refusal
                 with settings(case.problem):
                     made = program.build(case.problem)(**program.args(case.problem, truth.operands))
-                truth.eager = made if isinstance(made, tuple) else (made,)
+                truth.eager = moves.in_product(case.problem, _tuple(made))
                 _wait_for(case.device)
             except Exception as error:  # eager cannot do everything that a template can
                 truth.eager = error
@@ -695,7 +700,8 @@ class Judge:
                     raise
         if isinstance(truth.eager, Exception):
             return f"eager cannot: {_last_line(truth.eager)}"
-        return compare.beside_eager(actual, truth.eager, _intervals(case.problem, truth, contract))
+        intervals = _intervals(case.problem, truth, contract)
+        return compare.beside_eager(actual, truth.eager, intervals, case.problem.output_names)
 
 
 def run_once(case: Case, threads: int) -> None:
@@ -771,10 +777,19 @@ def _all_dropped(dropped: Sequence[Outcome]) -> Reason:
 
 
 def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[torch.Tensor, ...]:
-    """The results, of which there are two with ``tap``; the device has finished."""
+    """The results in the product's places, of which there are two with ``tap``; the device has finished."""
     made = _tuple(prepared.run(given))
     _wait_for(device)
-    return made
+    return moves.in_product(given.problem, made)
+
+
+def _timed(given: operands.Operands, timed: Callable[[], Any]) -> tuple[torch.Tensor, ...]:
+    return moves.in_product(given.problem, _tuple(timed()))
+
+
+def _places(output: Problem) -> str:
+    """How to read a place of a result that is stored through a move; "" for any other."""
+    return f"\n  (places of the product; it is stored after {'+'.join(map(str, output.moves))})" if output.moves else ""
 
 
 def _tuple(made: Any) -> tuple[torch.Tensor, ...]:

@@ -37,6 +37,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pytest_gemm import moves
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.problem import DTYPES, TF32, DType, Problem, Step, StepKind, did_you_mean
 from pytest_gemm.program import torch_dtype
@@ -1304,9 +1305,13 @@ def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool)
 
 
 def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[tuple[Array, DType]]:
-    """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets."""
+    """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets.
+
+    In the product's places: of the result's shape, (N,) or (M, 1).
+    """
     problem = frame.problem
-    shape, dtype, level = _drawn_shape(problem.result_shape), problem.dtypes.out, drawn.level
+    whole, dtype, level = _drawn_shape(problem.result_shape), problem.dtypes.out, drawn.level
+    shapes = {"": whole, "n": problem.result_shape[-1:], "m1": (problem.result_shape[-2], 1)}
     quantum = drawn.quantum
     found: list[tuple[Array, DType]] = []
     for step in problem.passes:
@@ -1320,7 +1325,7 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
             level = min(level, max(map(abs, step.numbers)) or 1.0)
         if step.kind is not StepKind.BINARY:
             continue
-        stream = draw(f"r{len(found)}")
+        stream, shape = draw(f"r{len(found)}"), shapes[step.text]
         if step.name in {"add", "sub"}:
             if exact or not dtype.is_float:
                 unit = _addend_exponent(level, quantum, dtype)
@@ -1534,8 +1539,8 @@ class Operands:
         a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``.
         b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
-        residuals: one of the result's shape for each binary step, in the dtype of the value at that step; with
-            ``res-a`` the first is ``a``.
+        residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
+            product's places, see :mod:`pytest_gemm.moves`; a row or a column is expanded; with ``res-a`` the first is ``a``.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``; for ``scaled_mm`` in f32, (1, N) or
             a scalar; or ``None``.
         scale_a: the scales of A for ``scaled_mm``, in f32, (M, 1) or a scalar; or ``None``.
@@ -1701,8 +1706,19 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
     bias = None if bias_values is None else keep("bias", bias_values, problem.dtypes.a if problem.autocast else out)
+
+    def keep_residual(index: int, values: Array, dtype: DType) -> Tensor:
+        step, made = problem.residuals[index]
+        if step.text:
+            return keep(f"r{index}", values, dtype).expand(problem.result_shape)
+        lines = _all_lines(values, problem.result_shape)
+        if isinstance(lines, _Lines) or any(move.name == "view" for move in made):
+            return keep(f"r{index}", lines, dtype)  # the program takes a view whose rows are not next to one another
+        stored = moves.forth(torch.from_numpy(lines), made).contiguous().numpy()
+        return moves.back(keep(f"r{index}", stored, dtype), problem.result_shape, made)
+
     residuals = tuple(
-        a if index == 0 and problem.has("res-a") else keep(f"r{index}", _all_lines(values, problem.result_shape), dtype)
+        a if index == 0 and problem.has("res-a") else keep_residual(index, values, dtype)
         for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)

@@ -129,6 +129,8 @@ class Outcome:
         sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
     """
 
     backend: str
@@ -150,6 +152,8 @@ class Outcome:
     sampled: str = ""
     mode: str = ""
     guard: str = ""
+    fused: bool | None = None
+    fusions: int = 0
 
     @property
     def who(self) -> str:

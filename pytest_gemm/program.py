@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from pytest_gemm import moves
 from pytest_gemm.problem import DType, Problem, Step, StepKind
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PROGRAMS", "WEIGHT_OPS", "Matmul", "Program", "apply_step", "args", "build", "torch_dtype"]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# A tensor, or for ``tap`` a tuple of two.
+# A tensor, or for ``tap`` and ``fork`` a tuple of two.
 Program = Callable[..., Any]
 
 
@@ -59,7 +60,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["bias"] = operands.bias
     for index, residual in enumerate(operands.residuals):
         if index > 0 or not problem.has("res-a"):
-            found[f"r{index}"] = residual
+            found[f"r{index}"] = moves.taken(problem, index, residual)
     return found
 
 
@@ -182,7 +183,7 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
         matmul: a replacement for the matrix product; everything around it stays eager PyTorch.
     """
     product = _product(problem, matmul)
-    passes = problem.passes
+    chain, forks = problem.chain, problem.has("fork")
 
     def program(**tensors: torch.Tensor) -> Any:
         if problem.has("res-a"):
@@ -192,14 +193,16 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
             tensors.update((name, tensors[name].to(half)) for name in ("a", "b", "bias") if name in tensors)
         x = tapped = product(tensors)
         index = 0
-        for step in passes:
+        for place, step in enumerate(chain):
             residual = None
             if step.kind is StepKind.BIAS:
                 residual = tensors["bias"]
             elif step.kind is StepKind.BINARY:
                 residual = tensors[f"r{index}"]
                 index += 1
-            tapped, x = x, apply_step(step, x, residual)
-        return (tapped, x) if problem.has("tap") else x
+            before = tapped if forks and place == len(chain) - 1 else x
+            moving = step.kind is StepKind.MOVE
+            tapped, x = x, moves.forth(before, [step]) if moving else apply_step(step, before, residual)
+        return (tapped, x) if problem.has("tap") or forks else x
 
     return program

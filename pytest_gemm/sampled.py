@@ -137,7 +137,8 @@ class _Lines:
         shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": size})
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f in {"tf32", "reduced", "fast-acc"})
-        return dataclasses.replace(problem, shape=shape, flags=flags)
+        steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.MOVE)
+        return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
 
 
 def part(operands: Operands, lines: _Lines) -> Operands:
