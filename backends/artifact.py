@@ -31,7 +31,7 @@ from pytest_gemm.backends import torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
-from pytest_gemm.problem import Problem, StepKind
+from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
@@ -77,10 +77,10 @@ def m_dimensions(problem: Problem) -> dict[str, int]:
     if problem.step("rowwise") is not None:
         found["scale_a"] = 0
     rank = len(problem.result_shape)
-    for index, (step, moves) in enumerate(problem.residuals):
-        if step.text == "n":
+    for index, (own, moves) in enumerate(problem.residuals):
+        if own.text == "n":
             continue
-        place = 0 if step.text else found["a"]
+        place = 0 if own.text else found["a"]
         for move in moves:
             place = move.order(rank).index(place)
         found[f"r{index}"] = place

@@ -127,8 +127,8 @@ class Session:
         refused: ops for which the selection had no candidate at all.
         modules: generated Python modules, in order of loading.
         packings: replayable weight packings.
-        fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not among
-            them (oneDNN's linear with its ``relu``, in a dtype that oneDNN has on this machine).
+        fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not
+            among them (oneDNN's linear with its ``relu``, in a dtype that oneDNN has on this machine).
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)

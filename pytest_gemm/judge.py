@@ -31,6 +31,7 @@ from pytest_gemm.backend import (
     Contract,
     Dropped,
     Prepared,
+    Proof,
     Unsupported,
     in_mode,
     names_candidates,
@@ -449,9 +450,6 @@ class Judge:
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Unsupported as late:
             return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
-        except moves.WrongShape as wrong:
-            reason = Reason("wrong-shape", str(wrong))
-            return _outcome(case, filling, Status.INCORRECT, reason, kernels=kernels, choice=choice, seconds=seconds)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
             return self._crashed(case, filling, error, "run", seconds, kernels, choice)
@@ -459,9 +457,7 @@ class Judge:
         kernels = proof.kernels
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-            proved: dict[str, Any] = {"kernels": kernels, "chosen": proof.chosen, "choice": choice}
-            proved |= {"fused": proof.fused, "fusions": proof.fusions}
-            return _outcome(case, filling, status, reason, seconds=seconds, **proved, **facts)
+            return _outcome(case, filling, status, reason, seconds=seconds, choice=choice, **_proved(proof), **facts)
 
         objection = proof.objection()
         if objection is not None:
@@ -495,8 +491,8 @@ class Judge:
                 continue
             which = f"{case.problem.output_names[place]}: " if len(judged) > 1 else ""
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
-            details = which + verdict.mismatch.text() + _places(outputs[place])
-            outcome = end(Status.INCORRECT, reason, details=details, **facts)
+            told = which + verdict.mismatch.text() + _places(outputs[place])
+            outcome = end(Status.INCORRECT, reason, details=told, **facts)
             self._keep(outcome, Evidence.of(one, prepared, place))
             return outcome
         doubt = next((one.doubt for one in judged if one.doubt is not None), None)
@@ -622,6 +618,9 @@ class Judge:
         """The outcome of an exception that the backend has to answer for."""
         crash = _crash(case, filling, error, phase, seconds)
         outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
+        if isinstance(error, moves.WrongShape):  # it came to its end: what it returned is wrong
+            reason = Reason("wrong-shape", str(error))
+            return dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason, details="")
         return self._fault(outcome, error, phase, case.device) or outcome
 
     def _fault_or_raise(
@@ -781,6 +780,11 @@ def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[tor
     made = _tuple(prepared.run(given))
     _wait_for(device)
     return moves.in_product(given.problem, made)
+
+
+def _proved(proof: Proof) -> dict[str, Any]:
+    """What a proof says, as an outcome has it."""
+    return {"kernels": proof.kernels, "chosen": proof.chosen, "fused": proof.fused, "fusions": proof.fusions}
 
 
 def _timed(given: operands.Operands, timed: Callable[[], Any]) -> tuple[torch.Tensor, ...]:

@@ -1,8 +1,8 @@
 """Results that are stored through a transpose: from the product's places to the program's, and back.
 
-Steps such as ``t``, ``perm-1_0_2`` and ``view-4x8x2x33`` compute nothing, so a result is judged where its reference lies: in
-the product's own M x N (with its batch).  A program takes residuals in its own places and returns its result there; this
-module translates both.  Of a residual it always gives a view: the problem line allows no move that would copy one.
+Steps such as ``t``, ``perm-1_0_2`` and ``view-4x8x2x33`` compute nothing, so a result is judged where its reference is:
+in the product's own M x N (with its batch).  A program takes residuals in its own places and returns its result there;
+this module translates both.  Of a residual it always gives a view: the problem line allows no move that would copy one.
 """
 
 from __future__ import annotations

@@ -1540,7 +1540,7 @@ class Operands:
         b: ([B,] K, N); (K, N) for ``linear`` and ``woq_int8``; ``a.mT`` for ``self``.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
-            product's places, see :mod:`pytest_gemm.moves`; a row or a column is expanded; with ``res-a`` the first is ``a``.
+            product's places (:mod:`pytest_gemm.moves`); a row or column is expanded; with ``res-a`` the first is ``a``.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``; for ``scaled_mm`` in f32, (1, N) or
             a scalar; or ``None``.
         scale_a: the scales of A for ``scaled_mm``, in f32, (M, 1) or a scalar; or ``None``.
@@ -1706,20 +1706,9 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
     bias = None if bias_values is None else keep("bias", bias_values, problem.dtypes.a if problem.autocast else out)
-
-    def keep_residual(index: int, values: Array, dtype: DType) -> Tensor:
-        step, made = problem.residuals[index]
-        if step.text:
-            return keep(f"r{index}", values, dtype).expand(problem.result_shape)
-        lines = _all_lines(values, problem.result_shape)
-        if isinstance(lines, _Lines) or any(move.name == "view" for move in made):
-            return keep(f"r{index}", lines, dtype)  # the program takes a view whose rows are not next to one another
-        stored = moves.forth(torch.from_numpy(lines), made).contiguous().numpy()
-        return moves.back(keep(f"r{index}", stored, dtype), problem.result_shape, made)
-
     residuals = tuple(
-        a if index == 0 and problem.has("res-a") else keep_residual(index, values, dtype)
-        for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
+        a if index == 0 and problem.has("res-a") else _kept_residual(problem, index, *drawn_one, keep)
+        for index, drawn_one in enumerate(_residuals(frame, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)
     return Operands(
@@ -1727,6 +1716,20 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
         scale_a, offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
     )  # fmt: skip
+
+
+def _kept_residual(
+    problem: Problem, index: int, values: Array, dtype: DType, keep: Callable[[str, Array | _Lines, DType], Tensor]
+) -> Tensor:
+    """A residual in the product's places.  In memory it lies as the program's result does, but for one after a view."""
+    step, made = problem.residuals[index]
+    if step.text:
+        return keep(f"r{index}", values, dtype).expand(problem.result_shape)
+    lines = _all_lines(values, problem.result_shape)
+    if isinstance(lines, _Lines) or any(move.name == "view" for move in made):
+        return keep(f"r{index}", lines, dtype)  # no view could undo the view; the program takes one with gaps
+    stored = moves.forth(torch.from_numpy(lines), made).contiguous()
+    return moves.back(keep(f"r{index}", stored.numpy(), dtype), problem.result_shape, made)
 
 
 def _is_finite(x: Tensor) -> bool:

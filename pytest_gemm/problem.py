@@ -283,7 +283,8 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "leaky_relu": StepSpec(StepKind.UNARY, "numbers", (0.01,), help="leaky_relu-0.1: negative slope"),
     "clamp": StepSpec(StepKind.UNARY, "numbers", (-1.0, 1.0), help="clamp-0_6: bounds LOW_HIGH"),
     "scale": StepSpec(StepKind.UNARY, "numbers", (0.5,), help="scale-0.125: constant factor"),
-    "add": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, help="residual of the result's shape, or add-n: one of shape (N,), add-m1: (M, 1)"),
+    # With a residual of the result's shape, or with one of shape (N,), add-n, or (M, 1), add-m1.
+    "add": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "div": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
@@ -572,8 +573,8 @@ class Problem:
     def outputs(self) -> tuple[Problem, ...]:
         """What each result of the program is the answer to: one, or two with ``tap`` and ``fork``.
 
-        With ``tap`` the first is the value before the last step, with ``fork`` what the step before the last makes of the
-        value that the last one reads too.  These problems share the operands of this one.
+        With ``tap`` the first is the value before the last step, with ``fork`` what the step before the last makes of
+        the value that the last one reads too.  These problems share the operands of this one.
         """
         if not (self.has("tap") or self.has("fork")):
             return (self,)

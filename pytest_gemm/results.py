@@ -208,8 +208,8 @@ def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
         first = f"`{apart[0]}`" if apart else ""
         rows.append([backend, op, epilogue, len(problems), len(apart) or "", " ".join(map(str, fusions)), first])
     note = (
-        "Problems whose epilogue the product's own kernel did in whole, and those where another kernel came after it; nodes "
-        "that Inductor's scheduler fused into a C++ template (0 where the lowering had done so, or there was none)."
+        "How many problems an epilogue has, and in how many of them another kernel came after the product's own; "
+        "nodes that Inductor's scheduler fused into a C++ template (0 where the lowering had done so before)."
     )
     head = ["backend", "op", "epilogue", "problems", "apart", "nodes", "first apart"]
     return ["## Epilogues", "", note, "", *_table(head, rows)] if rows else []
