@@ -94,7 +94,7 @@ def test_the_page_says_which_epilogues_another_kernel_did() -> None:
     apart = dataclasses.replace(PASSED, backend="cpp", problem="linear:f32:nt:4x8x8:bias+relu+t+add:tap", fused=False)
     fused = [dataclasses.replace(apart, problem=f"linear:f32:nt:{m}x8x8:relu", fused=True, fusions=m) for m in (1, 2)]
     page = results.page([results.Record({}, [apart, *fused, PASSED], {})], "Mine")
-    assert row(page, "cpp", "linear")[2:] == ["bias+relu+t+add tap", "1", "1", "0", f"`{apart.problem}`"]
+    assert f"| cpp | linear | bias+relu+t+add tap | 1 | 1 | 0 | `{apart.problem}` |" in page
     assert "| cpp | linear | relu | 2 |  | 1 2 |  |" in page
     assert "## Epilogues" not in results.page([results.Record({}, [PASSED], {})], "Mine")
 
