@@ -720,7 +720,7 @@ class Artifact:
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
-            fused=self.fused if self.problem.passes else None,
+            fused=self.fused if self.problem.passes and not self.problem.has("again") else None,
             fusions=compiled.session.fusions,
         )
 

@@ -507,20 +507,19 @@ class Judge:
         self, case: Case, truth: _Truth, results: tuple[torch.Tensor, ...], contract: Contract
     ) -> list[sampled.Judged]:
         """The verdict on each result: by sample, or on every element."""
-        given, outputs = truth.operands, case.problem.outputs
+        given = truth.operands
         if sampled.applies(case.problem, self._reference):
             if truth.sample is None:
                 truth.sample = sampled.Sample(given)
             return [
                 truth.sample.judge(output, result, contract, self._others(case, place))
-                for place, (output, result) in enumerate(zip(outputs, results, strict=True))
+                for place, (output, result) in enumerate(zip(case.problem.outputs, results, strict=True))
             ]
         found = []
-        intervals = _intervals(case.problem, truth, contract)
-        for place, (output, result, interval) in enumerate(zip(outputs, results, intervals, strict=True)):
-            doubt = oracle.insensitive(output, given, interval)
-            verdict = compare.compare(result, interval, output, given, others=self._others(case, place))
-            found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, result, interval))
+        for place, (output, used, interval) in enumerate(_asked(case.problem, truth, results, contract)):
+            doubt = oracle.insensitive(output, used, interval) if used is given else None
+            verdict = compare.compare(results[place], interval, output, used, others=self._others(case, place))
+            found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, results[place], interval))
         return found
 
     def _others(self, case: Case, place: int) -> dict[str, torch.Tensor]:
@@ -585,9 +584,8 @@ class Judge:
         end: Callable[[str, str], Outcome],
     ) -> Outcome | None:
         """The second result of a backend that may give other bits: they have to be right ones too."""
-        outputs, intervals = case.problem.outputs, _intervals(case.problem, truth, contract)
-        for output, result, interval in zip(outputs, second, intervals, strict=True):
-            wrong = compare.compare(result, interval, output, truth.operands).mismatch
+        for place, (output, used, interval) in enumerate(_asked(case.problem, truth, second, contract)):
+            wrong = compare.compare(second[place], interval, output, used).mismatch
             if wrong is not None:
                 return end(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
         return None
@@ -700,7 +698,8 @@ class Judge:
         if isinstance(truth.eager, Exception):
             return f"eager cannot: {_last_line(truth.eager)}"
         intervals = _intervals(case.problem, truth, contract)
-        return compare.beside_eager(actual, truth.eager, intervals, case.problem.output_names)
+        count = len(intervals)  # a second product is one of what the first one gave, which differs from eager's
+        return compare.beside_eager(actual[:count], truth.eager[:count], intervals, case.problem.output_names[:count])
 
 
 def run_once(case: Case, threads: int) -> None:
@@ -820,6 +819,21 @@ def _intervals(problem: Problem, truth: _Truth, contract: Contract) -> tuple[ora
     if truth.intervals is None or truth.intervals[0] != contract:
         truth.intervals = contract, oracle.intervals(problem, truth.operands, truth.reference, contract)
     return truth.intervals[1]
+
+
+def _asked(
+    problem: Problem, truth: _Truth, results: tuple[torch.Tensor, ...], contract: Contract
+) -> Iterator[tuple[Problem, operands.Operands, oracle.Interval]]:
+    """For each result the problem that it answers, on which operands, and what it may be.
+
+    The second product of ``again`` is judged on what the first one returned, if that can be an operand at all.
+    """
+    outputs, given = problem.outputs, truth.operands
+    for output, interval in zip(outputs, _intervals(problem, truth, contract), strict=not problem.has("again")):
+        yield output, given, interval
+    if problem.has("again") and compare.complaint_of(results[0], outputs[0], given) is None:
+        used = operands.again(given, outputs[1], results[0])
+        yield outputs[1], used, oracle.interval(outputs[1], used, oracle.reference(outputs[1], used), contract)
 
 
 @contextlib.contextmanager

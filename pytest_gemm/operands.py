@@ -1718,6 +1718,15 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
     )  # fmt: skip
 
 
+def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
+    """The operands of a further product by the same B: what its A holds has been computed, and nothing is promised."""
+    facts: dict[str, Any] = {"quantum": 0.0, "grain": 0.0, "units": (0.0, 0.0), "reach": math.inf, "zero_mean": False}
+    finite = given.finite and _is_finite(a)
+    return dataclasses.replace(
+        given, problem=problem, filling="rand", a=a, residuals=(), buffers=(), finite=finite, **facts
+    )
+
+
 def _kept_residual(
     problem: Problem, index: int, values: Array, dtype: DType, keep: Callable[[str, Array | _Lines, DType], Tensor]
 ) -> Tensor:

@@ -316,6 +316,7 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "res-a": "the first residual is A itself: an operand that is read twice",
     "tap": "the value before the last step is returned too: a program of two results",
     "fork": "the last two steps read one value, and each makes a result: a program of two results",
+    "again": "the result is multiplied by B once more: a program of two products and two results",
     "fast-acc": "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
 }
 
@@ -571,11 +572,18 @@ class Problem:
 
     @property
     def outputs(self) -> tuple[Problem, ...]:
-        """What each result of the program is the answer to: one, or two with ``tap`` and ``fork``.
+        """What each result of the program is the answer to: one, or two with ``tap``, ``fork`` and ``again``.
 
         With ``tap`` the first is the value before the last step, with ``fork`` what the step before the last makes of
-        the value that the last one reads too.  These problems share the operands of this one.
+        the value that the last one reads too.  These problems share the operands of this one, but for the second of
+        ``again``: its A is the first result.
         """
+        if self.has("again"):
+            layout = Layout.NT if self.layout.b_transposed else Layout.NN
+            kept = tuple(f for f in self.flags if f in {"dyn-m", "pad-ldb", "off-b", "bcast-b", "const-b", "var-b"})
+            own = tuple(s for s in self.epilogue if s not in self.chain)
+            once = dataclasses.replace(self, flags=tuple(f for f in self.flags if f != "again"))
+            return (once, dataclasses.replace(self, layout=layout, epilogue=own, flags=kept))
         if not (self.has("tap") or self.has("fork")):
             return (self,)
         chain = self.chain
@@ -592,7 +600,7 @@ class Problem:
     @property
     def output_names(self) -> tuple[str, ...]:
         """What a report calls each of :attr:`outputs`; "" for the only one."""
-        if self.has("fork"):
+        if self.has("fork") or self.has("again"):
             return ("the first result", "the second result")
         return ("the tapped value", "the result") if self.has("tap") else ("",)
 
@@ -721,6 +729,8 @@ class Problem:
             fail("flags", "tap needs a step: it returns the value before the last one", "add one, for example relu")
         if self.has("fork"):
             self._check_fork(fail)
+        if self.has("again"):
+            self._check_again(fail)
         if self.has("res-a"):
             self._check_residual(fail)
 
@@ -732,6 +742,17 @@ class Problem:
             fail("flags", "fork needs two steps at the end, the first of which computes", "for example relu+sigmoid")
         if all(step.kind is StepKind.BINARY for step in last):
             fail("flags", f"{last[0]} and {last[1]} have a residual each", "let one of the two steps have none")
+
+    def _check_again(self, fail: Callable[[str, str, str], None]) -> None:
+        for flag in ("tap", "fork", "self", "res-a"):
+            if self.has(flag):
+                fail("flags", f"{flag} and again: the program has two results already", f"drop {flag}")
+        if self.op.name not in {"mm", "linear", "bmm"} or self.dtypes.a != self.dtypes.out:
+            fail("flags", f"again multiplies the result by B, which {self.op.name} cannot", "use mm, linear or bmm")
+        if self.shape.n != self.shape.k:
+            fail("flags", "again needs N = K", f"write {dataclasses.replace(self.shape, k=self.shape.n)}")
+        if self.moves or self.result_dtype != self.dtypes.a:
+            fail("flags", "again needs a first result that could be A", "drop the steps that move or cast")
 
     def _check_precision(self, fail: Callable[[str, str, str], None]) -> None:
         for flag, names in (("tf32", frozenset({"f32"})), ("reduced", _HALVES)):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PROGRAMS", "WEIGHT_OPS", "Matmul", "Program", "apply_step", "args", "build", "torch_dtype"]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# A tensor, or for ``tap`` and ``fork`` a tuple of two.
+# A tensor, or for ``tap``, ``fork`` and ``again`` a tuple of two.
 Program = Callable[..., Any]
 
 
@@ -203,6 +203,8 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
             before = tapped if forks and place == len(chain) - 1 else x
             moving = step.kind is StepKind.MOVE
             tapped, x = x, moves.forth(before, [step]) if moving else apply_step(step, before, residual)
+        if problem.has("again"):
+            return x, product({**tensors, "a": x})
         return (tapped, x) if problem.has("tap") or forks else x
 
     return program

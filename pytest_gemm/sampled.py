@@ -52,7 +52,7 @@ def applies(problem: Problem, mode: str) -> bool:
         problem: what was computed.
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
-    if problem.grouped or 0 in problem.result_shape or problem.shape.k == 0:
+    if problem.grouped or problem.has("again") or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # the rows of a group belong together; nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))
 
