@@ -80,10 +80,10 @@ def m_dimensions(problem: Problem) -> dict[str, int]:
     for index, (own, moves) in enumerate(problem.residuals):
         if own.text == "n":
             continue
-        place = 0 if own.text else found["a"]
+        place = 0 if own.text == "m1" else found["a"]
         for move in moves:
             place = move.order(rank).index(place)
-        found[f"r{index}"] = place
+        found[f"{'i' if own.text == 'at' else 'r'}{index}"] = place
     step = problem.step("bias")
     if step is not None and step.text in {"m1", "mn"}:
         batched = step.text == "mn" and problem.shape.batch is not None

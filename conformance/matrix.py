@@ -208,7 +208,11 @@ def _linear(level: str) -> tuple[Problem, ...]:
     )
     if level == "quick":
         deep = deep.filter(lambda p: p["shape"] == "2x17x65x127" and p["epilogue"] != "bias")
-    return (flat + deep).problems("linear:{dtype}:nt:{shape}:{epilogue}")
+    found = (flat + deep).problems("linear:{dtype}:nt:{shape}:{epilogue}")
+    if level == "quick":
+        return found
+    across = Cases().combine(shape=("17x65x127", "1x64x64"), dtype=FLOATS, epilogue=("", "bias"))
+    return found + across.problems("linear:{dtype}:tt:{shape}:{epilogue}")
 
 
 def _epilogues(level: str) -> tuple[Problem, ...]:
@@ -236,7 +240,8 @@ def _epilogues(level: str) -> tuple[Problem, ...]:
     return honest.problems("linear:{dtype}:nt:{shape}:{epilogue}")
 
 
-# Results that are stored in other places than the product's, rows and columns as residuals, values that two steps read.
+# Results that are stored in other places than the product's; residuals that are a row, a column, or looked up; values
+# that two steps read; products in a row.
 _STORED_QUICK = (
     "linear:f32:nt:19x49x65:bias+relu+t+add",
     "linear:bf16:nt:19x49x65:bias+mul+t+sub",
@@ -244,6 +249,8 @@ _STORED_QUICK = (
     "linear:f32:nt:24x64x65:bias+view-4x6x4x16+perm-0_2_1_3+mul",
     "linear:bf16:nt:19x49x65:mul-n+add-m1+t",
     "linear:f16:nt:19x49x65:bias+relu+sigmoid:fork",
+    "linear:bf16:nt:17x64x64:bias+relu:again",
+    "linear:f32:nt:33x49x65:bias+add-at",
     "bmm:f32:nn:3x32x16x24:t+add",
     "linear:f32:nt:17x49x65:bias+relu+t+sub:dyn-m",
 )
@@ -278,6 +285,23 @@ _STORED_FULL = (
     "linear:{dtype}:nt:19x49x65:mul-m1+add-n+relu",
     "linear:{dtype}:nt:2x17x33x64:bias+add-m1+mul-n",
     "linear:{dtype}:nt:17x49x65:bias+mul-m1+relu:dyn-m",
+    # Rows that are looked up in a table.
+    "linear:{dtype}:nt:33x49x65:bias+add-at",
+    "linear:{dtype}:nt:33x49x65:add-at+relu",
+    "linear:{dtype}:nt:2x17x33x64:bias+gelu+mul-at+perm-1_0_2",
+    "linear:{dtype}:nt:17x49x65:bias+add-at+add:dyn-m",
+    "bmm:{dtype}:nn:3x32x16x24:add-at",
+    # The result meets B again: two templates in a row, or one twice.
+    "linear:{dtype}:nt:17x64x64:bias:again",
+    "linear:{dtype}:nt:17x64x64:bias+relu:again",
+    "linear:{dtype}:nt:65x129x129:bias:again",
+    "linear:{dtype}:nt:33x64x64::again",
+    "linear:{dtype}:nt:17x64x64:bias+relu:dyn-m+again",
+    "linear:{dtype}:nt:2x17x65x65:bias+gelu+add:again",
+    "mm:{dtype}:nn:33x48x48:silu:pad-lda+again",
+    "bmm:{dtype}:nn:3x17x64x64::again",
+    # A product that is returned, and a step of it.
+    "bmm:{dtype}:nn:16x4x4x8:scale-0.35:tap",
     # Two steps read one value.
     "linear:{dtype}:nt:19x49x65:bias+gelu+scale-0.125:fork",
     "linear:{dtype}:nt:19x49x65:bias+relu+add:fork",
@@ -296,6 +320,16 @@ def stored(level: str) -> tuple[Problem, ...]:
     # A cast to the dtype that the value has already is no step.
     forms = forms.filter(lambda p: p["dtype"] != "f32" or "cast-f32" not in p["form"])
     found = tuple(Problem.parse(p["form"].format(dtype=p["dtype"])) for p in forms)
+    found += tuple(
+        map(
+            Problem.parse,
+            (
+                "linear:f32-f32-bf16:nt:324x32x16:bias+mul-n+view-1x18x18x32+perm-0_3_1_2+add",
+                "linear:f32-f32-bf16:nt:33x49x65:bias+add-at+add",
+                "linear:f32-f32-f16:nt:33x49x65:bias+relu+t+add",
+            ),
+        )
+    )
     # Through a transpose into a sum, the N with and without a tail.
     found += (
         Cases()

@@ -61,6 +61,8 @@ def taken(problem: Problem, index: int, residual: torch.Tensor) -> torch.Tensor:
         return residual.as_strided((columns,), (1,))
     if step.text == "m1":
         return residual.as_strided((rows, 1), (1, 1))
+    if step.text == "at":
+        return residual  # what it was looked up in takes its place
     moved: torch.Tensor = forth(residual, moves)
     return moved
 

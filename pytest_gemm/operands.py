@@ -1304,14 +1304,19 @@ def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool)
     return _scaled(values.reshape(shape), unit)
 
 
+# Rows of a table in which a residual is looked up: few enough that most are met several times, and no power of two.
+_TABLE_ROWS: Final = 11
+
+
 def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[tuple[Array, DType]]:
     """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets.
 
-    In the product's places: of the result's shape, (N,) or (M, 1).
+    In the product's places: of the result's shape, (N,) or (M, 1); of one that is looked up the table.
     """
     problem = frame.problem
     whole, dtype, level = _drawn_shape(problem.result_shape), problem.dtypes.out, drawn.level
-    shapes = {"": whole, "n": problem.result_shape[-1:], "m1": (problem.result_shape[-2], 1)}
+    columns = problem.result_shape[-1]
+    shapes = {"": whole, "n": (columns,), "m1": (problem.result_shape[-2], 1), "at": (_TABLE_ROWS, columns)}
     quantum = drawn.quantum
     found: list[tuple[Array, DType]] = []
     for step in problem.passes:
@@ -1541,6 +1546,7 @@ class Operands:
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
             product's places (:mod:`pytest_gemm.moves`); a row or column is expanded; with ``res-a`` the first is ``a``.
+        lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``; for ``scaled_mm`` in f32, (1, N) or
             a scalar; or ``None``.
         scale_a: the scales of A for ``scaled_mm``, in f32, (M, 1) or a scalar; or ``None``.
@@ -1571,6 +1577,7 @@ class Operands:
     buffers: tuple[Guarded, ...] = dataclasses.field(repr=False)
     scale_a: Tensor | None = None
     offs: Tensor | None = None
+    lookups: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
     grain: float = 0.0
     units: tuple[float, float] = (0.0, 0.0)
     reach: float = math.inf
@@ -1585,12 +1592,16 @@ class Operands:
         def move_any(x: Tensor | None) -> Tensor | None:
             return None if x is None else move(x)
 
+        def move_residual(index: int, x: Tensor) -> Tensor:
+            return x if index in self.lookups else move(x)  # nobody else holds what has been looked up
+
         return dataclasses.replace(
             self,
             a=move(self.a),
             b=move(self.b),
             bias=move_any(self.bias),
-            residuals=tuple(map(move, self.residuals)),
+            residuals=tuple(move_residual(*pair) for pair in enumerate(self.residuals)),
+            lookups={i: (move(table), move(rows)) for i, (table, rows) in self.lookups.items()},
             scale_b=move_any(self.scale_b),
             scale_a=move_any(self.scale_a),
             offs=move_any(self.offs),
@@ -1706,15 +1717,16 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         scale = None if drawn.scale is None else keep("scale", drawn.scale, out)
     bias_values = _bias(frame, drawn, draw, exact, filling == "specials")
     bias = None if bias_values is None else keep("bias", bias_values, problem.dtypes.a if problem.autocast else out)
+    lookups: dict[int, tuple[Tensor, Tensor]] = {}
     residuals = tuple(
-        a if index == 0 and problem.has("res-a") else _kept_residual(problem, index, *drawn_one, keep)
+        a if index == 0 and problem.has("res-a") else _kept_residual(problem, index, *drawn_one, draw, keep, lookups)
         for index, drawn_one in enumerate(_residuals(frame, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)
     return Operands(
         problem, filling, seed, device, a, b, bias, residuals, scale,
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
-        scale_a, offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
+        scale_a, offs, lookups, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
     )  # fmt: skip
 
 
@@ -1728,10 +1740,21 @@ def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
 
 
 def _kept_residual(
-    problem: Problem, index: int, values: Array, dtype: DType, keep: Callable[[str, Array | _Lines, DType], Tensor]
+    problem: Problem,
+    index: int,
+    values: Array,
+    dtype: DType,
+    draw: _Draw,
+    keep: Callable[[str, Array | _Lines, DType], Tensor],
+    lookups: dict[int, tuple[Tensor, Tensor]],
 ) -> Tensor:
     """A residual in the product's places.  In memory it lies as the program's result does, but for one after a view."""
     step, made = problem.residuals[index]
+    if step.text == "at":
+        rows = draw(f"i{index}").look_up(problem.result_shape[:-1], np.arange(_TABLE_ROWS, dtype=np.int32))
+        lookups[index] = keep(f"r{index}", values, dtype), keep(f"i{index}", rows, DTYPES["i32"])
+        table, where = lookups[index]
+        return table[where.long()]
     if step.text:
         return keep(f"r{index}", values, dtype).expand(problem.result_shape)
     lines = _all_lines(values, problem.result_shape)

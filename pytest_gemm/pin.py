@@ -134,7 +134,7 @@ def _in_float64(problem: Problem, tensors: dict[str, torch.Tensor], place: int) 
 def _own(case: Case) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
     problem, prepared = case.operands.problem, case.prepared
-    if prepared is None or case.operands.offs is not None or problem.shape.is_empty:
+    if prepared is None or case.operands.offs is not None or case.operands.lookups or problem.shape.is_empty:
         return None
     for values in _VALUES.values():
         output = problem.outputs[case.place]

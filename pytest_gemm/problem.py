@@ -265,7 +265,7 @@ class StepSpec:
 
 
 _BIAS_SHAPES: Final = ("n", "1n", "m1", "mn")
-_RESIDUAL_SHAPES: Final = ("mn", "n", "m1")
+_RESIDUAL_SHAPES: Final = ("mn", "n", "m1", "at")
 
 STEPS: Final[Mapping[str, StepSpec]] = {
     "bias": StepSpec(StepKind.BIAS, "shape", choices=_BIAS_SHAPES, help="bias of shape (N,), or -1n, -m1, -mn"),
@@ -283,7 +283,8 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "leaky_relu": StepSpec(StepKind.UNARY, "numbers", (0.01,), help="leaky_relu-0.1: negative slope"),
     "clamp": StepSpec(StepKind.UNARY, "numbers", (-1.0, 1.0), help="clamp-0_6: bounds LOW_HIGH"),
     "scale": StepSpec(StepKind.UNARY, "numbers", (0.5,), help="scale-0.125: constant factor"),
-    # With a residual of the result's shape, or with one of shape (N,), add-n, or (M, 1), add-m1.
+    # With a residual of the result's shape; of shape (N,), add-n; of (M, 1), add-m1; or, add-at, of the rows of a table
+    # that an index for each row of the result looks up.
     "add": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
@@ -683,7 +684,7 @@ class Problem:
         moves: list[Step] = []
         for step in self.chain:
             if step.kind is StepKind.BINARY and step.text and moves:
-                fail("epilogue", f"{step} after {moves[-1]}: a row or a column has moved then", f"put {step} first")
+                fail("epilogue", f"{step} after {moves[-1]}: rows and columns have moved then", f"put {step} first")
             if step.kind is not StepKind.MOVE:
                 continue
             if step.name == "view":

@@ -42,10 +42,10 @@ WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by parameter name, in order: a, b, scale_a, scale, offs, bias, r0, r1 ...
+    """The program's tensors by parameter name, in order: a, b, scale_a, scale, offs, bias, r0, r1 ..., i0, i1 ...
 
     ``b`` is the stored N x K weight for the weight ops, the (K, N) view otherwise; it is absent for ``self``, and so is
-    ``r0`` for ``res-a``.
+    ``r0`` for ``res-a``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the index.
     """
     found: dict[str, torch.Tensor] = {"a": operands.a}
     if not problem.has("self"):
@@ -61,6 +61,8 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     for index, residual in enumerate(operands.residuals):
         if index > 0 or not problem.has("res-a"):
             found[f"r{index}"] = moves.taken(problem, index, residual)
+    for index, (table, rows) in operands.lookups.items():
+        found |= {f"r{index}": table, f"i{index}": rows}
     return found
 
 
@@ -199,6 +201,8 @@ def build(problem: Problem, matmul: Matmul | None = None) -> Program:
                 residual = tensors["bias"]
             elif step.kind is StepKind.BINARY:
                 residual = tensors[f"r{index}"]
+                if step.text == "at":
+                    residual = F.embedding(tensors[f"i{index}"], residual)
                 index += 1
             before = tapped if forks and place == len(chain) - 1 else x
             moving = step.kind is StepKind.MOVE

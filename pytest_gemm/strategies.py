@@ -56,7 +56,7 @@ _DTYPES: Final = ("f32", "bf16", "f16", "f64", *(d for d in DTYPES if d not in {
 _PASSES: Final = (
     *("relu", "add", "mul", "sub", "div", "cast-f32", "cast-bf16", "cast-f16", "scale-0.125", "scale-0.3"),
     *("gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "leaky_relu-0.1"),
-    *("clamp--1_2", "clamp-0_6", "t", "add-n", "mul-n", "mul-m1", "perm-1_0_2", "perm-2_0_1"),
+    *("clamp--1_2", "clamp-0_6", "t", "add-n", "mul-n", "mul-m1", "add-at", "perm-1_0_2", "perm-2_0_1"),
 )  # fmt: skip
 _LONGEST_CHAIN: Final = 3
 _FACTORS: Final = ("", "0.5", "2", "-1", "0.3", "0")

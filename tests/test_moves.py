@@ -1,4 +1,4 @@
-"""Epilogues that do more than compute: results stored in other places, rows and columns as residuals, two readers."""
+"""Epilogues that do more than compute: results in other places, residuals of other shapes, values with two readers."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ MOVED = (
     "mm:bf16:nn:30x40x50:sub-m1+mul+t:fork",
     "addmm:f16:nn:33x64x64:bias+add+relu:res-a+fork",
     "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
+    "linear:f16:nt:2x17x33x64:mul-at+relu+t",
+    "addmm:f32:nn:17x40x50:bias+add-at+sub:tap",
+)
+AGAIN = (
+    "linear:f32:nt:17x64x64:bias+relu:again",
+    "linear:bf16:tt:2x17x65x65:bias+add+gelu:again",
+    "mm:f16:nn:33x48x48::pad-lda+again",
+    "bmm:bf16:nn:3x17x64x64:mul:again",
 )
 
 
@@ -67,12 +75,13 @@ def judged(backend: Eager, line: str, reference: str = "auto") -> list[Outcome]:
     return list(Judge(reference=reference).judge(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, "cpu")))
 
 
-@pytest.mark.parametrize("reference", ["full", "sampled"])
-@pytest.mark.parametrize("line", MOVED)
+@pytest.mark.parametrize(
+    ("line", "reference"), [*((m, r) for m in MOVED for r in ("full", "sampled")), *((a, "sampled") for a in AGAIN)]
+)
 def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) -> None:
     outcomes = judged(Eager(), line, reference)
     assert [o.status for o in outcomes] == [Status.PASSED] * 2, outcomes
-    if reference == "full":
+    if line in AGAIN or reference == "full":
         assert all("bit-equal" in o.eager and "apart" not in o.eager for o in outcomes)
 
 
@@ -100,6 +109,11 @@ def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) 
         ),
         ("mm:f32:nn:24x32x100:relu+t:fork", Eager("mm:f32:nn:24x32x100:relu+t:tap"), "the second result: "),
         ("mm:f32:nn:24x32x100:relu+exp:fork", Eager(made=lambda made: made[0]), "1 results came back"),
+        # Another row of the table; a second product of something else than the first one's result.
+        ("mm:f32:nn:24x32x100:add-at", Eager(given=lambda t: {**t, "i0": t["i0"].roll(1)}), "768 elements"),
+        ("mm:f32:nn:24x40x40:relu:again", Eager(made=lambda made: (made[0], made[0])), "the second result: "),
+        ("mm:f32:nn:24x40x40::again", Eager(made=lambda made: (made[0] + 1, made[1])), "the first result: "),
+        ("mm:f32:nn:24x40x40::again", Eager(made=lambda made: (made[0][1:], made[1])), "shape (23, 40)"),
     ],
 )
 def test_a_wrong_result_is_found(line: str, planted: Eager, says: str) -> None:
@@ -128,6 +142,10 @@ def test_residuals_are_views_and_come_back_to_the_product(line: str) -> None:
         if index == 0 and problem.has("res-a"):
             continue
         taken = tensors[f"r{index}"]
+        if index in given.lookups:
+            assert torch.equal(taken[tensors[f"i{index}"].long()], residual)
+            assert len(tensors[f"i{index}"].unique()) > 4  # of eleven rows
+            continue
         assert taken.untyped_storage().data_ptr() == residual.untyped_storage().data_ptr()
         assert torch.equal(moves.residual_of(problem, index, taken), residual)
         assert taken.is_contiguous() or problem.step("view") is not None

@@ -124,6 +124,10 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:2x3x1:t+relu:fork", "flags", 23, ["computes"]),
         ("mm:f32:nn:2x3x1:add+mul:fork", "flags", 24, ["residual each"]),
         ("mm:f32:nn:2x3x1:relu+exp:tap+fork", "flags", 25, ["keep one"]),
+        ("mm:f32:nn:2x3x1::again", "flags", 17, ["N = K", "2x3x3"]),
+        ("mm:f32:nn:2x3x3:t:again", "flags", 18, ["could be A"]),
+        ("addmm:f32:nn:2x3x3:bias:again", "flags", 24, ["mm, linear or bmm"]),
+        ("mm:f32:nn:2x3x3:relu:tap+again", "flags", 21, ["drop tap"]),
         ("mm:f32", "layout", 6, ["is missing"]),
     ],
 )
@@ -171,6 +175,10 @@ def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, d
         ("linear:f16:nt:4x8x8:bias+cast-f32:tap", ["linear:f16:nt:4x8x8:bias", "linear:f16:nt:4x8x8:bias+cast-f32"]),
         ("mm:f32:nn:4x8x2:relu+t:tap", ["mm:f32:nn:4x8x2:relu", "mm:f32:nn:4x8x2:relu+t"]),
         ("mm:f32:nn:4x8x2:mul+relu+add:fork", ["mm:f32:nn:4x8x2:mul+relu", "mm:f32:nn:4x8x2:mul+add"]),
+        (
+            "linear:f32:tt:4x8x8:bias+relu:pad-lda+again",
+            ["linear:f32:tt:4x8x8:bias+relu:pad-lda", "linear:f32:nt:4x8x8:bias"],
+        ),
         ("mm:f32:nn:4x8x8:add+relu:fork+res-a", ["mm:f32:nn:4x8x8:add:res-a", "mm:f32:nn:4x8x8:relu"]),
     ],
 )
