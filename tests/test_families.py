@@ -22,8 +22,8 @@ def test_the_page_is_made_of_the_table() -> None:
 
 
 def test_a_table_that_has_rotted_says_where() -> None:
-    def complaint(**changes: tuple[str, ...]) -> list[str]:
-        return families.complaints([families.Family("test_it", "asks", 1, **changes)])
+    def complaint(lines: tuple[str, ...] = (), awaiting: tuple[str, ...] = ()) -> list[str]:
+        return families.complaints([families.Family("test_it", "asks", 1, lines=lines, awaiting=awaiting)])
 
     assert complaint(lines=("mm:f32:nn:1x1x1",)) == []
     assert complaint() == ["test_it: no line covers it"]
