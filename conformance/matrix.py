@@ -280,6 +280,10 @@ _STORED_FULL = (
     "linear:{dtype}:nt:324x32x16:bias+mul-n+view-1x18x18x32+perm-0_3_1_2+add:tap",
     "linear:{dtype}:nt:64x32x48:bias+add+view-2x2x4x2x2x32+perm-0_1_3_2_4_5+relu",
     "linear:{dtype}:nt:64x48x65:sub-n+mul-n+mul-n+add-n+view-8x8x48+hardswish",
+    # Copied in their new order, which the templates do not store.
+    "linear:{dtype}:nt:64x32x48:bias+add+view-2x2x4x2x2x32+perm-0_1_3_2_4_5+dense",
+    "linear:{dtype}:nt:19x49x65:bias+relu+t+dense",
+    "bmm:{dtype}:nn:3x32x16x24:perm-1_0_2+dense+add",
     # One row, one column for all.
     "linear:{dtype}:nt:19x49x65:bias+mul-n+gelu",
     "linear:{dtype}:nt:19x49x65:mul-m1+add-n+relu",

@@ -28,6 +28,8 @@ def forth(x: Any, steps: Iterable[Step]) -> Any:
             x = x.reshape(step.sizes)
         elif step.name == "t":
             x = x.transpose(-2, -1)
+        elif step.name == "dense":
+            x = x.contiguous()
         else:
             x = x.permute(step.order(0))
     return x

@@ -239,9 +239,11 @@ class Step:
         return tuple(shape[dim] for dim in self.order(len(shape)))
 
     def order(self, rank: int) -> tuple[int, ...]:
-        """Which dimension comes where, as in ``permute``: what ``perm`` says, and for ``t`` the last two swapped."""
+        """Which dimension comes where, as in ``permute``: for ``t`` the last two are swapped, for ``dense`` none."""
         if self.name == "perm":
             return tuple(map(int, self.text.split("_")))
+        if self.name == "dense":
+            return tuple(range(rank))
         return (*range(rank - 2), rank - 1, rank - 2)
 
     @property
@@ -294,6 +296,7 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "t": StepSpec(StepKind.MOVE, help="the last two dimensions swapped"),
     "perm": StepSpec(StepKind.MOVE, "places", help="perm-1_0_2: the dimensions in this order"),
     "view": StepSpec(StepKind.MOVE, "places", help="view-4x8x2x33: the result in this shape, as many elements"),
+    "dense": StepSpec(StepKind.MOVE, help="what was moved is copied to memory in its new order: contiguous()"),
     # Scales of quantised operands; the ops that take them say so.
     "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
     "rowwise": StepSpec(StepKind.FACTOR, help="a scale for each row of A and each column of B"),
@@ -517,11 +520,11 @@ class Problem:
 
     @property
     def residuals(self) -> tuple[tuple[Step, tuple[Step, ...]], ...]:
-        """Each step with a residual, and the moves that the value has made when it meets it."""
+        """Each step with a residual, and the moves that the value has made when it meets it; a copy is none."""
         found: list[tuple[Step, tuple[Step, ...]]] = []
         moves: tuple[Step, ...] = ()
         for step in self.chain:
-            if step.kind is StepKind.MOVE:
+            if step.kind is StepKind.MOVE and step.name != "dense":
                 moves = (*moves, step)
             elif step.kind is StepKind.BINARY:
                 found.append((step, moves))

@@ -33,6 +33,7 @@ MOVED = (
     "addmm:f16:nn:33x64x64:bias+add+relu:res-a+fork",
     "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
     "linear:f16:nt:2x17x33x64:mul-at+relu+t",
+    "mm:f32:nn:24x33x64:relu+t+dense+add",
     "addmm:f32:nn:17x40x50:bias+add-at+sub:tap",
 )
 AGAIN = (
@@ -187,6 +188,7 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
     [
         ("linear:f32:nt:5x17x33:bias+relu+t+add", True, 1),
         ("linear:f32:nt:5x17x33:bias+relu+add:fork", True, 2),
+        ("linear:f32:nt:5x17x33:bias+relu+t+dense", False, 0),
         ("mm:f32:nn:5x17x33", None, 0),
     ],
 )
