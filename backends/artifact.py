@@ -32,7 +32,7 @@ from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
-from pytest_gemm.problem import Problem, StepKind
+from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
@@ -84,12 +84,17 @@ def m_dimensions(problem: Problem) -> dict[str, int]:
     found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
     if problem.op.name == "linears":
         rows = 0 if problem.step("gated") is not None else 1
-        residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
-        return {"a": 0, **{f"r{i}": rows for i in range(residuals)}}
+        return {"a": 0, **{f"r{i}": rows for i in range(len(problem.residuals))}}
     if problem.step("rowwise") is not None:
         found["scale_a"] = found["a"]
-    residuals = sum(1 for s in problem.passes if s.kind is StepKind.BINARY)
-    found.update((f"r{i}", found["a"]) for i in range(residuals))
+    rank = len(problem.result_shape)
+    for index, (own, moves) in enumerate(problem.residuals):
+        if own.text == "n":
+            continue
+        place = 0 if own.text == "m1" else found["a"]
+        for move in moves:
+            place = move.order(rank).index(place)
+        found[f"{'i' if own.text == 'at' else 'r'}{index}"] = place
     step = problem.step("bias")
     if step is not None and step.text in {"m1", "mn"}:
         batched = step.text == "mn" and problem.shape.batch is not None
@@ -782,6 +787,8 @@ class Artifact:
             generation=self._generation,
             configuration=tuple(dict.fromkeys(map(str, self.products))),
             contradiction=micro_kernels.contradiction(self.products, self.spec.choice),
+            fused=self.fused if self.problem.passes and not self.problem.has("again") else None,
+            fusions=compiled.session.fusions,
         )
 
     @functools.cached_property

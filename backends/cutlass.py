@@ -314,7 +314,11 @@ def _without_memory(problem: Problem) -> Operands:
     fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
     single = {name: value for name, value in fields.items() if hasattr(value, "as_strided")}
     several = {f"r{index}": residual for index, residual in enumerate(made.residuals)}
-    fake = cutlass_compat.faked(single | several)
+    looked_up = {
+        f"{what}{i}": t for i, pair in made.lookups.items() for what, t in zip(("table", "rows"), pair, strict=True)
+    }
+    fake = cutlass_compat.faked(single | several | looked_up)
     changes: dict[str, Any] = {name: fake[name] for name in single}
-    residuals = tuple(fake[name] for name in several)
-    return dataclasses.replace(made, device="cuda", residuals=residuals, buffers=(), **changes)
+    changes["residuals"] = tuple(fake[name] for name in several)
+    changes["lookups"] = {index: (fake[f"table{index}"], fake[f"rows{index}"]) for index in made.lookups}
+    return dataclasses.replace(made, device="cuda", buffers=(), **changes)

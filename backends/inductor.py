@@ -458,19 +458,18 @@ class InductorBackend(abc.ABC):
 def _strides_at(tensor: torch.Tensor, dim: int, m: int) -> list[int]:
     """Strides of ``tensor`` when its dimension ``dim`` has :data:`DYN_M_HINT` elements instead of ``m``.
 
-    A stride that spans the dimension grows with it: by whole multiples of ``m`` steps of the dimension, plus
-    what padding there was.
+    A stride that spans the dimension grows with it: by whole multiples of ``m`` steps of the dimension, or of the next
+    smaller stride that spans it, plus what padding there was.
     """
     step = tensor.stride(dim)
-    found = []
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        # Another dimension steps over all of this one: (K, M).T has strides (1, M), a batch has M * row.
-        spans = stride >= m * step > 0 and stride != step and size > 1
-        if spans and stride != step:
-            over = stride - m * step
-            found.append(DYN_M_HINT * step + over)
-        else:
-            found.append(stride)
+    found = list(tensor.stride())
+    old, new = m * step, DYN_M_HINT * step
+    for place in sorted(range(tensor.dim()), key=tensor.stride):
+        stride = tensor.stride(place)
+        # Another dimension steps over all of this one: (K, M).T has strides (1, M), a batch has M * row, or K * M.
+        if stride >= m * step > 0 and stride != step and tensor.shape[place] > 1:
+            found[place] = stride // old * new + stride % old
+            old, new = stride, found[place]
     return found
 
 

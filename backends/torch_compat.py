@@ -143,6 +143,8 @@ class Session:
         levels: the instruction set that each of its compile commands asks for, see :func:`level_of`.
         packings: replayable weight packings.
         counted: Inductor's counters of micro-kernels that rose, ``cpp_micro_gemm_amx_counter``.
+        fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not
+            among them (oneDNN's linear with its ``relu``, in a dtype that oneDNN has on this machine).
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -161,6 +163,7 @@ class Session:
     levels: list[str] = dataclasses.field(default_factory=list)
     packings: list[Packing] = dataclasses.field(default_factory=list)
     counted: tuple[str, ...] = ()
+    fusions: int = 0
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -832,8 +835,24 @@ def session(
         stack.enter_context(_watch_packing(seen))
         stack.enter_context(generating_for(isa, beyond=beyond))
         stack.enter_context(_watch_libraries(seen))
+        stack.enter_context(_watch_fusions(seen))
         stack.enter_context(torch.no_grad())
         yield seen
+
+
+@contextlib.contextmanager
+def _watch_fusions(seen: Session) -> Iterator[None]:
+    """Note how far Inductor's counter of fused epilogues has come."""
+    from torch._dynamo.utils import counters
+
+    def count() -> int:
+        return int(counters["inductor"].get("cpp_epilogue_fusion_counter", 0))
+
+    before = count()
+    try:
+        yield
+    finally:
+        seen.fusions = count() - before
 
 
 def option(*names: str) -> str:

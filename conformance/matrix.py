@@ -8,6 +8,7 @@ Axes are crossed only where they interact.  What interacts in a GEMM template:
 * the layout of an operand with packing and with its leading dimension;
 * an epilogue with the dtype it is computed in and with the N tail where it is vectorised;
 * a bias shape with alpha and beta;
+* a step with the place where the result is stored: through a transpose, a permutation, another shape;
 * rows that begin at multiples of 16 bytes with everything: the backends that load with TMA take no others.
 
 Nothing is left out because some backend cannot do it.  What is meant for one kind of backend stands in ``quick`` in the
@@ -40,6 +41,7 @@ __all__ = [
     "several",
     "tails",
     "unfrozen",
+    "stored",
 ]
 
 FLOATS = ("f32", "bf16", "f16")
@@ -142,6 +144,7 @@ def products(level: str) -> tuple[Problem, ...]:
         _layouts,
         _linear,
         _epilogues,
+        stored,
         _addends,
         batched,
         _views,
@@ -215,7 +218,11 @@ def _linear(level: str) -> tuple[Problem, ...]:
     )
     if level == "quick":
         deep = deep.filter(lambda p: p["shape"] == "2x17x65x127" and p["epilogue"] != "bias")
-    return (flat + deep).problems("linear:{dtype}:nt:{shape}:{epilogue}")
+    found = (flat + deep).problems("linear:{dtype}:nt:{shape}:{epilogue}")
+    if level == "quick":
+        return found
+    across = Cases().combine(shape=("17x65x127", "1x64x64"), dtype=FLOATS, epilogue=("", "bias"))
+    return found + across.problems("linear:{dtype}:tt:{shape}:{epilogue}")
 
 
 def _epilogues(level: str) -> tuple[Problem, ...]:
@@ -241,6 +248,122 @@ def _epilogues(level: str) -> tuple[Problem, ...]:
         lambda p: not p["epilogue"].endswith(f"cast-{p['dtype']}") and f"cast-{p['dtype']}+" not in p["epilogue"]
     )
     return honest.problems("linear:{dtype}:nt:{shape}:{epilogue}")
+
+
+# Results that are stored in other places than the product's; residuals that are a row, a column, or looked up; values
+# that two steps read; products in a row.
+_STORED_QUICK = (
+    "linear:f32:nt:19x49x65:bias+relu+t+add",
+    "linear:bf16:nt:19x49x65:bias+mul+t+sub",
+    "linear:f16:nt:2x17x33x64:bias+gelu+perm-1_0_2+add",
+    "linear:f32:nt:24x64x65:bias+view-4x6x4x16+perm-0_2_1_3+mul",
+    "linear:bf16:nt:19x49x65:mul-n+add-m1+t",
+    "linear:f16:nt:19x49x65:bias+relu+sigmoid:fork",
+    "linear:bf16:nt:17x64x64:bias+relu:again",
+    "linear:f32:nt:33x49x65:bias+add-at",
+    "bmm:f32:nn:3x32x16x24:t+add",
+    "linear:f32:nt:17x49x65:bias+relu+t+sub:dyn-m",
+)
+_STORED_FULL = (
+    "linear:{dtype}:nt:19x49x65:bias+relu+t",
+    "linear:{dtype}:nt:19x49x65:bias+gelu+t:tap",
+    "linear:{dtype}:nt:19x49x65:relu+t+tanh+add",
+    "linear:{dtype}:nt:65x64x64:add+t+silu:res-a",
+    "linear:{dtype}:nt:33x49x65:bias+mul+t:pad-lda",
+    "linear:{dtype}:nt:33x49x65:bias+relu+t+cast-f32+mul",
+    # Every order of three dimensions, with a tail in each.
+    "linear:{dtype}:nt:3x17x33x65:bias+perm-0_2_1+add",
+    "linear:{dtype}:nt:3x17x33x65:bias+relu+perm-1_0_2+add",
+    "linear:{dtype}:nt:3x17x33x65:bias+mul+perm-1_2_0+relu",
+    "linear:{dtype}:nt:3x17x33x65:bias+perm-2_0_1+sub",
+    "linear:{dtype}:nt:3x17x33x65:bias+gelu+perm-2_1_0+mul",
+    "linear:{dtype}:nt:3x17x33x65:bias+relu+t+add:dyn-m",
+    "bmm:{dtype}:nn:3x32x16x24:relu+t+add",
+    "bmm:{dtype}:nn:3x33x17x24:perm-1_0_2+mul",
+    "bmm:{dtype}:nn:8x57x8x8:scale-0.35+view-2x4x57x8+add",
+    "bmm:{dtype}:nn:12x10x61x62:view-4x3x10x61+perm-0_2_1_3+add",
+    "bmm:{dtype}:nn:3x33x17x24:relu+sigmoid:fork",
+    "addmm:{dtype}:nn:33x65x65:bias-mn+alpha-0.5+t+mul",
+    # The heads of attention, an image in front of a convolution, windows of an image.
+    "linear:{dtype}:nt:48x96x65:bias+view-3x16x4x24+perm-0_2_1_3+scale-0.125",
+    "linear:{dtype}:nt:324x32x16:bias+mul-n+view-1x18x18x32+perm-0_3_1_2+add",
+    "linear:{dtype}:nt:324x32x16:bias+mul-n+view-1x18x18x32+perm-0_3_1_2+add:tap",
+    "linear:{dtype}:nt:64x32x48:bias+add+view-2x2x4x2x2x32+perm-0_1_3_2_4_5+relu",
+    "linear:{dtype}:nt:64x48x65:sub-n+mul-n+mul-n+add-n+view-8x8x48+hardswish",
+    # Copied in their new order, which the templates do not store.
+    "linear:{dtype}:nt:64x32x48:bias+add+view-2x2x4x2x2x32+perm-0_1_3_2_4_5+dense",
+    "linear:{dtype}:nt:19x49x65:bias+relu+t+dense",
+    "bmm:{dtype}:nn:3x32x16x24:perm-1_0_2+dense+add",
+    # One row, one column for all.
+    "linear:{dtype}:nt:19x49x65:bias+mul-n+gelu",
+    "linear:{dtype}:nt:19x49x65:mul-m1+add-n+relu",
+    "linear:{dtype}:nt:2x17x33x64:bias+add-m1+mul-n",
+    "linear:{dtype}:nt:17x49x65:bias+mul-m1+relu:dyn-m",
+    # Rows that are looked up in a table.
+    "linear:{dtype}:nt:33x49x65:bias+add-at",
+    "linear:{dtype}:nt:33x49x65:add-at+relu",
+    "linear:{dtype}:nt:2x17x33x64:bias+gelu+mul-at+perm-1_0_2",
+    "linear:{dtype}:nt:17x49x65:bias+add-at+add:dyn-m",
+    "bmm:{dtype}:nn:3x32x16x24:add-at",
+    # The result meets B again: two templates in a row, or one twice.
+    "linear:{dtype}:nt:17x64x64:bias:again",
+    "linear:{dtype}:nt:17x64x64:bias+relu:again",
+    "linear:{dtype}:nt:65x129x129:bias:again",
+    "linear:{dtype}:nt:33x64x64::again",
+    "linear:{dtype}:nt:17x64x64:bias+relu:dyn-m+again",
+    "linear:{dtype}:nt:2x17x65x65:bias+gelu+add:again",
+    "mm:{dtype}:nn:33x48x48:silu:pad-lda+again",
+    "bmm:{dtype}:nn:3x17x64x64::again",
+    # A product that is returned, and a step of it.
+    "bmm:{dtype}:nn:16x4x4x8:scale-0.35:tap",
+    # Two steps read one value.
+    "linear:{dtype}:nt:19x49x65:bias+gelu+scale-0.125:fork",
+    "linear:{dtype}:nt:19x49x65:bias+relu+add:fork",
+    "linear:{dtype}:nt:19x49x65:bias+silu+t:fork",
+    "linear:{dtype}:nt:65x64x64:bias+add+tanh:res-a+fork",
+    "linear:{dtype}:nt:17x49x65:bias+relu+mul:dyn-m+fork",
+)
+
+
+def stored(level: str) -> tuple[Problem, ...]:
+    """The epilogues of Inductor's C++ templates that do more than compute: moves, broadcasts, second readers."""
+    quick = tuple(map(Problem.parse, _STORED_QUICK))
+    if not _at_least(level, "full"):
+        return quick
+    forms = Cases().combine(form=_STORED_FULL, dtype=FLOATS)
+    # A cast to the dtype that the value has already is no step.
+    forms = forms.filter(lambda p: p["dtype"] != "f32" or "cast-f32" not in p["form"])
+    found = tuple(Problem.parse(p["form"].format(dtype=p["dtype"])) for p in forms)
+    found += tuple(
+        map(
+            Problem.parse,
+            (
+                "linear:f32-f32-bf16:nt:324x32x16:bias+mul-n+view-1x18x18x32+perm-0_3_1_2+add",
+                "linear:f32-f32-bf16:nt:33x49x65:bias+add-at+add",
+                "linear:f32-f32-f16:nt:33x49x65:bias+relu+t+add",
+            ),
+        )
+    )
+    # Through a transpose into a sum, the N with and without a tail.
+    found += (
+        Cases()
+        .combine(dtype=FLOATS, n=(128, 129), bias=("", "bias+"), step=("", "relu+", "add+", "sub+", "mul+"))
+        .problems("linear:{dtype}:nt:64x{n}x100:{bias}{step}t+add")
+    )
+    # Every step of arithmetic behind an activation.
+    found += (
+        Cases()
+        .combine(dtype=FLOATS, n=(384, 385), bias=("", "bias+"), step=_BINARY)
+        .problems("linear:{dtype}:nt:32x{n}x64:{bias}relu+{step}")
+    )
+    if _at_least(level, "exhaustive"):
+        steps = ("relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "clamp", *_BINARY)
+        found += (
+            Cases()
+            .combine(dtype=FLOATS, n=(384, 385), bias=("", "bias+"), step=steps)
+            .problems("linear:{dtype}:nt:384x{n}x196:{bias}{step}")
+        )
+    return unique(quick + found)
 
 
 def _addends(level: str) -> tuple[Problem, ...]:

@@ -262,6 +262,8 @@ class Proof:
         provable: ``False`` where there is nothing to prove, for a plain callable.
         wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
         generation: for which instruction set the code was generated, where one was asked for.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
     """
 
     chosen: tuple[str, ...] = ()
@@ -276,6 +278,8 @@ class Proof:
     provable: bool = True
     wanted: str = ""
     generation: Generation | None = None
+    fused: bool | None = None
+    fusions: int = 0
 
     @property
     def kernels(self) -> tuple[str, ...]:

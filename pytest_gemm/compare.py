@@ -32,7 +32,6 @@ __all__ = [
     "comparable",
     "compare",
     "complaint_of",
-    "output_name",
     "pattern_of",
     "rejected",
 ]
@@ -1281,21 +1280,17 @@ class EagerComparison:
         return self.text()
 
 
-# What the results of a program with two of them are called.
-_OUTPUTS: Final = ("the tapped value", "the result")
-
-
-def output_name(place: int, count: int) -> str:
-    """What the result at ``place`` is called among the ``count`` of a program; "" for the only one."""
-    return _OUTPUTS[place] if count > 1 else ""
-
-
-def beside_eager(actual: Sequence[object], eager: Sequence[torch.Tensor], intervals: Sequence[Interval]) -> str:
-    """:func:`against_eager` for each of a program's results, in words."""
+def beside_eager(
+    actual: Sequence[object],
+    eager: Sequence[torch.Tensor],
+    intervals: Sequence[Interval],
+    names: Sequence[str] = ("the tapped value", "the result"),
+) -> str:
+    """:func:`against_eager` for each of a program's results, in words; ``names`` are those of several."""
     texts = [against_eager(*one).text() for one in zip(actual, eager, intervals, strict=True)]
     if len(texts) == 1:
         return texts[0]
-    return "; ".join(f"{output_name(place, len(texts))} {text}" for place, text in enumerate(texts))
+    return "; ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
 
 
 def comparable(actual: object, other: torch.Tensor) -> bool:

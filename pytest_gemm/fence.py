@@ -117,8 +117,11 @@ class Fence:
             name: again(getattr(given, name))
             for name in ("a", "b", "bias", "scale_b", "scale_a", "zero_a", "zero_b", "affine", "offs")
         }
-        residuals = tuple(again(r) for r in given.residuals)
-        return dataclasses.replace(given, **fields, residuals=residuals, buffers=tuple(buffers))  # type: ignore[arg-type]  # no residual is None
+        # What has been looked up is nobody's operand: the table and its index are.
+        residuals = tuple(r if i in given.lookups else again(r) for i, r in enumerate(given.residuals))
+        lookups = {i: (again(table), again(rows)) for i, (table, rows) in given.lookups.items()}
+        fields |= {"residuals": residuals, "lookups": lookups, "buffers": tuple(buffers)}
+        return dataclasses.replace(given, **fields)
 
     def _placed(self, old: Guarded) -> Guarded:
         extent = _extent(old.view)

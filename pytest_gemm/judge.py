@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, metamorphic, operands, oracle, program, sampled
+from pytest_gemm import compare, device_kernels, faults, metamorphic, moves, operands, oracle, program, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -469,7 +469,7 @@ class Judge:
             ):
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
-                    results = _run(prepared, given, case.device) if timed is None else _tuple(timed())
+                    results = _run(prepared, given, case.device) if timed is None else _timed(given, timed)
             proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
         except Unsupported as late:
             return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
@@ -511,9 +511,10 @@ class Judge:
             verdict = one.comparison
             if verdict.mismatch is None:
                 continue
-            which = f"{compare.output_name(place, len(judged))}: " if len(judged) > 1 else ""
+            which = f"{case.problem.output_names[place]}: " if len(judged) > 1 else ""
             reason = Reason(verdict.mismatch.code, which + verdict.mismatch.summary())
-            outcome = end(Status.INCORRECT, reason, details=which + verdict.mismatch.text(), **facts)
+            told = which + verdict.mismatch.text() + _places(case.problem.outputs[place])
+            outcome = end(Status.INCORRECT, reason, details=told, **facts)
             self._keep(outcome, Evidence.of(one, prepared, place))
             return outcome
         doubt = next((one.doubt for one in judged if one.doubt is not None), None)
@@ -528,20 +529,19 @@ class Judge:
         self, case: Case, truth: _Truth, results: tuple[torch.Tensor, ...], contract: Contract
     ) -> list[sampled.Judged]:
         """The verdict on each result: by sample, or on every element."""
-        given, outputs = truth.operands, case.problem.outputs
+        given = truth.operands
         if sampled.applies(case.problem, self._reference):
             if truth.sample is None:
                 truth.sample = sampled.Sample(given)
             return [
                 truth.sample.judge(output, result, contract, self._others(case, place))
-                for place, (output, result) in enumerate(zip(outputs, results, strict=True))
+                for place, (output, result) in enumerate(zip(case.problem.outputs, results, strict=True))
             ]
         found = []
-        intervals = _intervals(case.problem, truth, contract)
-        for place, (output, result, interval) in enumerate(zip(outputs, results, intervals, strict=True)):
-            doubt = oracle.insensitive(output, given, interval)
-            verdict = compare.compare(result, interval, output, given, others=self._others(case, place))
-            found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, result, interval))
+        for place, (output, used, interval) in enumerate(_asked(case.problem, truth, results, contract)):
+            doubt = oracle.insensitive(output, used, interval) if used is given else None
+            verdict = compare.compare(results[place], interval, output, used, others=self._others(case, place))
+            found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, results[place], interval))
         return found
 
     def _others(self, case: Case, place: int) -> dict[str, torch.Tensor]:
@@ -604,9 +604,9 @@ class Judge:
         end: Callable[[str, str], Outcome],
     ) -> Outcome | None:
         """The second result of a backend that may give other bits: they have to be right ones too."""
-        outputs, intervals = case.problem.outputs, _intervals(case.problem, truth, contract)
-        for output, result, interval in zip(outputs, program.gathered(case.problem, second), intervals, strict=True):
-            wrong = compare.compare(result, interval, output, truth.operands).mismatch
+        second = program.gathered(case.problem, second)
+        for place, (output, used, interval) in enumerate(_asked(case.problem, truth, second, contract)):
+            wrong = compare.compare(second[place], interval, output, used).mismatch
             if wrong is not None:
                 return end(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
         return None
@@ -635,6 +635,9 @@ class Judge:
         """The outcome of an exception that the backend has to answer for."""
         crash = _crash(case, filling, error, phase, seconds)
         outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
+        if isinstance(error, moves.WrongShape):  # it came to its end: what it returned is wrong
+            reason = Reason("wrong-shape", str(error))
+            return dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason, details="")
         return self._fault(outcome, error, phase, case.device) or outcome
 
     def _fault_or_raise(
@@ -705,7 +708,7 @@ class Judge:
                     raise refusal
                 with settings(case.problem):
                     made = program.build(case.problem)(**program.args(case.problem, truth.operands))
-                truth.eager = program.gathered(case.problem, _tuple(made))
+                truth.eager = program.gathered(case.problem, moves.in_product(case.problem, _tuple(made)))
                 _wait_for(case.device)
             except Exception as error:  # eager cannot do everything that a template can
                 truth.eager = error
@@ -713,7 +716,9 @@ class Judge:
                     raise
         if isinstance(truth.eager, Exception):
             return f"eager cannot: {_last_line(truth.eager)}"
-        return compare.beside_eager(actual, truth.eager, _intervals(case.problem, truth, contract))
+        intervals = _intervals(case.problem, truth, contract)
+        count = len(intervals)  # a second product is one of what the first one gave, which differs from eager's
+        return compare.beside_eager(actual[:count], truth.eager[:count], intervals, case.problem.output_names[:count])
 
 
 def run_once(case: Case, threads: int) -> None:
@@ -790,10 +795,19 @@ def _all_dropped(dropped: Sequence[Outcome]) -> Reason:
 
 
 def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[torch.Tensor, ...]:
-    """The results, of which there are two with ``tap``; the device has finished."""
+    """The results in the product's places, of which there are two with ``tap``; the device has finished."""
     made = _tuple(prepared.run(given))
     _wait_for(device)
-    return made
+    return moves.in_product(given.problem, made)
+
+
+def _timed(given: operands.Operands, timed: Callable[[], Any]) -> tuple[torch.Tensor, ...]:
+    return moves.in_product(given.problem, _tuple(timed()))
+
+
+def _places(output: Problem) -> str:
+    """How to read a place of a result that is stored through a move; "" for any other."""
+    return f"\n  (places of the product; it is stored after {'+'.join(map(str, output.moves))})" if output.moves else ""
 
 
 def _miscounted(problem: Problem, results: tuple[torch.Tensor, ...]) -> Reason | None:
@@ -828,6 +842,21 @@ def _intervals(problem: Problem, truth: _Truth, contract: Contract) -> tuple[ora
     if truth.intervals is None or truth.intervals[0] != contract:
         truth.intervals = contract, oracle.intervals(problem, truth.operands, truth.reference, contract)
     return truth.intervals[1]
+
+
+def _asked(
+    problem: Problem, truth: _Truth, results: tuple[torch.Tensor, ...], contract: Contract
+) -> Iterator[tuple[Problem, operands.Operands, oracle.Interval]]:
+    """For each result the problem that it answers, on which operands, and what it may be.
+
+    The second product of ``again`` is judged on what the first one returned, if that can be an operand at all.
+    """
+    outputs, given = problem.outputs, truth.operands
+    for output, interval in zip(outputs, _intervals(problem, truth, contract), strict=not problem.has("again")):
+        yield output, given, interval
+    if problem.has("again") and compare.complaint_of(results[0], outputs[0], given) is None:
+        used = operands.again(given, outputs[1], results[0])
+        yield outputs[1], used, oracle.interval(outputs[1], used, oracle.reference(outputs[1], used), contract)
 
 
 @contextlib.contextmanager
@@ -872,8 +901,9 @@ def _kernels_of(prepared: Prepared) -> tuple[str, ...]:
 
 def _proved(proof: Proof, choice: str) -> dict[str, Any]:
     """What an outcome says of the kernel that ran."""
-    configuration = proof.configuration
-    return {"kernels": proof.kernels, "chosen": proof.chosen, "choice": choice, "configuration": configuration}
+    fused = {"fused": proof.fused, "fusions": proof.fusions}
+    made = {"kernels": proof.kernels, "chosen": proof.chosen, "configuration": proof.configuration}
+    return {**made, "choice": choice, **fused}
 
 
 def _source(prepared: Prepared) -> str:

@@ -37,6 +37,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pytest_gemm import moves
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.problem import DTYPES, TF32, DType, Problem, Step, StepKind, did_you_mean
 from pytest_gemm.program import WEIGHT_OPS, torch_dtype
@@ -1350,10 +1351,19 @@ def _bias(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool, special: bool)
     return _scaled(values.reshape(shape), unit)
 
 
+# Rows of a table in which a residual is looked up: few enough that most are met several times, and no power of two.
+_TABLE_ROWS: Final = 11
+
+
 def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[tuple[Array, DType]]:
-    """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets."""
+    """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets.
+
+    In the product's places: of the result's shape, (N,) or (M, 1); of one that is looked up the table.
+    """
     problem = frame.problem
-    shape, dtype, level = _drawn_shape(problem.result_shape), problem.value_dtype, drawn.level
+    whole, dtype, level = _drawn_shape(problem.result_shape), problem.value_dtype, drawn.level
+    columns = problem.result_shape[-1]
+    shapes = {"": whole, "n": (columns,), "m1": (problem.result_shape[-2], 1), "at": (_TABLE_ROWS, columns)}
     quantum = drawn.quantum
     found: list[tuple[Array, DType]] = []
     for step in problem.passes:
@@ -1369,7 +1379,7 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
             level = min(level, max(map(abs, step.numbers)) or 1.0)
         if step.kind is not StepKind.BINARY:
             continue
-        stream = draw(f"r{len(found)}")
+        stream, shape = draw(f"r{len(found)}"), shapes[step.text]
         if step.name in {"add", "sub", "sum"}:
             if exact or not dtype.is_float:
                 unit = _addend_exponent(level, quantum, dtype)
@@ -1598,8 +1608,9 @@ class Operands:
         b: ([B,] K, N); (K, N) for ``linear`` and quantised weights; ``a.mT`` for ``self``, ``a`` for ``square``.
             ``woq_int4``: codes of 0 to 15, each in a byte.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
-        residuals: one of the result's shape for each binary step, in the dtype of the value at that step; with
-            ``res-a`` the first is ``a``.
+        residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
+            product's places (:mod:`pytest_gemm.moves`); a row or column is expanded; with ``res-a`` the first is ``a``.
+        lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
             bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N) or a scalar; or ``None``.
         scale_a: the scales of A: in f32, (M, 1) or a scalar for ``scaled_mm``; ([B,] M, 1) or a scalar in the dtype of
@@ -1636,6 +1647,7 @@ class Operands:
     buffers: tuple[Guarded, ...] = dataclasses.field(repr=False)
     scale_a: Tensor | None = None
     offs: Tensor | None = None
+    lookups: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
     grain: float = 0.0
     units: tuple[float, float] = (0.0, 0.0)
     reach: float = math.inf
@@ -1654,12 +1666,16 @@ class Operands:
         def move_any(x: Tensor | None) -> Tensor | None:
             return None if x is None else move(x)
 
+        def move_residual(index: int, x: Tensor) -> Tensor:
+            return x if index in self.lookups else move(x)  # nobody else holds what has been looked up
+
         return dataclasses.replace(
             self,
             a=move(self.a),
             b=move(self.b),
             bias=move_any(self.bias),
-            residuals=tuple(map(move, self.residuals)),
+            residuals=tuple(move_residual(*pair) for pair in enumerate(self.residuals)),
+            lookups={i: (move(table), move(rows)) for i, (table, rows) in self.lookups.items()},
             scale_b=move_any(self.scale_b),
             scale_a=move_any(self.scale_a),
             offs=move_any(self.offs),
@@ -1804,15 +1820,16 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
             if not problem.is_one_of("bias", index):
                 bias_values[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
     bias = None if bias_values is None else keep("bias", bias_values, problem.bias_dtype, several)
+    lookups: dict[int, tuple[Tensor, Tensor]] = {}
     residuals = tuple(
-        a if index == 0 and problem.has("res-a") else keep(f"r{index}", _all_lines(values, problem.result_shape), dtype)
-        for index, (values, dtype) in enumerate(_residuals(frame, drawn, draw, exact))
+        a if index == 0 and problem.has("res-a") else _kept_residual(problem, index, *drawn_one, draw, keep, lookups)
+        for index, drawn_one in enumerate(_residuals(frame, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else _is_finite(g.view) for g in buffers)
     return Operands(
         problem, filling, seed, device, a, b, bias, residuals, found.get("scale_b"),
         drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
-        found.get("scale_a"), offs, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
+        found.get("scale_a"), offs, lookups, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
         found.get("zero_a"), found.get("zero_b"), found.get("affine"), frame.zero,
     )  # fmt: skip
 
@@ -1906,6 +1923,40 @@ def _affine(frame: _Frame, drawn: _Drawn, draw: _Draw, filling: str) -> Array:
         zero = np.abs(zero) if drawn.positive else np.zeros_like(zero) if filling == "specials" else zero
     found: Array = np.stack([scale, zero], axis=-1)
     return found
+
+
+def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
+    """The operands of a further product by the same B: what its A holds has been computed, and nothing is promised."""
+    facts: dict[str, Any] = {"quantum": 0.0, "grain": 0.0, "units": (0.0, 0.0), "reach": math.inf, "zero_mean": False}
+    finite = given.finite and _is_finite(a)
+    return dataclasses.replace(
+        given, problem=problem, filling="rand", a=a, residuals=(), buffers=(), finite=finite, **facts
+    )
+
+
+def _kept_residual(
+    problem: Problem,
+    index: int,
+    values: Array,
+    dtype: DType,
+    draw: _Draw,
+    keep: Callable[[str, Array | _Lines, DType], Tensor],
+    lookups: dict[int, tuple[Tensor, Tensor]],
+) -> Tensor:
+    """A residual in the product's places.  In memory it lies as the program's result does, but for one after a view."""
+    step, made = problem.residuals[index]
+    if step.text == "at":
+        rows = draw(f"i{index}").look_up(problem.result_shape[:-1], np.arange(_TABLE_ROWS, dtype=np.int32))
+        lookups[index] = keep(f"r{index}", values, dtype), keep(f"i{index}", rows, DTYPES["i32"])
+        table, where = lookups[index]
+        return table[where.long()]
+    if step.text:
+        return keep(f"r{index}", values, dtype).expand(problem.result_shape)
+    lines = _all_lines(values, problem.result_shape)
+    if isinstance(lines, _Lines) or any(move.name == "view" for move in made):
+        return keep(f"r{index}", lines, dtype)  # no view could undo the view; the program takes one with gaps
+    stored = moves.forth(torch.from_numpy(lines), made).contiguous()
+    return moves.back(keep(f"r{index}", stored.numpy(), dtype), problem.result_shape, made)
 
 
 def _is_finite(x: Tensor) -> bool:

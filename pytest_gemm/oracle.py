@@ -358,8 +358,9 @@ class _Arithmetic:
 
 
 def intervals(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> tuple[Interval, ...]:
-    """:func:`interval` for each of :attr:`Problem.outputs`."""
-    return tuple(interval(output, operands, reference, contract) for output in problem.outputs)
+    """:func:`interval` for each of :attr:`Problem.outputs`; of ``again`` for the first alone."""
+    outputs = problem.outputs[:1] if problem.has("again") else problem.outputs
+    return tuple(interval(output, operands, reference, contract) for output in outputs)
 
 
 def interval(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> Interval:

@@ -135,6 +135,8 @@ class Outcome:
         threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
         isa: the instruction set that the kernel was generated for, one of :data:`pytest_gemm.machine.ISAS`; "" for the
             machine's own.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
     """
 
     backend: str
@@ -159,6 +161,8 @@ class Outcome:
     isa: str = ""
     threads: int = 0
     configuration: tuple[str, ...] = ()
+    fused: bool | None = None
+    fusions: int = 0
 
     @property
     def who(self) -> str:

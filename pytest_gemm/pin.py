@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm import oracle, program
+from pytest_gemm import moves, oracle, program
 from pytest_gemm.backend import Prepared, Recipe, Unsupported
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Outcome, Status
@@ -114,7 +114,10 @@ def _replaced(case: Case, values: str) -> Operands:
         raise Unsupported("own-operands", "several weights have no formula of their own")
     weight = given.problem.op.name in program.WEIGHT_OPS
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
-    residuals = tuple(new[f"r{i}"] if f"r{i}" in new else new["a"] for i in range(len(given.residuals)))
+    residuals = tuple(
+        moves.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]
+        for i in range(len(given.residuals))
+    )
     facts: dict[str, Any] = {"quantum": 0.0, "grain": 0.0, "zero_mean": False, "finite": True, "buffers": ()}
     scale_b = new.get("scale", new.get("scale_b"))
     return dataclasses.replace(
@@ -134,7 +137,8 @@ def _own(case: Case) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
     problem, prepared = case.operands.problem, case.prepared
     quantised = case.operands.zero_b is not None or case.operands.affine is not None
-    if prepared is None or case.operands.offs is not None or quantised or problem.shape.is_empty:
+    indexed = case.operands.offs is not None or bool(case.operands.lookups)
+    if prepared is None or indexed or quantised or problem.shape.is_empty:
         return None
     for values in _VALUES.values():
         output = problem.outputs[case.place]
@@ -147,10 +151,10 @@ def _own(case: Case) -> _Own | None:
         except Exception:
             continue
         actual = (made[case.place] if isinstance(made, tuple) else made).double().cpu()
-        expected, value = expected.cpu().reshape(output.result_shape), interval.value
+        expected, value = expected.cpu().reshape(output.returned_shape), moves.forth(interval.value, output.moves)
         if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
             continue
-        bound = float(torch.maximum(interval.hi - value, value - interval.lo).max())
+        bound = float(torch.maximum(interval.hi - interval.value, interval.value - interval.lo).max())
         if actual.shape == value.shape and bool((~((actual - value).abs() <= bound)).any()):
             return _Own(values, bound)
     return None
@@ -263,8 +267,9 @@ def script(case: Case) -> Script:
 
 def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     assert case.interval is not None
-    interval = case.interval
-    return {**tensors, "lo": interval.lo, "hi": interval.hi, "expected": interval.expected}
+    interval, steps = case.interval, case.operands.problem.outputs[case.place].moves
+    ends = {"lo": interval.lo, "hi": interval.hi, "expected": interval.expected}
+    return {**tensors, **{name: moves.forth(end, steps) for name, end in ends.items()}}
 
 
 def _imports(case: Case, *, died: bool, fell_back: bool, saved: bool) -> list[str]:

@@ -22,6 +22,7 @@ import dataclasses
 import difflib
 import enum
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -199,9 +200,10 @@ class StepKind(enum.Enum):
     BIAS = "bias"  # adds a bias operand (for addmm and baddbmm: the addend C)
     FACTOR = "factor"  # alpha or beta: a parameter of the product, not a pass over its result
     UNARY = "unary"  # activation, or a product with a constant
-    BINARY = "binary"  # arithmetic with a residual tensor of the result's shape
+    BINARY = "binary"  # arithmetic with a residual: a tensor of the result's shape, a row or a column
     CAST = "cast"  # conversion to another dtype
     JOIN = "join"  # makes one value of the two products of ``linears``
+    MOVE = "move"  # a view with its elements in other places: nothing is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +236,25 @@ class Step:
         """The target type of a ``cast`` step."""
         return DTYPES[self.text]
 
+    def moved(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a ``MOVE`` step makes of ``shape``."""
+        if self.name == "view":
+            return self.sizes
+        return tuple(shape[dim] for dim in self.order(len(shape)))
+
+    def order(self, rank: int) -> tuple[int, ...]:
+        """Which dimension comes where, as in ``permute``: for ``t`` the last two are swapped, for ``dense`` none."""
+        if self.name == "perm":
+            return tuple(map(int, self.text.split("_")))
+        if self.name == "dense":
+            return tuple(range(rank))
+        return (*range(rank - 2), rank - 1, rank - 2)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape that a ``view`` step gives."""
+        return tuple(map(int, self.text.split("x")))
+
     def __str__(self) -> str:
         return f"{self.name}-{self.text}" if self.text else self.name
 
@@ -243,13 +264,15 @@ class StepSpec:
     """What the grammar allows after a step's name."""
 
     kind: StepKind
-    parameter: str = ""  # "", "numbers", "dtype", "shape" or "choice"
+    # "", "numbers", "dtype", "shape" (the first of ``choices`` goes unwritten), "choice" or "places"
+    parameter: str = ""
     defaults: tuple[float, ...] = ()
     choices: tuple[str, ...] = ()
     help: str = ""
 
 
 _BIAS_SHAPES: Final = ("n", "1n", "m1", "mn")
+_RESIDUAL_SHAPES: Final = ("mn", "n", "m1", "at")
 
 STEPS: Final[Mapping[str, StepSpec]] = {
     "bias": StepSpec(StepKind.BIAS, "shape", choices=_BIAS_SHAPES, help="bias of shape (N,), or -1n, -m1, -mn"),
@@ -267,12 +290,19 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "leaky_relu": StepSpec(StepKind.UNARY, "numbers", (0.01,), help="leaky_relu-0.1: negative slope"),
     "clamp": StepSpec(StepKind.UNARY, "numbers", (-1.0, 1.0), help="clamp-0_6: bounds LOW_HIGH"),
     "scale": StepSpec(StepKind.UNARY, "numbers", (0.5,), help="scale-0.125: constant factor"),
-    "add": StepSpec(StepKind.BINARY),
-    "sub": StepSpec(StepKind.BINARY),
-    "mul": StepSpec(StepKind.BINARY),
-    "div": StepSpec(StepKind.BINARY),
+    # With a residual of the result's shape; of shape (N,), add-n; of (M, 1), add-m1; or, add-at, of the rows of a table
+    # that an index for each row of the result looks up.
+    "add": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
+    "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
+    "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
+    "div": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "sum": StepSpec(StepKind.BINARY, help="adds to a residual in place, as the op qlinear can"),
     "cast": StepSpec(StepKind.CAST, "dtype", help="cast-f32: result in another dtype"),
+    # Where the result is stored, and what later steps meet there.
+    "t": StepSpec(StepKind.MOVE, help="the last two dimensions swapped"),
+    "perm": StepSpec(StepKind.MOVE, "places", help="perm-1_0_2: the dimensions in this order"),
+    "view": StepSpec(StepKind.MOVE, "places", help="view-4x8x2x33: the result in this shape, as many elements"),
+    "dense": StepSpec(StepKind.MOVE, help="what was moved is copied to memory in its new order: contiguous()"),
     "gated": StepSpec(
         StepKind.JOIN,
         "choice",
@@ -313,6 +343,8 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "res-a": "the first residual is A itself: an operand that is read twice",
     "tap": "the value before the last step is returned too: a program of two results",
     "reduce-range": "A holds 7 of the 8 bits of u8: what PyTorch quantises to for processors that add pairs in 16 bits",
+    "fork": "the last two steps read one value, and each makes a result: a program of two results",
+    "again": "the result is multiplied by B once more: a program of two products and two results",
     "fast-acc": "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
     "mid-a": "A's batch lies in the middle of its memory: a permuted view",
     "mid-b": "B's batch lies in the middle of its memory",
@@ -446,6 +478,7 @@ OPS: Final[Mapping[str, Op]] = {
 }
 
 # One dimension or flag per line of the table keeps the error messages honest: they are made from it.
+_PLACES: Final[Mapping[str, str]] = {"perm": r"\d(_\d)+", "view": r"\d+(x\d+)*"}
 _STEP_TOKEN: Final = re.compile(r"([a-z_]+)(?:-(.+))?\Z")
 _FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
 
@@ -529,12 +562,34 @@ class Problem:
         return shape
 
     @property
-    def passes(self) -> tuple[Step, ...]:
+    def chain(self) -> tuple[Step, ...]:
         """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales."""
         own_bias = self.op.addend or self.op.name in OWN_BIAS
         return tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
+
+    @property
+    def passes(self) -> tuple[Step, ...]:
+        """The steps of :attr:`chain` that compute something."""
+        return tuple(s for s in self.chain if s.kind is not StepKind.MOVE)
+
+    @property
+    def moves(self) -> tuple[Step, ...]:
+        """The steps of :attr:`chain` that only move: what lies between the product's shape and the returned one."""
+        return tuple(s for s in self.chain if s.kind is StepKind.MOVE)
+
+    @property
+    def residuals(self) -> tuple[tuple[Step, tuple[Step, ...]], ...]:
+        """Each step with a residual, and the moves that the value has made when it meets it; a copy is none."""
+        found: list[tuple[Step, tuple[Step, ...]]] = []
+        moves: tuple[Step, ...] = ()
+        for step in self.chain:
+            if step.kind is StepKind.MOVE and step.name != "dense":
+                moves = (*moves, step)
+            elif step.kind is StepKind.BINARY:
+                found.append((step, moves))
+        return tuple(found)
 
     @property
     def result_dtype(self) -> DType:
@@ -575,8 +630,16 @@ class Problem:
         return not self.has(f"{what}-last") or index == (self.shape.batch or 0) - 1
 
     @property
+    def returned_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that the program returns: :attr:`result_shape` after :attr:`moves`."""
+        shape = self.result_shape
+        for step in self.moves:
+            shape = step.moved(shape)
+        return shape
+
+    @property
     def result_shape(self) -> tuple[int, ...]:
-        """Shape of the result tensor; for ``linears`` of all results, one after the other."""
+        """Shape of the result in the product's own coordinates, where it is judged; of ``linears`` of all results."""
         m, n = self.shape.m, self.shape.n
         if self.step("gated") is not None:
             return (m, n)
@@ -603,21 +666,37 @@ class Problem:
 
     @property
     def outputs(self) -> tuple[Problem, ...]:
-        """What each result of the program is the answer to; one but for ``tap``, which has the tapped value first.
+        """What each result of the program is the answer to: one, or two with ``tap``, ``fork`` and ``again``.
 
-        These problems share the operands of this one.
+        With ``tap`` the first is the value before the last step, with ``fork`` what the step before the last makes of
+        the value that the last one reads too.  These problems share the operands of this one, but for the second of
+        ``again``: its A is the first result.
         """
-        if not self.has("tap"):
+        if self.has("again"):
+            layout = Layout.NT if self.layout.b_transposed else Layout.NN
+            kept = tuple(f for f in self.flags if f in {"dyn-m", "pad-ldb", "off-b", "bcast-b", "const-b", "var-b"})
+            own = tuple(s for s in self.epilogue if s not in self.chain)
+            once = dataclasses.replace(self, flags=tuple(f for f in self.flags if f != "again"))
+            return (once, dataclasses.replace(self, layout=layout, epilogue=own, flags=kept))
+        if not (self.has("tap") or self.has("fork")):
             return (self,)
-        flags = tuple(f for f in self.flags if f != "tap")
-        last = max(index for index, step in enumerate(self.epilogue) if step in self.passes)
-        before = self.epilogue[:last] + self.epilogue[last + 1 :]
-        binary = any(step.kind is StepKind.BINARY for step in before)
-        kept = flags if binary else tuple(f for f in flags if f != "res-a")
-        return (
-            dataclasses.replace(self, epilogue=before, flags=kept),
-            dataclasses.replace(self, flags=flags),
-        )
+        chain = self.chain
+        places = [index for index, step in enumerate(self.epilogue) if step in chain]
+        without_last = self._without(places[-1])
+        return (without_last, self._without(places[-2]) if self.has("fork") else self._without(None))
+
+    def _without(self, place: int | None) -> Problem:
+        """The program of one result that lacks the step at this place of the epilogue."""
+        kept = tuple(step for index, step in enumerate(self.epilogue) if index != place)
+        gone = {"tap", "fork"} if any(s.kind is StepKind.BINARY for s in kept) else {"tap", "fork", "res-a"}
+        return dataclasses.replace(self, epilogue=kept, flags=tuple(f for f in self.flags if f not in gone))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What a report calls each of :attr:`outputs`; "" for the only one."""
+        if self.has("fork") or self.has("again"):
+            return ("the first result", "the second result")
+        return ("the tapped value", "the result") if self.has("tap") else ("",)
 
     @property
     def constant_b(self) -> bool:
@@ -696,6 +775,7 @@ class Problem:
             if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:
                 fail("epilogue", f"{self.op.name} takes a bias of shape (N,) only", "write bias")
             seen_pass = seen_pass or step.kind not in (StepKind.FACTOR, StepKind.BIAS)
+        self._check_moves(fail)
         scales = [step for step in self.epilogue if step.name in self.op.scales]
         if self.op.scales and len(scales) != 1:
             problem = f"{' and '.join(map(str, scales))} at once" if scales else f"{self.op.name} needs its scales"
@@ -717,7 +797,7 @@ class Problem:
     def _check_qlinear(self, fail: Callable[[str, str, str], None]) -> None:
         """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
         integer = not self.dtypes.out.is_float
-        chain = [step.name for step in self.passes]
+        chain = [str(step) if step.kind is StepKind.BINARY else step.name for step in self.chain]
         binary, unary = chain[:1], chain[1:]
         if binary and binary[0] in QLINEAR_UNARY:
             binary, unary = [], chain
@@ -734,6 +814,28 @@ class Problem:
             low = 0.0 if dtype.name == "u8" else -128.0
             if step is not None and not low <= step.numbers[1] <= dtype.max_finite:
                 fail("epilogue", f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}")
+
+    def _check_moves(self, fail: Callable[[str, str, str], None]) -> None:
+        """A move must fit the shape that it meets, and no residual may need a copy to lie in the product's places."""
+        shape = self.result_shape
+        moves: list[Step] = []
+        for step in self.chain:
+            if step.kind is StepKind.BINARY and step.text and moves:
+                fail("epilogue", f"{step} after {moves[-1]}: rows and columns have moved then", f"put {step} first")
+            if step.kind is not StepKind.MOVE:
+                continue
+            if step.name == "view":
+                if moves:
+                    fail("epilogue", f"{step} after {moves[-1]} would copy", "one view, before the other moves")
+                if self.has("dyn-m"):
+                    fail("epilogue", f"{step} has its sizes, and dyn-m every M", "t and perm go with dyn-m")
+                if math.prod(step.sizes) != math.prod(shape):
+                    fail("epilogue", f"{step} has not {math.prod(shape)} elements", f"the result is {_by(shape)}")
+            elif sorted(step.order(len(shape))) != list(range(len(shape))):
+                named = "_".join(map(str, reversed(range(len(shape)))))
+                fail("epilogue", f"{step} does not order the dimensions of {_by(shape)}", f"for example perm-{named}")
+            moves.append(step)
+            shape = step.moved(shape)
 
     def _check_flags(self, fail: Callable[[str, str, str], None]) -> None:
         shape = self.shape
@@ -766,14 +868,18 @@ class Problem:
         if self.has("reduce-range") and (self.op.name != "qlinear" or self.dtypes.a.name != "u8"):
             fail("flags", "reduce-range speaks of quantised activations in u8", "qlinear:u8-... has it")
         if self.op.name in _PACKED:
-            for flag in ("var-b", "self", "tap", "res-a"):
+            for flag in ("var-b", "self", "tap", "fork", "res-a"):
                 if self.has(flag):
                     fail("flags", f"{flag}: {self.op.name} takes a weight that was packed before", f"drop {flag}")
         if self.has("fast-acc") and self.op.name != "scaled_mm":
             fail("flags", "fast-acc speaks of fp8 products", "scaled_mm has it")
         self._check_precision(fail)
-        if self.has("tap") and not self.passes:
+        if self.has("tap") and not self.chain:
             fail("flags", "tap needs a step: it returns the value before the last one", "add one, for example relu")
+        if self.has("fork"):
+            self._check_fork(fail)
+        if self.has("again"):
+            self._check_again(fail)
         if self.has("res-a"):
             self._check_residual(fail)
 
@@ -804,9 +910,12 @@ class Problem:
         shape = self.shape
         if (shape.batch or 0) < 2:
             fail("shape", "linears are two or more products", f"write 2x{shape.m}x{shape.n}x{shape.k}")
-        for flag in ("self", "square", "bcast-a", "bcast-b", "tap", "res-a"):
+        for flag in ("self", "square", "bcast-a", "bcast-b", "tap", "fork", "again", "res-a"):
             if self.has(flag):
                 fail("flags", f"{flag} is nothing that linears have", f"drop {flag}")
+        for step in self.chain:
+            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.text):
+                fail("epilogue", f"{step} is nothing that linears have", f"drop {step}")
         if self.has("in-3d") and (shape.m % 2 or self.has("dyn-m") or self.layout.a_transposed):
             fail("flags", "in-3d halves the rows of A", "give an even M and layout nt, and drop dyn-m")
         if self.has("flat") and not self.has("in-3d"):
@@ -819,6 +928,26 @@ class Problem:
             for step in self.passes:
                 if step.kind in (StepKind.JOIN, StepKind.CAST):
                     fail("flags", f"{step} is no step of one product alone", "drop the flag")
+
+    def _check_fork(self, fail: Callable[[str, str, str], None]) -> None:
+        if self.has("tap"):
+            fail("flags", "tap and fork: each names another two results", "keep one")
+        last = self.chain[-2:]
+        if len(last) < 2 or last[0].kind not in (StepKind.UNARY, StepKind.BINARY):
+            fail("flags", "fork needs two steps at the end, the first of which computes", "for example relu+sigmoid")
+        if all(step.kind is StepKind.BINARY for step in last):
+            fail("flags", f"{last[0]} and {last[1]} have a residual each", "let one of the two steps have none")
+
+    def _check_again(self, fail: Callable[[str, str, str], None]) -> None:
+        for flag in ("tap", "fork", "self", "res-a"):
+            if self.has(flag):
+                fail("flags", f"{flag} and again: the program has two results already", f"drop {flag}")
+        if self.op.name not in {"mm", "linear", "bmm"} or self.dtypes.a != self.dtypes.out:
+            fail("flags", f"again multiplies the result by B, which {self.op.name} cannot", "use mm, linear or bmm")
+        if self.shape.n != self.shape.k:
+            fail("flags", "again needs N = K", f"write {dataclasses.replace(self.shape, k=self.shape.n)}")
+        if self.moves or self.result_dtype != self.dtypes.a:
+            fail("flags", "again needs a first result that could be A", "drop the steps that move or cast")
 
     def _check_precision(self, fail: Callable[[str, str, str], None]) -> None:
         for flag, names in (("tf32", frozenset({"f32"})), ("reduced", _HALVES)):
@@ -846,8 +975,14 @@ class Problem:
             return
         if step.name == "div":
             fail("flags", "res-a would divide by A, which holds zeros", "use add, sub or mul first")
+        if step.text or self.residuals[0][1]:
+            fail("flags", f"res-a has A's own shape, which {step} does not meet", "use add, sub or mul before any move")
         if dtype != self.dtypes.a:
             fail("flags", f"res-a needs a value of A's dtype, not {dtype.name}", "move or drop the cast, or drop res-a")
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 class _Parser:
@@ -952,14 +1087,17 @@ class _Parser:
         if not spec.parameter and text:
             raise self.fail("epilogue", at, f"{name} takes no parameter", f"write {name}")
         if spec.parameter == "shape" and text and text not in spec.choices:
-            raise self.fail("epilogue", at, f"unknown bias shape {text!r}", f"one of {' '.join(spec.choices)}")
+            kind = "bias" if spec.kind is StepKind.BIAS else "residual"
+            raise self.fail("epilogue", at, f"unknown {kind} shape {text!r}", f"one of {' '.join(spec.choices)}")
         if spec.parameter == "choice" and text not in spec.choices:
             raise self.fail("epilogue", at, f"unknown {text!r}", f"write {name}- and one of {' '.join(spec.choices)}")
+        if spec.parameter == "places" and not re.fullmatch(_PLACES[name], text):
+            raise self.fail("epilogue", at, f"{text!r} does not fit {name}", spec.help)
         if spec.parameter == "dtype" and text not in DTYPES:
             raise self.fail("epilogue", at, f"{text!r} is no dtype", f"write {name}-DTYPE, one of {' '.join(DTYPES)}")
         if spec.parameter == "numbers" and text:
             self.check_numbers(name, text, at, spec)
-        canonical = "" if spec.parameter == "shape" and text == "n" else text
+        canonical = "" if spec.parameter == "shape" and text == spec.choices[0] else text
         return Step(name, canonical)
 
     def check_numbers(self, name: str, text: str, at: int, spec: StepSpec) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from pytest_gemm import moves
 from pytest_gemm.problem import DType, Problem, Step, StepKind
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# A tensor, or for ``tap`` a tuple of two, or for ``linears`` one of as many as there are products.
+# A tensor, for ``tap``, ``fork`` and ``again`` a tuple of two, for ``linears`` one of as many as there are products.
 Program = Callable[..., Any]
 
 
@@ -75,10 +76,11 @@ PACKED_OPS = frozenset({"woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by parameter name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0.
+    """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0 ..., i0 ...
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent for
-    ``self``, and so is ``r0`` for ``res-a``.  ``linears`` have a weight and a bias for each product: b0, b1 ...
+    ``self``, and so is ``r0`` for ``res-a``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the index.
+    ``linears`` have a weight and a bias for each product: b0, b1 ...
     """
     if problem.op.name == "linears":
         return _args_of_linears(problem, operands)
@@ -101,7 +103,9 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["bias"] = operands.bias
     for index, residual in enumerate(operands.residuals):
         if index > 0 or not problem.has("res-a"):
-            found[f"r{index}"] = residual
+            found[f"r{index}"] = moves.taken(problem, index, residual)
+    for index, (table, rows) in operands.lookups.items():
+        found |= {f"r{index}": table, f"i{index}": rows}
     return found
 
 
@@ -362,7 +366,8 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
         return _linears(problem, matmul)
     product = _product(problem, matmul)
     # The op qlinear has its steps inside.
-    passes = () if problem.op.name == "qlinear" else problem.passes
+    chain = () if problem.op.name == "qlinear" else problem.chain
+    forks = problem.has("fork")
     packs = problem.op.name in PACKED_OPS and matmul is None and not is_packed
 
     def program(**tensors: torch.Tensor) -> Any:
@@ -375,15 +380,21 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
             tensors.update((name, tensors[name].to(half)) for name in ("a", "b", "bias") if name in tensors)
         x = tapped = product(tensors)
         index = 0
-        for step in passes:
+        for place, step in enumerate(chain):
             residual = None
             if step.kind is StepKind.BIAS:
                 residual = tensors["bias"]
             elif step.kind is StepKind.BINARY:
                 residual = tensors[f"r{index}"]
+                if step.text == "at":
+                    residual = F.embedding(tensors[f"i{index}"], residual)
                 index += 1
-            tapped, x = x, apply_step(step, x, residual)
-        return (tapped, x) if problem.has("tap") else x
+            before = tapped if forks and place == len(chain) - 1 else x
+            moving = step.kind is StepKind.MOVE
+            tapped, x = x, moves.forth(before, [step]) if moving else apply_step(step, before, residual)
+        if problem.has("again"):
+            return x, product({**tensors, "a": x})
+        return (tapped, x) if problem.has("tap") or forks else x
 
     return program
 

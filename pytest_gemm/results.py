@@ -106,6 +106,7 @@ def page(records: Sequence[Record], title: str) -> str:
         _runs(records),
         _counts(outcomes),
         _distances(outcomes),
+        _epilogues(outcomes),
         _dropped(outcomes),
         _failures(outcomes),
         _refused(outcomes),
@@ -191,6 +192,28 @@ def _distances(outcomes: Sequence[Outcome]) -> list[str]:
         "and fewer are compared after rounding, where the figure is 0 or 1 more often than anything between."
     )
     return ["## Distance from the bounds", "", note, "", *_table(["backend", "dtypes", *tiers], rows)] if rows else []
+
+
+def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
+    """Whether the product's own kernel did the whole epilogue, by backend, op and epilogue."""
+    groups: dict[tuple[str, str, str], dict[str, Outcome]] = defaultdict(dict)
+    for outcome in outcomes:
+        if outcome.fused is not None:
+            op, _, _, _, epilogue, *flags = outcome.problem.split(":")
+            two = [flag for flag in ("tap", "fork", "res-a") if flags and flag in flags[0].split("+")]
+            groups[outcome.who, op, " ".join([epilogue, *two])].setdefault(outcome.problem, outcome)
+    rows = []
+    for (backend, op, epilogue), problems in sorted(groups.items()):
+        apart = [o.problem for o in problems.values() if not o.fused]
+        fusions = sorted({o.fusions for o in problems.values()})
+        first = f"`{apart[0]}`" if apart else ""
+        rows.append([backend, op, epilogue, len(problems), len(apart) or "", " ".join(map(str, fusions)), first])
+    note = (
+        "How many problems an epilogue has, and in how many of them another kernel came after the product's own; "
+        "nodes that Inductor's scheduler fused into a C++ template (0 where the lowering had done so before)."
+    )
+    head = ["backend", "op", "epilogue", "problems", "apart", "nodes", "first apart"]
+    return ["## Epilogues", "", note, "", *_table(head, rows)] if rows else []
 
 
 def _dropped(outcomes: Sequence[Outcome]) -> list[str]:

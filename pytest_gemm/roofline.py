@@ -65,6 +65,7 @@ def work(problem: Problem) -> Work:
     Bytes: A, B, bias, residuals, scales and group ends read once in the dtypes in which they are *stored*, and the
     result (two of them for ``tap``) written once.  What is expanded over a batch is read once; B is not read where it
     is A (``self``), nor a residual that is A (``res-a``), nor a bias that ``beta-0`` ignores, nor padding between rows.
+    A residual that is looked up counts as what is read of its table.
     Copies that a program makes on its way (a cast to the half type under autocast) are what a kernel could have
     avoided, and do not count.
     """
@@ -115,7 +116,8 @@ def _residual_bits(problem: Problem) -> int:
             dtype = step.dtype
         elif step.kind is StepKind.BINARY:
             if not (first and problem.has("res-a")):
-                bits += math.prod(problem.result_shape) * dtype.bits
+                shape = problem.result_shape
+                bits += {"n": shape[-1], "m1": shape[-2]}.get(step.text, math.prod(shape)) * dtype.bits
             first = False
     return bits
 

@@ -52,7 +52,8 @@ def applies(problem: Problem, mode: str) -> bool:
         problem: what was computed.
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
-    if problem.grouped or problem.op.name == "linears" or 0 in problem.result_shape or problem.shape.k == 0:
+    several = problem.op.name == "linears" or problem.has("again")
+    if problem.grouped or several or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # the rows of a group belong together, as do linears; nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))
 
@@ -137,7 +138,8 @@ class _Lines:
         shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": size})
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f in {"tf32", "reduced", "fast-acc"})
-        return dataclasses.replace(problem, shape=shape, flags=flags)
+        steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.MOVE)
+        return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
 
 
 def part(operands: Operands, lines: _Lines) -> Operands:

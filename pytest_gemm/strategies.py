@@ -56,7 +56,7 @@ _DTYPES: Final = ("f32", "bf16", "f16", "f64", *(d for d in DTYPES if d not in {
 _PASSES: Final = (
     *("relu", "add", "mul", "sub", "div", "cast-f32", "cast-bf16", "cast-f16", "scale-0.125", "scale-0.3"),
     *("gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "leaky_relu-0.1"),
-    *("clamp--1_2", "clamp-0_6"),
+    *("clamp--1_2", "clamp-0_6", "t", "add-n", "mul-n", "mul-m1", "add-at", "perm-1_0_2", "perm-2_0_1"),
 )  # fmt: skip
 _LONGEST_CHAIN: Final = 3
 _FACTORS: Final = ("", "0.5", "2", "-1", "0.3", "0")
@@ -178,7 +178,8 @@ def _needed(op: Op) -> tuple[Step, ...]:
 def _flags_of(form: Form) -> tuple[str, ...]:
     """Flags that may make sense, in the order in which they shrink; :func:`_fitting` has the last word."""
     op, names = form.op, {form.dtypes.a.name, form.dtypes.b.name}
-    found = ["pad-lda", "pad-ldb", "off-a", "off-b", "var-b" if op.constant_b else "const-b", "dyn-m", "tap", "res-a"]
+    found = ["pad-lda", "pad-ldb", "off-a", "off-b", "var-b" if op.constant_b else "const-b", "dyn-m", "tap", "fork"]
+    found.append("res-a")
     if op.batch == "always":
         found += ["bcast-b"] if op.name == "grouped_mm" else ["bcast-b", "bcast-a"]
     if len(names) == 1 and op.name != "grouped_mm":
@@ -287,6 +288,14 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
     for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
         name, _, parameter = token.partition("-")
         step = Step(name, parameter)
+        moved = any(other.kind is StepKind.MOVE for other in found)
+        if step.name == "perm" and (form.op.batch != "always" or form.op.name == "grouped_mm"):
+            continue  # a matrix has two dimensions
+        if step.kind is StepKind.BINARY and parameter and moved:
+            continue  # a row or a column is met before any move
+        if step.kind is StepKind.MOVE:
+            found.append(step)
+            continue
         if value == "i32" and step.kind is not StepKind.CAST:
             found.append(Step("cast", value := "f32"))
         if step.kind is StepKind.CAST:

@@ -92,6 +92,7 @@ def failed(line: str, status: Status, code: str, **more: Any) -> Outcome:
         ("linear:f32:nt:17x65x127:bias+relu:dyn-m", (Status.INCORRECT, "x"), "", "", "mark_dynamic(a, 0)"),
         ("linear:f32-f32-bf16:nt:32x38x64:bias:pad-lda", (Status.INCORRECT, "x"), "", "aoti", "aoti_load_package"),
         ("mm:f16:nn:16x16x16:silu+add:tap", (Status.INCORRECT, "x"), "", "dynamic", "dynamic=True"),
+        ("linear:f32:nt:16x8x16:bias+mul-n+t+add", (Status.INCORRECT, "x"), "", "", "transpose(-2, -1)"),
     ],
 )
 def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], warm: str, mode: str, has: str) -> None:

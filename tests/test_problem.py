@@ -18,7 +18,9 @@ def steps(draw: st.DrawFn) -> Step:
     if spec.parameter == "dtype":
         return Step(name, draw(st.sampled_from(["f32", "f16", "bf16"])))
     if spec.parameter == "shape":
-        return Step(name, draw(st.sampled_from(["", "1n", "m1", "mn"])))
+        return Step(name, draw(st.sampled_from(["", *spec.choices[1:]])))
+    if spec.parameter == "places":
+        return Step(name, draw(st.sampled_from(["1_0", "2_0_1"] if name == "perm" else ["6", "2x3x1"])))
     if spec.parameter == "numbers" and draw(st.booleans()):
         numbers = st.integers(-40, 40).map(lambda n: f"{n / 8:g}")
         return Step(name, "_".join(draw(st.tuples(*[numbers] * len(spec.defaults)))))
@@ -109,6 +111,23 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f16:nn:4x8x8:div:res-a", "flags", 20, ["zeros"]),
         ("mm:f16:nn:4x8x8:cast-f32+add:res-a", "flags", 29, ["not f32"]),
         ("mm:f32:nn:1x1x1:relu:dyn-m:x", "flags", 27, ["too many fields"]),
+        ("mm:f32:nn:2x3x1:add-q", "epilogue", 20, ["residual shape", "mn n m1"]),
+        ("mm:f32:nn:2x3x1:t-1", "epilogue", 18, ["write t"]),
+        ("mm:f32:nn:2x3x1:perm", "epilogue", 21, ["perm-1_0_2"]),
+        ("mm:f32:nn:2x3x1:perm-0_2", "epilogue", 16, ["2x3", "perm-1_0"]),
+        ("bmm:f32:nn:2x3x4x1:view-2x3x5", "epilogue", 19, ["24 elements", "2x3x4"]),
+        ("mm:f32:nn:2x3x1:t+view-6", "epilogue", 16, ["would copy"]),
+        ("mm:f32:nn:2x3x1:view-6:dyn-m", "epilogue", 16, ["t and perm"]),
+        ("mm:f32:nn:2x3x1:t+add-n", "epilogue", 16, ["put add-n first"]),
+        ("mm:f32:nn:4x8x8:t+add:res-a", "flags", 22, ["before any move"]),
+        ("mm:f32:nn:2x3x1:relu:fork", "flags", 21, ["two steps"]),
+        ("mm:f32:nn:2x3x1:t+relu:fork", "flags", 23, ["computes"]),
+        ("mm:f32:nn:2x3x1:add+mul:fork", "flags", 24, ["residual each"]),
+        ("mm:f32:nn:2x3x1:relu+exp:tap+fork", "flags", 25, ["keep one"]),
+        ("mm:f32:nn:2x3x1::again", "flags", 17, ["N = K", "2x3x3"]),
+        ("mm:f32:nn:2x3x3:t:again", "flags", 18, ["could be A"]),
+        ("addmm:f32:nn:2x3x3:bias:again", "flags", 24, ["mm, linear or bmm"]),
+        ("mm:f32:nn:2x3x3:relu:tap+again", "flags", 21, ["drop tap"]),
         ("mm:f32", "layout", 6, ["is missing"]),
     ],
 )
@@ -154,10 +173,33 @@ def test_the_dtype_in_which_a_product_is_multiplied(line: str, autocast: bool, d
         # Without its residual the tapped problem has nothing that could be A.
         ("mm:f16:nn:4x8x8:add:res-a+tap", ["mm:f16:nn:4x8x8", "mm:f16:nn:4x8x8:add:res-a"]),
         ("linear:f16:nt:4x8x8:bias+cast-f32:tap", ["linear:f16:nt:4x8x8:bias", "linear:f16:nt:4x8x8:bias+cast-f32"]),
+        ("mm:f32:nn:4x8x2:relu+t:tap", ["mm:f32:nn:4x8x2:relu", "mm:f32:nn:4x8x2:relu+t"]),
+        ("mm:f32:nn:4x8x2:mul+relu+add:fork", ["mm:f32:nn:4x8x2:mul+relu", "mm:f32:nn:4x8x2:mul+add"]),
+        (
+            "linear:f32:tt:4x8x8:bias+relu:pad-lda+again",
+            ["linear:f32:tt:4x8x8:bias+relu:pad-lda", "linear:f32:nt:4x8x8:bias"],
+        ),
+        ("mm:f32:nn:4x8x8:add+relu:fork+res-a", ["mm:f32:nn:4x8x8:add:res-a", "mm:f32:nn:4x8x8:relu"]),
     ],
 )
 def test_a_tapped_program_answers_two_problems(line: str, outputs: list[str]) -> None:
     assert [str(p) for p in Problem.parse(line).outputs] == outputs
+
+
+@pytest.mark.parametrize(
+    ("line", "judged", "returned"),
+    [
+        ("mm:f32:nn:4x8x2:relu+t+add", (4, 8), (8, 4)),
+        ("linear:f32:nt:2x4x8x3:perm-2_0_1", (2, 4, 8), (8, 2, 4)),
+        ("mm:f32:nn:4x8x2:view-2x2x4x2+perm-0_2_1_3+t", (4, 8), (2, 4, 2, 2)),
+        ("grouped_mm:bf16:nt:2x4x8x8:t", (8, 8), (8, 8)),
+    ],
+)
+def test_a_result_is_returned_in_other_places_than_it_is_judged(
+    line: str, judged: tuple[int, ...], returned: tuple[int, ...]
+) -> None:
+    problem = Problem.parse(line)
+    assert (problem.result_shape, problem.returned_shape) == (judged, returned)
 
 
 def test_what_the_rooms_ask_of_a_problem() -> None:

@@ -90,6 +90,15 @@ def test_the_page_counts_what_the_record_holds(record: Path, capsys: pytest.Capt
     assert row(page, "triton", "unsupported: no f64 here")[2] == "1"
 
 
+def test_the_page_says_which_epilogues_another_kernel_did() -> None:
+    apart = dataclasses.replace(PASSED, backend="cpp", problem="linear:f32:nt:4x8x8:bias+relu+t+add:tap", fused=False)
+    fused = [dataclasses.replace(apart, problem=f"linear:f32:nt:{m}x8x8:relu", fused=True, fusions=m) for m in (1, 2)]
+    page = results.page([results.Record({}, [apart, *fused, PASSED], {})], "Mine")
+    assert f"| cpp | linear | bias+relu+t+add tap | 1 | 1 | 0 | `{apart.problem}` |" in page
+    assert "| cpp | linear | relu | 2 |  | 1 2 |  |" in page
+    assert "## Epilogues" not in results.page([results.Record({}, [PASSED], {})], "Mine")
+
+
 def test_a_run_that_was_killed_says_so(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record.write_text("\n".join(record.read_text(encoding="utf-8").splitlines()[:-1]), encoding="utf-8")
     results.main([str(record)])

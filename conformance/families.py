@@ -1,0 +1,140 @@
+"""PyTorch's own tests of the C++ templates beside this suite's: ``python -m pytest_gemm.conformance.families``.
+
+The table is data, ``pytorch_families.toml``: each test function of ``test_cpu_select_algorithm.py`` with the lines that
+ask the same here.  The command prints it as a page; ``tests/test_families.py`` holds the lines against the matrix, so
+that the table cannot say what the suite no longer does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pytest_gemm.conformance import matrix
+from pytest_gemm.problem import Problem, ProblemError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Family", "complaints", "load", "main", "page"]
+
+_FILE = Path(__file__).with_name("pytorch_families.toml")
+_LEVELS = ("quick", "full", "exhaustive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One test function of PyTorch's.
+
+    Attributes:
+        test: its name.
+        asks: what it varies and asserts, in words.
+        cases: how many tests its parameters make.
+        dynamic: how many more its twin for any size makes.
+        lines: problems of the matrix that ask the same.
+        awaiting: the same, of ops and flags that the suite does not have yet.
+        options: how they are run, beside ``--gemm-backends=cpp``.
+        note: what differs.
+    """
+
+    test: str
+    asks: str
+    cases: int
+    dynamic: int = 0
+    lines: tuple[str, ...] = ()
+    awaiting: tuple[str, ...] = ()
+    options: str = ""
+    note: str = ""
+
+
+def load(path: Path = _FILE) -> tuple[Family, ...]:
+    """The families, in the order of PyTorch's file.
+
+    Raises:
+        ValueError: for a file that is not TOML, a key that there is not, or a function that stands twice.
+    """
+    found = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["family"]:
+        lists = {key: tuple(entry.get(key, ())) for key in ("lines", "awaiting")}
+        try:
+            found.append(Family(**{**entry, **lists}))
+        except TypeError as error:
+            raise ValueError(f"{path}: {entry.get('test', 'a family without a test')}: {error}") from None
+    names = [family.test for family in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{path}: {', '.join(sorted(twice))} stands twice")
+    return tuple(found)
+
+
+def _levels() -> dict[str, str]:
+    """The least level of every problem of the matrix, by its line."""
+    found: dict[str, str] = {}
+    for level in _LEVELS:
+        for problem in matrix.products(level):
+            found.setdefault(str(problem), level)
+    return found
+
+
+def complaints(families: Iterable[Family]) -> list[str]:
+    """What is wrong with the table, a sentence each; empty when every line is a problem of the suite."""
+    found, levels = [], _levels()
+    for family in families:
+        if not (family.lines or family.awaiting):
+            found.append(f"{family.test}: no line covers it")
+        for line in family.lines:
+            try:
+                known = str(Problem.parse(line)) in levels
+            except ProblemError as error:
+                found.append(f"{family.test}: {error}")
+                continue
+            if not known:
+                found.append(f"{family.test}: {line} is in no level of the matrix")
+            elif str(Problem.parse(line)) != line:
+                found.append(f"{family.test}: {line} is spelled {Problem.parse(line)}")
+        found += [f"{family.test}: {line} has come: move it to lines" for line in family.awaiting if line in levels]
+    return found
+
+
+def page(families: Iterable[Family]) -> str:
+    """The table as Markdown."""
+    families, levels = tuple(families), _levels()
+    total = sum(family.cases + family.dynamic for family in families)
+    lines = [
+        "# PyTorch's test_cpu_select_algorithm.py, family by family",
+        "",
+        "Each test function of PyTorch's own tests of the C++ templates, and the problems of this suite that ask the",
+        "same. Made by `python -m pytest_gemm.conformance.families` of `conformance/pytorch_families.toml`, whose",
+        "lines a test holds against the matrix.",
+        "",
+        f"{len(families)} functions make {total} tests. A line is an example of its kind: the axes around it are the",
+        "matrix's. Each is run by `pytest --gemm-backends=cpp --gemm-problem=LINE` with the options beside it. Where",
+        "PyTorch asserts a counter, here the proof names the kernel that ran, and somebody else's kernel is a failure.",
+        "",
+        "| function | tests | asks | lines here (level) | options, and what differs |",
+        "|---|---|---|---|---|",
+    ]
+    for family in families:
+        tests = f"{family.cases} + {family.dynamic}" if family.dynamic else str(family.cases)
+        known = [f"`{line}` ({levels.get(line, 'none')})" for line in family.lines]
+        known += [f"`{line}` (awaited)" for line in family.awaiting]
+        options = f"`{family.options.strip()}`" if family.options else ""
+        beside = ". ".join(filter(None, (options, family.note)))
+        lines.append(f"| `{family.test}` | {tests} | {family.asks} | {'<br>'.join(known)} | {beside} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Print the page; returns the exit code, 1 where a line is no problem of the suite."""
+    families = load()
+    wrong = complaints(families)
+    sys.stderr.write("".join(f"{line}\n" for line in wrong))
+    sys.stdout.write(page(families))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""Results that are stored through a transpose: from the product's places to the program's, and back.
+
+Steps such as ``t``, ``perm-1_0_2`` and ``view-4x8x2x33`` compute nothing, so a result is judged where its reference is:
+in the product's own M x N (with its batch).  A program takes residuals in its own places and returns its result there;
+this module translates both.  Of a residual it always gives a view: the problem line allows no move that would copy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pytest_gemm.problem import Problem, Step
+
+__all__ = ["WrongShape", "back", "forth", "in_product", "residual_of", "taken"]
+
+
+class WrongShape(ValueError):
+    """A result that has another shape than the program's: its elements have no places in the product."""
+
+
+def forth(x: Any, steps: Iterable[Step]) -> Any:
+    """``x``, a tensor of the product's shape or what stands for one in a trace, after these moves."""
+    for step in steps:
+        if step.name == "view":
+            x = x.reshape(step.sizes)
+        elif step.name == "t":
+            x = x.transpose(-2, -1)
+        elif step.name == "dense":
+            x = x.contiguous()
+        else:
+            x = x.permute(step.order(0))
+    return x
+
+
+def back(x: torch.Tensor, shape: tuple[int, ...], steps: Sequence[Step]) -> torch.Tensor:
+    """The tensor of ``shape`` of which these moves have made ``x``; a view where one can be had."""
+    before = [shape]
+    for step in steps:
+        before.append(step.moved(before[-1]))
+    for step, old in zip(reversed(steps), reversed(before[:-1]), strict=True):
+        if step.name == "view":
+            x = x.reshape(old)
+        else:
+            order = step.order(len(old))
+            x = x.permute([order.index(dim) for dim in range(len(old))])
+    return x
+
+
+def taken(problem: Problem, index: int, residual: torch.Tensor) -> torch.Tensor:
+    """A residual as the program takes it: (N,), (M, 1), or of the result's shape after the moves before its step.
+
+    Args:
+        problem: whose program.
+        index: which of its residuals.
+        residual: of the result's shape in the product's places, as in ``Operands.residuals``.
+    """
+    step, moves = problem.residuals[index]
+    rows, columns = residual.shape[-2:]
+    if step.text == "n":
+        return residual.as_strided((columns,), (1,))
+    if step.text == "m1":
+        return residual.as_strided((rows, 1), (1, 1))
+    if step.text == "at":
+        return residual  # what it was looked up in takes its place
+    moved: torch.Tensor = forth(residual, moves)
+    return moved
+
+
+def residual_of(problem: Problem, index: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The residual in the product's places for what the program takes: the inverse of :func:`taken`."""
+    step, moves = problem.residuals[index]
+    return tensor.expand(problem.result_shape) if step.text else back(tensor, problem.result_shape, moves)
+
+
+def in_product(problem: Problem, made: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A program's results in the product's places.
+
+    What cannot be a result at all (another number of them, no tensor) passes: who judges it says so.
+
+    Raises:
+        WrongShape: when a result that was to be moved has another shape than asked for.
+    """
+    outputs = problem.outputs
+    if len(made) != len(outputs) or not any(output.moves for output in outputs):
+        return made
+    return tuple(_in_place(*pair) for pair in zip(outputs, made, strict=True))
+
+
+def _in_place(output: Problem, result: Any) -> Any:
+    if not output.moves or not isinstance(result, torch.Tensor):
+        return result
+    if tuple(result.shape) != output.returned_shape:
+        text = f"the result has shape {tuple(result.shape)}, expected {output.returned_shape}"
+        raise WrongShape(f"{text} ({output.result_shape} after {'+'.join(map(str, output.moves))})")
+    return back(result, output.result_shape, output.moves)

@@ -1,0 +1,198 @@
+"""Epilogues that do more than compute: results in other places, residuals of other shapes, values with two readers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm import moves, operands, program
+from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.operands import Operands
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import Problem, Step
+
+Tensors = dict[str, torch.Tensor]
+
+MOVED = (
+    "linear:f32:nt:33x65x127:bias+relu+t+add",
+    "linear:bf16:nt:12x64x16:bias+view-3x4x8x8+perm-0_2_1_3+mul",
+    "linear:f16:nt:2x17x33x64:bias+gelu+perm-2_0_1+sub:tap",
+    "bmm:f32:nn:3x4x5x60:perm-1_0_2+mul",
+    "grouped_mm:bf16:nt:4x64x96x128:relu+t+add",
+    "mm:f32:nn:24x24x24:relu+t:tap",
+    "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+mul-n+add-m1+t",
+    "mm:f16:nn:17x40x50:mul-n+gelu+add-m1",
+    "mm:f32:nn:30x40x50:relu+add:fork",
+    "mm:bf16:nn:30x40x50:sub-m1+mul+t:fork",
+    "addmm:f16:nn:33x64x64:bias+add+relu:res-a+fork",
+    "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
+    "linear:f16:nt:2x17x33x64:mul-at+relu+t",
+    "mm:f32:nn:24x33x64:relu+t+dense+add",
+    "addmm:f32:nn:17x40x50:bias+add-at+sub:tap",
+)
+AGAIN = (
+    "linear:f32:nt:17x64x64:bias+relu:again",
+    "linear:bf16:tt:2x17x65x65:bias+add+gelu:again",
+    "mm:f16:nn:33x48x48::pad-lda+again",
+    "bmm:bf16:nn:3x17x64x64:mul:again",
+)
+
+
+@dataclasses.dataclass
+class Eager:
+    """Eager PyTorch on another problem's program, or with something done to its tensors or results."""
+
+    line: str = ""
+    given: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    made: Callable[[Any], Any] = lambda result: result
+    name: str = "planted"
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        return None
+
+    def prepare(self, problem: Problem, operands: Operands) -> Eager:
+        self.contract = Contract(epilogue="eager")
+        self.problem = problem
+        return self
+
+    def run(self, operands: Operands) -> Any:
+        tensors = self.given(program.args(self.problem, operands))
+        return self.made(program.build(Problem.parse(self.line) if self.line else self.problem)(**tensors))
+
+    def proof(self) -> Proof:
+        return Proof(executed=("planted",), provable=False)
+
+
+def judged(backend: Eager, line: str, reference: str = "auto") -> list[Outcome]:
+    return list(Judge(reference=reference).judge(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, "cpu")))
+
+
+@pytest.mark.parametrize(
+    ("line", "reference"), [*((m, r) for m in MOVED for r in ("full", "sampled")), *((a, "sampled") for a in AGAIN)]
+)
+def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) -> None:
+    outcomes = judged(Eager(), line, reference)
+    assert [o.status for o in outcomes] == [Status.PASSED] * 2, outcomes
+    if line in AGAIN or reference == "full":
+        assert all("bit-equal" in o.eager and "apart" not in o.eager for o in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("line", "planted", "says"),
+    [
+        # Without its move: another shape, or the same one with its elements in the wrong places.
+        ("mm:f32:nn:20x40x100:relu+t", Eager("mm:f32:nn:20x40x100:relu"), "(20, 40), expected (40, 20)"),
+        ("mm:f32:nn:24x24x100:relu+t", Eager("mm:f32:nn:24x24x100:relu"), "576 elements"),
+        ("bmm:f32:nn:4x4x4x100:perm-1_0_2", Eager("bmm:f32:nn:4x4x4x100:perm-2_1_0"), "64 elements"),
+        (
+            "mm:f32:nn:24x32x100:view-2x12x32+t",
+            Eager("mm:f32:nn:24x32x100:view-2x12x32"),
+            "(2, 12, 32), expected (2, 32, 12)",
+        ),
+        # A residual in the product's places instead of the moved value's; a row that is taken for a column.
+        ("mm:f32:nn:24x24x100:t+add", Eager(given=lambda t: {**t, "r0": t["r0"].mT}), "576 elements"),
+        ("mm:f32:nn:24x24x100:mul-n", Eager(given=lambda t: {**t, "r0": t["r0"][:, None]}), "576 elements"),
+        ("mm:f32:nn:24x24x100:mul-m1", Eager(given=lambda t: {**t, "r0": t["r0"][:, 0]}), "576 elements"),
+        # The second of two steps reads what the first one made.
+        (
+            "mm:f32:nn:24x32x100:relu+add:fork",
+            Eager("mm:f32:nn:24x32x100:relu+add:tap"),
+            "the second result: ",
+        ),
+        ("mm:f32:nn:24x32x100:relu+t:fork", Eager("mm:f32:nn:24x32x100:relu+t:tap"), "the second result: "),
+        ("mm:f32:nn:24x32x100:relu+exp:fork", Eager(made=lambda made: made[0]), "1 results came back"),
+        # Another row of the table; a second product of something else than the first one's result.
+        ("mm:f32:nn:24x32x100:add-at", Eager(given=lambda t: {**t, "i0": t["i0"].roll(1)}), "768 elements"),
+        ("mm:f32:nn:24x40x40:relu:again", Eager(made=lambda made: (made[0], made[0])), "the second result: "),
+        ("mm:f32:nn:24x40x40::again", Eager(made=lambda made: (made[0] + 1, made[1])), "the first result: "),
+        ("mm:f32:nn:24x40x40::again", Eager(made=lambda made: (made[0][1:], made[1])), "shape (23, 40)"),
+    ],
+)
+def test_a_wrong_result_is_found(line: str, planted: Eager, says: str) -> None:
+    outcomes = judged(planted, line)
+    assert {o.status for o in outcomes} <= {Status.INCORRECT, Status.CRASHED}
+    assert all(o.reason is not None and says in o.reason.text for o in outcomes), [o.reason for o in outcomes]
+
+
+def test_places_in_a_report_are_the_products_and_it_says_so() -> None:
+    def spoil(result: torch.Tensor) -> torch.Tensor:
+        result[7, 3] += 1.0
+        return result
+
+    (first, *_) = judged(Eager(made=spoil), "mm:f32:nn:20x40x100:relu+t")
+    assert "at (3, 7)" in first.details
+    assert first.details.endswith("(places of the product; it is stored after t)")
+
+
+@pytest.mark.parametrize("line", MOVED)
+def test_residuals_are_views_and_come_back_to_the_product(line: str) -> None:
+    """A copy would take the NaN around an operand away, and with it what shows that a kernel reads too far."""
+    problem = Problem.parse(line)
+    given = operands.make(problem, "rand", 0)
+    tensors = program.args(problem, given)
+    for index, residual in enumerate(given.residuals):
+        if index == 0 and problem.has("res-a"):
+            continue
+        taken = tensors[f"r{index}"]
+        if index in given.lookups:
+            assert torch.equal(taken[tensors[f"i{index}"].long()], residual)
+            assert len(tensors[f"i{index}"].unique()) > 4  # of eleven rows
+            continue
+        assert taken.untyped_storage().data_ptr() == residual.untyped_storage().data_ptr()
+        assert torch.equal(moves.residual_of(problem, index, taken), residual)
+        assert taken.is_contiguous() or problem.step("view") is not None
+    assert given.guards_intact()
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("t", (3, 4)), ("perm-2_0_1", (3, 4, 5)), ("view-2x6+t", (3, 4)), ("view-2x2x3+perm-1_2_0", (3, 4))],
+)
+def test_back_is_the_inverse_of_forth(text: str, shape: tuple[int, ...]) -> None:
+    steps = [Step(*part.partition("-")[::2]) for part in text.split("+")]
+    x = torch.randn(shape)
+    moved = moves.forth(x, steps)
+    assert not torch.equal(moved.flatten(), x.flatten())
+    assert torch.equal(moves.back(moved, shape, steps), x)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "linear:f32:nt:2x16x32x48:bias+gelu+perm-2_0_1+sub:dyn-m",
+        "linear:f32:nt:2x16x32x48:relu+t+add+mul:dyn-m",
+        "mm:f32:tn:17x33x48:mul-m1+add-n+t+add:dyn-m+pad-lda",
+        "bmm:f32:tt:3x16x32x48:add+perm-1_2_0+mul:dyn-m",
+    ],
+)
+def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(line: str) -> None:
+    problem = Problem.parse(line)
+    first, tensors = CppBackend()._first(problem, operands.make(problem, "rand", 0))
+    wanted = program.args(first, operands.make(first, "rand", 0))
+    assert {name: (t.shape, t.stride()) for name, t in tensors.items()} == {
+        name: (t.shape, t.stride()) for name, t in wanted.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "fused", "fusions"),
+    [
+        ("linear:f32:nt:5x17x33:bias+relu+t+add", True, 1),
+        ("linear:f32:nt:5x17x33:bias+relu+add:fork", True, 2),
+        ("linear:f32:nt:5x17x33:bias+relu+t+dense", False, 0),
+        ("mm:f32:nn:5x17x33", None, 0),
+    ],
+)
+def test_an_outcome_says_whether_the_template_did_the_epilogue(line: str, fused: bool | None, fusions: int) -> None:
+    case = Case(CppBackend(threads=1), Problem.parse(line), ("rand",), 0, "cpu", "one")
+    (outcome,) = Judge().judge(case)
+    assert (outcome.status, outcome.fused, outcome.fusions) == (Status.PASSED, fused, fusions)
