@@ -229,7 +229,7 @@ def kept(folder: Path) -> list[Any]:
         (["perf", "-n", "4", "--dist=load", "-k", "not f16"], ["perf", "-k", "not f16"]),
         (["-x", "perf", "--maxfail=3", "--junitxml=a.xml"], ["perf"]),
         (["perf", "--gemm-record", "--gemm-accept", "a*", "--gemm-reason=new compiler"], ["perf"]),
-        (["perf", "--gemm-run-record=r", "--gemm-report", "p.html", "--gemm-summary=s"], ["perf"]),
+        (["perf", "--gemm-run-record=r", "--gemm-coverage=c.md", "--gemm-report", "p.html", "--gemm-summary=s"], ["perf"]),
         (["perf", "--benchmark-json", "b.json", "--benchmark-only", "--benchmark-sort=mean"], ["perf"]),
         (["perf", "--gemm-against=env", "--gemm-threads=3", "--mine=1"], ["perf", "--mine=1"]),
     ],
