@@ -133,7 +133,7 @@ def _without_the_run_s_own(arguments: Sequence[str]) -> list[str]:
         ("--gemm-threads",),
         *(
             (f"--gemm-{name}",)
-            for name in ("run-record", "report", "summary", "samples", "accept", "reason", "against")
+            for name in ("run-record", "coverage", "report", "summary", "samples", "accept", "reason", "against")
         ),
         *((f"--benchmark-{name}",) for name in ("json", "save", "csv", "storage", "compare-fail", "sort", "group-by")),
         *((f"--benchmark-{name}",) for name in ("columns", "name", "timer", "min-rounds", "min-time", "max-time")),
