@@ -31,6 +31,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "OWN_BIAS",
+    "QLINEAR_UNARY",
     "STEPS",
     "TF32",
     "DType",
