@@ -32,6 +32,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "OWN_BIAS",
+    "QLINEAR_UNARY",
     "STEPS",
     "TF32",
     "DType",

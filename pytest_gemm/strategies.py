@@ -35,8 +35,20 @@ except ModuleNotFoundError as error:
 
 from pytest_gemm.backend import Backend
 from pytest_gemm.operands import FILLINGS, fillings_for
-from pytest_gemm.problem import DTYPES, OPS, DTypes, Layout, Op, Problem, ProblemError, Shape, Step, StepKind
-from pytest_gemm.program import PROGRAMS
+from pytest_gemm.problem import (
+    DTYPES,
+    OPS,
+    QLINEAR_UNARY,
+    DTypes,
+    Layout,
+    Op,
+    Problem,
+    ProblemError,
+    Shape,
+    Step,
+    StepKind,
+)
+from pytest_gemm.program import PACKED_OPS, PROGRAMS
 
 __all__ = ["SIZES", "Form", "Trial", "fillings", "forms", "problems", "size_of", "trials"]
 
@@ -61,6 +73,7 @@ _PASSES: Final = (
 _LONGEST_CHAIN: Final = 3
 _FACTORS: Final = ("", "0.5", "2", "-1", "0.3", "0")
 _MOST_FLAGS: Final = 3
+_GROUPS: Final = ("32", "64", "128")
 # Further M of an artifact for any M.
 _MORE_M: Final = 4
 
@@ -162,17 +175,21 @@ def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> 
     """Whether the backend claims at least one of some harmless problems of this form."""
     if backend is None:
         return True
-    epilogue = _needed(op)
+    epilogue = _needed(op, dtypes)
     shape = Shape(64, 64, 64, 3 if op.batch == "always" else None)
     plain = Problem(op, dtypes, layout, shape, epilogue)
-    other = dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
+    packed = op.name in PACKED_OPS
+    other = plain if packed else dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
     biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
     return any(backend.supports(problem) is None for problem in (plain, other, biased))
 
 
-def _needed(op: Op) -> tuple[Step, ...]:
+def _needed(op: Op, dtypes: DTypes) -> tuple[Step, ...]:
     """The steps without which the op is none."""
-    return (Step("bias"),) if op.addend else (Step(op.scales[0]),) if op.scales else ()
+    if op.name == "woq_int4":
+        return (Step("group", _GROUPS[0]),)
+    requant = (Step("requant"),) if op.name == "qlinear" and not dtypes.out.is_float else ()
+    return (Step("bias"),) if op.addend else (Step(op.scales[0]), *requant) if op.scales else ()
 
 
 def _flags_of(form: Form) -> tuple[str, ...]:
@@ -186,15 +203,17 @@ def _flags_of(form: Form) -> tuple[str, ...]:
         found.append("self")
     if op.name == "scaled_mm":
         found.append("fast-acc")
+    if op.name == "qlinear":
+        found.append("reduce-range")
     found += [flag for flag in ("tf32", "reduced") if _makes_sense(form, flag)]
     return tuple(found)
 
 
 def _makes_sense(form: Form, flag: str) -> bool:
     """Whether the grammar takes a flag that speaks of the product's precision."""
-    shape = Shape(1, 1, 1, 1 if form.op.batch == "always" else None)
+    shape = Shape(1, 1, 128, 1 if form.op.batch == "always" else None)
     try:
-        Problem(form.op, form.dtypes, form.layouts[0], shape, _needed(form.op), (flag,))
+        Problem(form.op, form.dtypes, form.layouts[0], shape, _needed(form.op, form.dtypes), (flag,))
     except ProblemError:
         return False
     return True
@@ -249,6 +268,8 @@ def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
         n = m
     batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
     shape = _within(m, n, k, min(batch, 5) if batched else None, work, square="self" in flags)
+    group = next((int(step.numbers[0]) for step in epilogue if step.name == "group"), 1)
+    shape = dataclasses.replace(shape, k=-(-shape.k // group) * group)
     if "res-a" in flags:
         k = min(shape.n, max(1, work // max(1, shape.m * shape.n * (shape.batch or 1))))
         shape = dataclasses.replace(shape, k=k, n=k, m=k if "self" in flags else shape.m)
@@ -270,8 +291,10 @@ def _within(m: int, n: int, k: int, batch: int | None, work: int, *, square: boo
 def _own_steps(draw: st.DrawFn, op: Op) -> tuple[Step, ...]:
     """Scales, the bias with its shape, alpha and beta."""
     steps: list[Step] = []
-    if op.scales:
-        steps.append(Step(draw(st.sampled_from([s for s in op.scales if s != "group"]))))
+    if op.name == "woq_int4":
+        steps.append(Step("group", draw(st.sampled_from(_GROUPS))))
+    elif op.scales:
+        steps.append(Step(draw(st.sampled_from(op.scales))))
     if op.addend:
         steps.append(Step("bias", draw(st.sampled_from(("", "1n", "m1", "mn")))))
         factors = {name: draw(st.sampled_from(_FACTORS)) for name in ("alpha", "beta")}
@@ -285,6 +308,11 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
     """The steps that follow; a cast to what the value is already is no step, and an int32 is cast first."""
     value = form.dtypes.out.name
     found: list[Step] = []
+    if form.op.name == "qlinear":
+        binary = draw(st.sampled_from(("", "add", "sum") if form.dtypes.out.is_float else ("", "add")))
+        unary = draw(st.sampled_from(("", *QLINEAR_UNARY)))
+        steps = tuple(Step(name) for name in (binary, unary) if name)
+        return steps if form.dtypes.out.is_float else (*steps, Step("requant"))
     for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
         name, _, parameter = token.partition("-")
         step = Step(name, parameter)
@@ -311,7 +339,7 @@ def _fitting(form: Form, layout: Layout, epilogue: tuple[Step, ...], wanted: lis
 
     Its own rules decide: each is tried on a shape of equal sizes, which meets those about sizes.
     """
-    shape = Shape(8, 8, 8, 2 if form.op.batch == "always" else None)
+    shape = Shape(8, 8, 128 if form.op.name == "woq_int4" else 8, 2 if form.op.batch == "always" else None)
     found: tuple[str, ...] = ()
     for flag in dict.fromkeys(wanted):
         try:
