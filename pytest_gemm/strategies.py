@@ -143,7 +143,8 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
         backend: leave out those of which it claims no plain product; ``None``: nobody is asked.
         ops: names of ops; empty: all that operands and a program exist for.
     """
-    wanted = frozenset(ops) or frozenset(PROGRAMS)
+    # The number of linears is no size that is drawn, and what may stand beside them is narrow: the matrix has them.
+    wanted = (frozenset(ops) or frozenset(PROGRAMS)) - {"linears"}
     found = []
     for op in OPS.values():
         if op.name not in wanted or op.name not in PROGRAMS:
