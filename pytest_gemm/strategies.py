@@ -143,8 +143,7 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
         backend: leave out those of which it claims no plain product; ``None``: nobody is asked.
         ops: names of ops; empty: all that operands and a program exist for.
     """
-    # The number of linears is no size that is drawn, and what may stand beside them is narrow: the matrix has them.
-    wanted = (frozenset(ops) or frozenset(PROGRAMS)) - {"linears"}
+    wanted = frozenset(ops) or frozenset(PROGRAMS)
     found = []
     for op in OPS.values():
         if op.name not in wanted or op.name not in PROGRAMS:
@@ -186,6 +185,8 @@ def _flags_of(form: Form) -> tuple[str, ...]:
         found.append("self")
     if op.name == "scaled_mm":
         found.append("fast-acc")
+    if op.name == "linears":
+        found += ["bias-first", "bias-last", "steps-first", "steps-last"]
     found += [flag for flag in ("tf32", "reduced") if _makes_sense(form, flag)]
     return tuple(found)
 
@@ -248,7 +249,8 @@ def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
     if "self" in flags:
         n = m
     batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
-    shape = _within(m, n, k, min(batch, 5) if batched else None, work, square="self" in flags)
+    batch = max(2, min(batch, 5)) if op.name == "linears" else min(batch, 5)
+    shape = _within(m, n, k, batch if batched else None, work, square="self" in flags)
     if "res-a" in flags:
         k = min(shape.n, max(1, work // max(1, shape.m * shape.n * (shape.batch or 1))))
         shape = dataclasses.replace(shape, k=k, n=k, m=k if "self" in flags else shape.m)
