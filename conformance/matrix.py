@@ -706,14 +706,10 @@ def modes(level: str) -> tuple[Problem, ...]:
 
 def tails(level: str) -> tuple[Problem, ...]:
     """M around an AMX tile of 16 rows, K that no group of 2 or 4 divides, N around a register block."""
+    lines = ("linear:bf16:nt:16x48x66", "linear:f16:nt:33x48x30", "linear:bf16:nt:49x65x3", "linear:f32:nt:47x17x31")
+    quick = tuple(map(Problem.parse, lines))
     if not _at_least(level, "full"):
-        lines = (
-            "linear:bf16:nt:16x48x66",
-            "linear:f16:nt:33x48x30",
-            "linear:bf16:nt:49x65x3",
-            "linear:f32:nt:47x17x31",
-        )
-        return tuple(map(Problem.parse, lines))
+        return quick
     any_m = Cases().combine(dtype=FLOATS, m=range(2, 50)).problems("linear:{dtype}:nt:{m}x64x64:bias:dyn-m")
     one_m = Cases().combine(
         dtype=FLOATS,
@@ -725,7 +721,7 @@ def tails(level: str) -> tuple[Problem, ...]:
     deep = Cases().combine(dtype=FLOATS, shape=("2x16x32x52", "3x1x65x66", "1x17x48x31", "5x3x384x7"))
     found = any_m + one_m.problems("linear:{dtype}:nt:{m}x{nk}") + one_k.problems("linear:{dtype}:nt:{m}x48x{k}:bias")
     found += one_n.problems("linear:{dtype}:nt:17x{n}x{k}:bias+relu")
-    return unique(found + deep.problems("linear:{dtype}:nt:{shape}:bias+gelu"))
+    return unique(quick + found + deep.problems("linear:{dtype}:nt:{shape}:bias+gelu"))
 
 
 _SEVERAL = (

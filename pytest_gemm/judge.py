@@ -205,12 +205,7 @@ class Judge:
             yield self._not_run(case)
             return
         starved = False
-        outcomes = self._cases(_by_tuning(case), done, withheld, timing)
-        while True:
-            with program.cpu_threads(case.threads):  # not while somebody else has the outcome
-                outcome = next(outcomes, None)
-            if outcome is None:
-                break
+        for outcome in _threaded(case, self._cases(_by_tuning(case), done, withheld, timing)):
             self._keep_operands(case, outcome)
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
@@ -224,6 +219,9 @@ class Judge:
         The backend picks its candidate by itself.  No reference is asked: see :mod:`pytest_gemm.metamorphic`.
         """
         self.evidence.clear()
+        yield from _threaded(case, self._relate(case))
+
+    def _relate(self, case: Case) -> Iterator[Outcome]:
         case = _by_tuning(dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else ""))
         if case.device in self._lost:
             yield self._not_run(case)
@@ -731,6 +729,16 @@ def run_once(case: Case, threads: int) -> None:
     given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
     with _quiet(), contextlib.suppress(Unsupported):
         case.backend.prepare(case.problem, given).run(given)
+
+
+def _threaded(case: Case, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """The outcomes, each found with the case's CPU threads, which nobody else has who gets one."""
+    while True:
+        with program.cpu_threads(case.threads):
+            outcome = next(outcomes, None)
+        if outcome is None:
+            return
+        yield outcome
 
 
 # -- choices -----------------------------------------------------------------------------------------

@@ -205,6 +205,8 @@ def _flags_of(form: Form) -> tuple[str, ...]:
         found.append("fast-acc")
     if op.name == "qlinear":
         found.append("reduce-range")
+    if op.name == "linears":
+        found += ["bias-first", "bias-last", "steps-first", "steps-last"]
     found += [flag for flag in ("tf32", "reduced") if _makes_sense(form, flag)]
     return tuple(found)
 
@@ -267,7 +269,8 @@ def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
     if "self" in flags:
         n = m
     batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
-    shape = _within(m, n, k, min(batch, 5) if batched else None, work, square="self" in flags)
+    batch = max(2, min(batch, 5)) if op.name == "linears" else min(batch, 5)
+    shape = _within(m, n, k, batch if batched else None, work, square="self" in flags)
     group = next((int(step.numbers[0]) for step in epilogue if step.name == "group"), 1)
     shape = dataclasses.replace(shape, k=-(-shape.k // group) * group)
     if "res-a" in flags:
