@@ -802,8 +802,9 @@ class Problem:
         binary, unary = chain[:1], chain[1:]
         if binary and binary[0] in QLINEAR_UNARY:
             binary, unary = [], chain
-        if not set(binary) <= set(QLINEAR_BINARY) or not set(unary) <= set(QLINEAR_UNARY) or len(unary) > 1:
-            allowed = f"one of {' '.join(QLINEAR_BINARY)}, then one of {' '.join(QLINEAR_UNARY)}"
+        known = ("relu",) if binary else QLINEAR_UNARY
+        if not set(binary) <= set(QLINEAR_BINARY) or unary not in [[], *([name] for name in known)]:
+            allowed = f"one of {' '.join(QLINEAR_UNARY)}, or one of {' '.join(QLINEAR_BINARY)} and then relu"
             fail("epilogue", f"qlinear has no steps {'+'.join(chain)}", allowed)
         if integer != (self.step("requant") is not None):
             problem = "an 8-bit result needs its scale" if integer else "a float result is not requantised"

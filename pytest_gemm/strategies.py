@@ -313,7 +313,7 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
     found: list[Step] = []
     if form.op.name == "qlinear":
         binary = draw(st.sampled_from(("", "add", "sum") if form.dtypes.out.is_float else ("", "add")))
-        unary = draw(st.sampled_from(("", *QLINEAR_UNARY)))
+        unary = draw(st.sampled_from(("", "relu") if binary else ("", *QLINEAR_UNARY)))
         steps = tuple(Step(name) for name in (binary, unary) if name)
         return steps if form.dtypes.out.is_float else (*steps, Step("requant"))
     for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
