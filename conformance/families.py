@@ -113,6 +113,7 @@ def page(families: Iterable[Family]) -> str:
         f"{len(families)} functions make {total} tests. A line is an example of its kind: the axes around it are the",
         "matrix's. Each is run by `pytest --gemm-backends=cpp --gemm-problem=LINE` with the options beside it. Where",
         "PyTorch asserts a counter, here the proof names the kernel that ran, and somebody else's kernel is a failure.",
+        "[How many of them a minute](cases-a-minute.md).",
         "",
         "| function | tests | asks | lines here (level) | options, and what differs |",
         "|---|---|---|---|---|",
