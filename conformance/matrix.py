@@ -417,7 +417,11 @@ def batched(level: str) -> tuple[Problem, ...]:
         epilogue=["bias-mn", "bias", "bias-mn+alpha-0.5+beta-2", "bias-mn+beta-0"],
         flags=[""],
     )
-    return (layouts + split + own + added).problems("{op}:{dtype}:{layout}:{shape}:{epilogue}:{flags}")
+    # K so long that rows of A do not fit a cache of 2 MiB: loops over blocks of N that no shorter product goes through.
+    long = Cases().combine(
+        shape=["2x64x96x32768"], dtype=FLOATS[:2], layout=["nn"], op=["bmm"], epilogue=[""], flags=[""]
+    )
+    return (layouts + split + own + added + long).problems("{op}:{dtype}:{layout}:{shape}:{epilogue}:{flags}")
 
 
 def _views(level: str) -> tuple[Problem, ...]:
