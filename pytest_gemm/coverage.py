@@ -218,7 +218,7 @@ def _why(
     refusals: Mapping[tuple[str, str], Counter[str]],
 ) -> str:
     """Why a registered micro-kernel was not reached: the instruction set, Inductor's checks, or the run."""
-    here = ", ".join(levels) or "an unknown level"
+    here = ", ".join(dict.fromkeys(levels)) or "an unknown level"
     if row.isa not in taken:
         if any(row.isa in _TAKEN.get(level, frozenset()) for level in _lower(levels)):
             return f"Inductor at {here} takes others; it has to generate for {row.isa}"
