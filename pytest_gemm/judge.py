@@ -227,7 +227,8 @@ class Judge:
             yield self._not_run(case)
             return
         try:
-            case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
+            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
+            case = dataclasses.replace(case, backend=reached)
             refusal = case.backend.supports(case.problem)
         except Unsupported as none:
             yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
@@ -235,6 +236,10 @@ class Judge:
         except Exception as error:  # any exception of a backend is its case's failure
             yield _crash(case, "", error, "supports", Seconds())
             return
+        if refusal is None and case.mode == "aoti":
+            refusal = Unsupported(
+                "aoti-property", "a package has its constants inside: each property would be a compile"
+            )
         asked = metamorphic.applicable(case.problem)
         if refusal is None and not asked:
             refusal = Unsupported("no-property", f"no property says anything about {case.problem}")
@@ -281,6 +286,11 @@ class Judge:
             with self._doing(case, "run", one.filling, kernels), _quiet():
                 if one.filling not in bases:
                     bases[one.filling] = run(make(case.problem))
+                    if (objection := prepared.proof().objection()) is not None:
+                        del bases[one.filling]
+                        return _outcome(
+                            case, one.filling, Status.FELL_BACK, objection, kernels=kernels, seconds=seconds
+                        )
                 bench = metamorphic.Bench(case.problem, prepared.contract, make, run, bases[one.filling])
                 text = one.check(bench)
         except Exception as error:  # as above

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from pytest_gemm import metamorphic
-from pytest_gemm.backend import Backend, Registry
+from pytest_gemm.backend import Backend, Proof, Registry
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.plain import CallablePrepared
 from pytest_gemm.problem import Problem
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -135,3 +136,15 @@ def test_what_raises_is_a_crash_and_what_is_refused_is_unsupported() -> None:
 def test_the_judge_asks_them_one_after_the_other() -> None:
     asked: Iterator[Outcome] = Judge().relate(Case(AtenBackend(), Problem.parse("mm:f32:nn:4x4x4"), (), 0, "cpu"))
     assert next(asked).status is Status.PASSED
+
+
+def test_what_somebody_else_computed_has_no_property_of_the_backend_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = Proof(("mine",), ("mine",), ("mine",), foreign=("aten.mm",))
+    monkeypatch.setattr(CallablePrepared, "proof", lambda _: proof)
+    assert {o.status for o in related(plain(product), "mm:f32:nn:4x5x6")} == {Status.FELL_BACK}
+
+
+def test_a_property_is_asked_in_the_mode_that_its_outcome_names() -> None:
+    mm = Problem.parse("mm:f32:nn:4x5x6")
+    (outcome,) = Judge().relate(Case(AtenBackend(), mm, (), 0, "cpu", mode="cudagraphs"))
+    assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, "cudagraphs")
