@@ -324,6 +324,8 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
             continue  # a matrix has two dimensions
         if step.kind is StepKind.BINARY and parameter and moved:
             continue  # a row or a column is met before any move
+        if form.op.name == "linears" and (step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and parameter)):
+            continue
         if step.kind is StepKind.MOVE:
             found.append(step)
             continue

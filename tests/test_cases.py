@@ -47,7 +47,7 @@ def test_the_quick_level_has_what_the_templates_branch_on() -> None:
     assert {p.op.name for p in quick} >= {"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm", "woq_int8"}
     assert {str(p.layout) for p in quick if p.op.name == "mm"} == {"nn", "nt", "tn", "tt"}
     assert {p.shape.m for p in quick} >= {0, 1, 2, 3, 16, 17, 32, 1000}
-    assert max(p.shape.k for p in quick) == 16384
+    assert max(p.shape.k for p in quick) == 32768
     assert {flag for p in quick for flag in p.flags} >= {
         "dyn-m",
         "pad-lda",

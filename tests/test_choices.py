@@ -441,6 +441,7 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
         products=(),
     )
     artifact = object.__new__(artifact_module.Artifact)
+    artifact.problem = Problem.parse("mm:f16:nn:16x16x4096")
     artifact._compiled, artifact.spec = compiled, artifact_module.CompileSpec("TRITON", {}, "", threads=1)
     objection = artifact.proof().objection()
     assert objection is not None  # any other candidate's product by ATen is a fallback
