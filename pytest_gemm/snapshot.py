@@ -1,8 +1,8 @@
 """Which micro-kernel and which blocking Inductor picks for which problem, as files that can be compared.
 
-    python -m pytest_gemm.snapshot write snapshots                  all levels, this torch
-    python -m pytest_gemm.snapshot diff snapshots/torch-2.12 snapshots/torch-2.13
-    python -m pytest_gemm.snapshot show snapshots/torch-2.13
+    python -m pytest_gemm.snapshot write baselines                  all levels, this torch
+    python -m pytest_gemm.snapshot diff baselines/torch-2.12 baselines/torch-2.13
+    python -m pytest_gemm.snapshot show baselines/torch-2.13
 
 The C++ templates have one candidate for a problem, and a heuristic picks it: by instruction set, size, dtype and
 number of threads.  The pick is asked for without compiling or running anything, so every machine can ask it for every
