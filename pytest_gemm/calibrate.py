@@ -221,6 +221,7 @@ class _Sessions:
             {s.case: s for s in session.samples if s.is_timed and s.case in cases} for session in sessions
         ]
         self.cases = tuple(cases)
+        self._took_turns = [session.took_turns for session in sessions]
         self._readings = [
             {case: Reading(s.figure, s.comparator_figure, s.disturbed) for case, s in by.items()} for by in self.samples
         ]
@@ -235,6 +236,21 @@ class _Sessions:
                 if reading is not None:
                     some.append(dataclasses.replace(reading, session=position))
         return found
+
+    def take_pairs(
+        self, base: Sequence[int], head: Sequence[int]
+    ) -> tuple[dict[CaseKey, list[Reading]], dict[CaseKey, list[Reading]]]:
+        """The readings of the sessions of two arms, as the gate reads pairs."""
+        then, now = self.take(base), self.take(head)
+        for position, (one, other) in enumerate(zip(base, head, strict=True)):
+            if not (self._took_turns[one] and self._took_turns[other]):
+                continue
+            for case, sample in self.samples[other].items():
+                theirs = self.samples[one].get(case)
+                found = gate.in_turns(theirs, sample, position) if theirs is not None else None
+                if found is not None:
+                    now[case] = [found if r.session == position else r for r in now[case]]
+        return then, now
 
 
 @dataclasses.dataclass
@@ -312,15 +328,19 @@ def _stored_draw(table: _Sessions, order: Sequence[int], policy: Policy, k: int)
 
 
 def _pair_draw(table: _Sessions, rng: np.random.Generator, policy: Policy) -> _Draw:
-    """Screen and confirmation from neighbouring sessions, which of the two is the base being chance."""
+    """Screen and confirmation from neighbouring sessions, which of the two is the base being chance.
+
+    Sessions that took turns have come in pairs, and are neighbours in order of time.
+    """
     begin = int(rng.integers(2)) if len(table.samples) % 2 else 0
     pairs = [(i, i + 1) for i in range(begin, len(table.samples) - 1, 2)]
     drawn = [pairs[i][:: int(rng.choice((1, -1)))] for i in rng.permutation(len(pairs))]
     base, head = zip(*drawn, strict=True)
     end = policy.screen_pairs
     stop = end + policy.confirm_pairs
-    parts = (base[:end], base[end:stop], head[:end], head[end:stop])
-    return _Draw(policy, None, *(table.take(numbers) for numbers in parts))
+    parts = (base[:end], head[:end]), (base[end:stop], head[end:stop])
+    (base_first, first), (base_more, more) = (table.take_pairs(*numbers) for numbers in parts)
+    return _Draw(policy, None, base_first, base_more, first, more)
 
 
 def _suite_draw(table: _Sessions, rng: np.random.Generator, policy: Policy, k: int) -> _Draw:

@@ -35,6 +35,8 @@ __all__ = [
     "confirm",
     "confirm_pair",
     "detectable",
+    "in_turns",
+    "pair_readings",
     "readings",
     "regret",
     "screen",
@@ -232,6 +234,35 @@ def readings(sessions: Iterable[Session]) -> dict[CaseKey, list[Reading]]:
                 reading = Reading(sample.figure, sample.comparator_figure, sample.disturbed, number)
                 found.setdefault(case, []).append(reading)
     return found
+
+
+def pair_readings(
+    base: Sequence[Session], head: Sequence[Session]
+) -> tuple[dict[CaseKey, list[Reading]], dict[CaseKey, list[Reading]]]:
+    """The readings of the sessions of two arms that make pairs, in order.
+
+    Where the two of a pair took turns, the head's figures are the base's times the quotients of the windows
+    (:meth:`pytest_gemm.speed.Sample.times`): what a neighbour did to both alike is not in their difference.
+    """
+    then, now = readings(base), readings(head)
+    for number, (one, other) in enumerate(zip(base, head, strict=False)):
+        if not (one.took_turns and other.took_turns):
+            continue
+        theirs = {sample.case: sample for sample in one.samples}
+        for sample in other.samples:
+            if sample.case in theirs and (found := in_turns(theirs[sample.case], sample, number)) is not None:
+                now[sample.case] = [found if r.session == number else r for r in now[sample.case]]
+    return then, now
+
+
+def in_turns(base: Sample, head: Sample, number: int = 0) -> Reading | None:
+    """The head's reading beside the base's, window by window; ``None`` where that cannot be said."""
+    times = head.times(base)
+    if times is None:
+        return None
+    subject, comparator = times
+    beside = None if comparator is None or base.comparator_figure is None else base.comparator_figure * comparator
+    return Reading(base.figure * subject, beside, head.disturbed, number)
 
 
 # -- location and spread -----------------------------------------------------------------------------------------

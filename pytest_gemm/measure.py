@@ -25,7 +25,7 @@ from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Timeable, 
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
-from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.speed import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
 from pytest_gemm.turns import Turns
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Meter:
             hardware=key,
             software=machine.software("cuda" if device == "cuda" else "cpu"),
             contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}"
-            f"{'-turns' if self._turns else ''}",
+            f"{TURNS if self._turns else ''}",
             arm=request.arm,
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

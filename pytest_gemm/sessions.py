@@ -759,7 +759,7 @@ def _against(
 ) -> None:
     with clock("screen"):
         first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
-    screened = gate.screen_pair(gate.readings(first_base), gate.readings(first_head), policy)
+    screened = gate.screen_pair(*gate.pair_readings(first_base, first_head), policy)
     more: tuple[list[Session], list[Session]] = ([], [])
 
     def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
@@ -767,7 +767,7 @@ def _against(
             fresh = _pairs(runner, head, base, _named(cases), count - len(more[0]), made, "confirming")
         for arm, some in zip(more, fresh, strict=True):
             arm.extend(some)
-        of_base, of_head = (_only(gate.readings(some), cases) for some in more)
+        of_base, of_head = (_only(some, cases) for some in gate.pair_readings(*more))
         return gate.confirm_pair(of_base, of_head, known, policy, last=last)
 
     judgements = gate.by_looks(screened, policy, policy.confirm_pairs, look)

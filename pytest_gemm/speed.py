@@ -22,6 +22,7 @@ from typing import Any, Final
 from pytest_gemm.outcome import Reason, Status
 
 __all__ = [
+    "TURNS",
     "CaseKey",
     "Ceilings",
     "Judgement",
@@ -34,6 +35,10 @@ __all__ = [
     "sample_line",
     "session_line",
 ]
+
+
+TURNS: Final = "-turns"
+"""How the contract of a session ends that was timed in alternation with another one."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -136,6 +141,23 @@ class Sample:
         pairs = zip(self._windows(self.comparator), self._windows(self.subject), strict=True)
         return self.figure * statistics.median(statistics.median(c) / statistics.median(s) for c, s in pairs)
 
+    def times(self, base: Sample) -> tuple[float, float | None] | None:
+        """How many times as long as in ``base`` subject and comparator took: medians of the windows' quotients.
+
+        Of two sessions that took turns (:mod:`pytest_gemm.turns`): window i of one comes right before or after window i
+        of the other, so that each quotient is of one state of the machine.  ``None`` where the windows are not as many;
+        the second is ``None`` where either has no comparator.
+        """
+
+        def quotient(mine: Sequence[float], theirs: Sequence[float]) -> float:
+            pairs = zip(self._windows(mine), base._windows(theirs), strict=True)
+            return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
+
+        if not (self.is_timed and base.is_timed) or len(self.windows) != len(base.windows):
+            return None
+        both = self.comparator and base.comparator
+        return quotient(self.subject, base.subject), quotient(self.comparator, base.comparator) if both else None
+
     def _windows(self, readings: Sequence[float]) -> list[Sequence[float]]:
         ends = list(itertools.accumulate(self.windows or (len(readings),)))
         return [readings[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -181,6 +203,11 @@ class Session:
     samples: tuple[Sample, ...] = ()
     seconds: float = 0.0
     complete: bool = True
+
+    @property
+    def took_turns(self) -> bool:
+        """Whether it was timed in alternation with a session of the other arm."""
+        return self.contract.endswith(TURNS)
 
 
 class Verdict(enum.Enum):

@@ -549,6 +549,28 @@ def sample(case: CaseKey = FIRST, **facts: object) -> Sample:
     return Sample(case, "cpu", Status.PASSED, **{"subject": (1.2e-3, 1.0e-3, 0.9e-3), **facts})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("contract", "windows", "slower"),
+    [
+        ("a-32-turns", (2, 2, 2), 1.05),
+        ("a-32", (2, 2, 2), 1.25),  # one after the other: window i of one has nothing to do with window i of the other
+        ("a-32-turns", (4, 2), 1.49375),  # one of them has lost a window
+    ],
+)
+def test_of_sessions_that_took_turns_the_windows_are_compared(
+    contract: str, windows: tuple[int, ...], slower: float
+) -> None:
+    base, head = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0), (1.05, 1.05, 2.5, 2.5, 4.2, 4.2)
+    arms = [
+        [Session("here", contract=contract, samples=(sample(subject=some, comparator=some, windows=given),))]
+        for some, given in ((base, (2, 2, 2)), (head, windows))
+    ]
+    then, now = gate.pair_readings(*arms)
+    (before,), (after,) = then[FIRST], now[FIRST]
+    assert after.subject / before.subject == pytest.approx(slower)
+    assert after.comparator == pytest.approx(after.subject)
+
+
 def test_readings_are_the_figures_numbered_by_session() -> None:
     crashed = Sample(FIRST, "cpu", Status.CRASHED)
     sessions = [
