@@ -28,6 +28,12 @@ def made(picks: dict[str, Pick], **facts: str) -> Snapshot:
     return Snapshot(FACTS | facts, picks)
 
 
+@pytest.mark.parametrize("name", ["CppMicroBrgemm-32x32x32", "CppGroupedGemmTemplate-32x16x32"])
+def test_every_template_makes_a_kernel(name: str) -> None:
+    assert Pick(name).is_kernel
+    assert not any(nothing.is_kernel for nothing in NOTHING)
+
+
 def test_a_file_is_read_as_it_was_written_and_has_its_place(tmp_path: Path) -> None:
     written = made({"mm:f32:nn:2x2x2": VEC, "bmm:f32:nn:2x2x2x2": Pick("refused")})
     path = tmp_path / written.place
