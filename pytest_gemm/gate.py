@@ -80,8 +80,8 @@ class Policy:
     screen_sessions: int = 4
     confirm_sessions: int = 16
     first_look: int = 6
-    screen_pairs: int = 6
-    confirm_pairs: int = 18
+    screen_pairs: int = 4
+    confirm_pairs: int = 12
     screen_level: float = 0.30
     confirm_level: float = 0.02
     floor: float = 0.003
