@@ -584,7 +584,7 @@ class _Examination:
         self.block_sum: Width | None = None
         self.repeatable = True
 
-    # -- small helpers ---------------------------------------------------------------------------------
+    # -- small parts ---------------------------------------------------------------------------------
 
     def note(self, probe: str, value: str) -> None:
         self.found.traits[probe] = value

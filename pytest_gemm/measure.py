@@ -286,11 +286,14 @@ class Meter:
 
     def _time_all(self) -> None:
         """Time the cases that wait, window by window, and judge their last results."""
-        order = list(self._works)
+
+        def place(work: _Work, window: int) -> float:
+            """Another order in each window; a case that only the other side of a pair has does not change it."""
+            return random.Random(f"{self.request.index} {window} {work.case.backend.name} {work.case.problem}").random()
+
         with self._round():
             for window in range(self.windows):
-                random.Random(f"{self.request.index} {window}").shuffle(order)
-                for work in order:
+                for work in sorted(self._works, key=lambda work: place(work, window)):
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
                         with self._turn():
                             self._begin(work.case)
