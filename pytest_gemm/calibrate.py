@@ -243,13 +243,8 @@ class _Sessions:
         """The readings of the sessions of two arms, as the gate reads pairs."""
         then, now = self.take(base), self.take(head)
         for position, (one, other) in enumerate(zip(base, head, strict=True)):
-            if not (self._took_turns[one] and self._took_turns[other]):
-                continue
-            for case, sample in self.samples[other].items():
-                theirs = self.samples[one].get(case)
-                found = gate.in_turns(theirs, sample, position) if theirs is not None else None
-                if found is not None:
-                    now[case] = [found if r.session == position else r for r in now[case]]
+            if self._took_turns[one] and self._took_turns[other]:
+                gate.compare_windows(now, self.samples[one], self.samples[other], position)
         return then, now
 
 

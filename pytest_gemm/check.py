@@ -94,9 +94,8 @@ class GemmCheck:
             return None
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
         line = case.problem.line
-        outcome = Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
-        axes: dict[str, Any] = {"mode": case.mode, "isa": case.isa, "threads": case.threads}
-        return dataclasses.replace(outcome, known_failure=held.id, **axes)
+        known = {"choice": choice, "known_failure": held.id, **case.axes}
+        return Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
 
     def _judged(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]

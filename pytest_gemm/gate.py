@@ -32,10 +32,10 @@ __all__ = [
     "anchor_shift",
     "annotate",
     "by_looks",
+    "compare_windows",
     "confirm",
     "confirm_pair",
     "detectable",
-    "in_turns",
     "pair_readings",
     "readings",
     "regret",
@@ -248,14 +248,21 @@ def pair_readings(
     for number, (one, other) in enumerate(zip(base, head, strict=False)):
         if not (one.took_turns and other.took_turns):
             continue
-        theirs = {sample.case: sample for sample in one.samples}
-        for sample in other.samples:
-            if sample.case in theirs and (found := in_turns(theirs[sample.case], sample, number)) is not None:
-                now[sample.case] = [found if r.session == number else r for r in now[sample.case]]
+        theirs, mine = ({sample.case: sample for sample in session.samples} for session in (one, other))
+        compare_windows(now, theirs, mine, number)
     return then, now
 
 
-def in_turns(base: Sample, head: Sample, number: int = 0) -> Reading | None:
+def compare_windows(
+    now: dict[CaseKey, list[Reading]], base: Mapping[CaseKey, Sample], head: Mapping[CaseKey, Sample], number: int
+) -> None:
+    """Put what the windows say in the place of the head's readings number ``number``, where the two took turns."""
+    for case in base.keys() & head.keys():
+        if (found := _in_turns(base[case], head[case], number)) is not None:
+            now[case] = [found if r.session == number else r for r in now[case]]
+
+
+def _in_turns(base: Sample, head: Sample, number: int) -> Reading | None:
     """The head's reading beside the base's, window by window; ``None`` where that cannot be said."""
     times = head.times(base)
     if times is None:

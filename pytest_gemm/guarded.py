@@ -75,8 +75,7 @@ class GuardedJudge:
     @staticmethod
     def _outcome(case: Case, status: Status, reason: Reason) -> Outcome:
         name, line = case.backend.name, case.problem.line
-        made = Outcome(name, line, "", case.seed, status, reason)
-        return dataclasses.replace(made, mode=case.mode, isa=case.isa, threads=case.threads)
+        return Outcome(name, line, "", case.seed, status, reason, **case.axes)
 
     @staticmethod
     def _refusal(case: Case) -> Reason | None:
@@ -137,8 +136,7 @@ class GuardedJudge:
     def _blamed(self, case: Case, fence: Fence, end: _Death) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
         name, line = case.backend.name, case.problem.line
-        activity = Activity(name, line, "the case", seed=case.seed, mode=case.mode, isa=case.isa)
-        activity = dataclasses.replace(activity, threads=case.threads)
+        activity = Activity(name, line, "the case", seed=case.seed, **case.axes)
         words = end.words if end.words is not None and end.words.activity is not None else Words(activity=activity)
         outcome = death(words, end.status)
         if end.status not in _FAULTS or words.ended:

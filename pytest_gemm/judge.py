@@ -76,6 +76,11 @@ class Case:
     threads: int = 0
     isa: str = ""
 
+    @property
+    def axes(self) -> dict[str, Any]:
+        """What it is asked in beside the problem, as :class:`Outcome` and :class:`Activity` have it."""
+        return {"mode": self.mode, "isa": self.isa, "threads": self.threads}
+
 
 @dataclasses.dataclass
 class Evidence:
@@ -627,8 +632,7 @@ class Judge:
         """Watch over a part of the case that may not come back."""
         filling = filling or case.fillings[0]
         name, line = case.backend.name, case.problem.line
-        doing = Activity(name, line, phase, filling, case.seed, choice, kernels, case.device, case.mode, case.isa)
-        return self._watch(dataclasses.replace(doing, threads=case.threads))
+        return self._watch(Activity(name, line, phase, filling, case.seed, choice, kernels, case.device, **case.axes))
 
     def _crashed(
         self,
@@ -936,8 +940,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    axes: dict[str, Any] = {"mode": case.mode, "isa": case.isa, "threads": case.threads}
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **axes, **facts)
+    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **case.axes, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.

@@ -40,7 +40,7 @@ from torch import Tensor
 from pytest_gemm import moves
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.problem import DTYPES, TF32, DType, Problem, Step, StepKind, did_you_mean
-from pytest_gemm.program import WEIGHT_OPS, torch_dtype
+from pytest_gemm.program import PROGRAMS, WEIGHT_OPS, torch_dtype
 
 __all__ = [
     "FILLINGS",
@@ -73,10 +73,6 @@ _DRAWN: Final = 1 << 22
 # Bytes from which a storage on a device is hashed where it lies, by :func:`_checksum`.
 _LARGE_BYTES: Final = 1 << 24
 
-_READY_OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
-    | {"woq_int8", "woq_int4", "qlinear", "da8w8"},
-)
 # Ops on 8-bit integers on both sides whose scales carry every power of two.
 _INT8_OPS: Final = frozenset({"qlinear", "da8w8"})
 # Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
@@ -465,7 +461,7 @@ def _frame(problem: Problem) -> _Frame:
         Unsupported: when its operands cannot be built.
     """
     op = problem.op.name
-    if op not in _READY_OPS:
+    if op not in PROGRAMS:
         raise Unsupported("no-operands", f"operands of {op} are not built yet")
     chain = _narrowest(problem)
     for dtype in chain[1:]:
@@ -519,7 +515,7 @@ def _frame(problem: Problem) -> _Frame:
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,
-        problem.has("self") or problem.has("square"),
+        problem.is_twin,
         op in {"woq_int8", "woq_int4", "qlinear", "da8w8"},
         next((s.name for s in problem.epilogue if op == "scaled_mm" and s.name in {"tensorwise", "rowwise"}), ""),
         int8=op in _INT8_OPS,
@@ -1427,11 +1423,6 @@ def _always(_: Problem) -> bool:
     return True
 
 
-def _is_twin(p: Problem) -> bool:
-    """B is A, as it is or transposed."""
-    return p.has("self") or p.has("square")
-
-
 def _sums_fit(p: Problem, terms: int) -> bool:
     """Whether partial sums of ``terms`` ones are exact where a half type may have to hold them."""
     return not p.has("reduced") or terms <= _budget(_frame(p))
@@ -1480,7 +1471,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 False,
                 lambda p: (
                     p.shape.k >= 1
-                    and not (_is_twin(p) or _saturating(p) or _requantised(p))
+                    and not (p.is_twin or _saturating(p) or _requantised(p))
                     and _sums_fit(p, _digit_plan(p)[1])
                 ),
                 _k_cover,
@@ -1499,7 +1490,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 True,
                 False,
                 lambda p: (
-                    p.shape.k >= 2 and not (_is_twin(p) or _saturating(p) or _requantised(p)) and not _gated_by_a(p)
+                    p.shape.k >= 2 and not (p.is_twin or _saturating(p) or _requantised(p)) and not _gated_by_a(p)
                 ),
                 _tile_map,
             ),
@@ -1516,7 +1507,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
                 True,
                 False,
-                lambda p: p.shape.k >= 1 and not _is_twin(p) and not _gated_by_a(p),
+                lambda p: p.shape.k >= 1 and not p.is_twin and not _gated_by_a(p),
                 _one_hot,
             ),
             Filling(

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pytest_gemm.backend import Contract
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import DTYPES, OWN_BIAS, DType, Problem, Step, StepKind
-from pytest_gemm.program import torch_dtype
+from pytest_gemm.program import PROGRAMS, torch_dtype
 from pytest_gemm.rounding import round_to
 
 if TYPE_CHECKING:
@@ -53,12 +53,6 @@ __all__ = [
 ]
 
 Tier = Literal["exact", "hard", "statistical"]
-
-# Ops whose arithmetic this module knows.
-_OPS: Final = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
-    | {"woq_int8", "woq_int4", "qlinear", "da8w8"}
-)
 
 # Probability with which a correct kernel may leave the statistical interval, over a whole output.
 _FALSE_ALARM: Final = 1e-9
@@ -172,8 +166,8 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     Raises:
         ValueError: for an op whose arithmetic is not described here.
     """
-    if problem.op.name not in _OPS:
-        raise ValueError(f"the oracle has no reference for {problem.op.name}; it knows {' '.join(sorted(_OPS))}")
+    if problem.op.name not in PROGRAMS:
+        raise ValueError(f"the oracle has no reference for {problem.op.name}; it knows {' '.join(sorted(PROGRAMS))}")
     given = as_multiplied(problem, operands)
     a, b = _wide(given[0]), _wide(given[1])
     groups = operands.groups

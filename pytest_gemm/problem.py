@@ -609,6 +609,11 @@ class Problem:
         return self.dtypes.a if self.autocast else self.value_dtype
 
     @property
+    def is_twin(self) -> bool:
+        """Whether B is A, as it is or transposed: one storage for both."""
+        return self.has("self") or self.has("square")
+
+    @property
     def group_size(self) -> int:
         """Elements along K that share a scale, 0 where the op has no groups."""
         step = self.step("group")
@@ -704,7 +709,7 @@ class Problem:
         """Whether B is a constant of the compiled program (a weight) rather than an argument."""
         if self.has("const-b"):
             return True
-        return self.op.constant_b and not (self.has("var-b") or self.has("self") or self.has("square"))
+        return self.op.constant_b and not (self.has("var-b") or self.is_twin)
 
     @property
     def frozen(self) -> bool:

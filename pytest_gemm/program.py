@@ -85,7 +85,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     if problem.op.name == "linears":
         return _args_of_linears(problem, operands)
     found: dict[str, torch.Tensor] = {"a": operands.a}
-    if not (problem.has("self") or problem.has("square")):
+    if not problem.is_twin:
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
     if operands.scale_a is not None:
         found["scale_a"] = operands.scale_a
@@ -314,7 +314,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
     def native(t: dict[str, torch.Tensor]) -> torch.Tensor:
         a = t["a"]
         own = a if op in WEIGHT_OPS or problem.has("square") else a.mT
-        b = own if problem.has("self") or problem.has("square") else t["b"]
+        b = own if problem.is_twin else t["b"]
         if op == "addmm":
             return torch.addmm(t["bias"], a, b, beta=beta, alpha=alpha)
         if op == "baddbmm":

@@ -74,7 +74,7 @@ def work(problem: Problem) -> Work:
     rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
     a_rows = shape.m if problem.has("bcast-a") or problem.op.name == "linears" else rows
     bits = a_rows * shape.k * problem.dtypes.a.bits
-    if not (problem.has("self") or problem.has("square")):
+    if not problem.is_twin:
         # One weight serves a whole batch of linear.
         b_count = 1 if problem.has("bcast-b") or problem.op.batch == "optional" else batch
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
