@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -51,10 +52,12 @@ def share_cuda_package() -> None:
 
     To import CUTLASS's generators Inductor puts a ``cuda`` of its own on the path.  The bindings' ``cuda`` is a
     namespace, which any real package of that name hides: the CuTe DSL could not be imported in that process any more
-    (``No module named 'cuda.bindings'``).  The other way round the generators miss ``cuda.__version__``.
+    (``No module named 'cuda.bindings'``).  The other way round the generators miss ``cuda.__version__``.  Both import
+    it late, so here it is imported already.
     """
-    package: Any = sys.modules.get("cuda")
-    if package is None:
+    try:
+        package: Any = importlib.import_module("cuda")
+    except ModuleNotFoundError:
         return
     if not hasattr(package, "__version__"):
         package.__version__ = torch.version.cuda

@@ -199,9 +199,17 @@ def _literal(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)}, {tuple(tensor.stride())}, {_offset(tensor)}, {tensor.dtype}"
 
 
+# A string as repr() writes it.
+_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+# Where CUTLASS's sources are is the machine's affair; PyTorch asks TORCHINDUCTOR_CUTLASS_DIR when it is not told.
+_CUTLASS_DIR: Final = frozenset({"cutlass.cutlass_dir", "cuda.cutlass_dir"})
+
+
 def _wrapped(statement: str, indent: int) -> list[str]:
-    """A long call or literal over as many lines as it takes."""
-    return textwrap.wrap(statement, 116, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    """A long call or literal over as many lines as it takes; a string in it stays on one."""
+    kept = _STRING.sub(lambda found: found[0].replace(" ", "\0"), statement)
+    lines = textwrap.wrap(kept, 116, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _head(case: Case, own: _Own | None) -> list[str]:
@@ -212,7 +220,10 @@ def _head(case: Case, own: _Own | None) -> list[str]:
     named = f"Candidate {candidate}.  " if candidate else ""
     kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
     values = f"here with {kind}" if kind else f"filling {outcome.filling or '-'}, seed {outcome.seed}"
-    needs = "Needs torch" + (" alone" if own is not None or case.interval is None else " and the .pt file beside it")
+    needed = [] if own is not None or case.interval is None else ["the .pt file beside it"]
+    if not _CUTLASS_DIR.isdisjoint(case.recipe.options):
+        needed.append("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR")
+    needs = "Needs torch " + (" and ".join(["", *needed]).strip() or "alone")
     lines = textwrap.wrap(title, 112)[:3]
     return [
         f'"""{lines[0]}',
@@ -225,7 +236,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
 
 
 def _options(recipe: Recipe) -> dict[str, object]:
-    options = dict(recipe.options)
+    options = {name: value for name, value in recipe.options.items() if name not in _CUTLASS_DIR}
     if not recipe.caches:
         options["fx_graph_cache"] = False
     return options

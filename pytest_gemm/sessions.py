@@ -315,7 +315,9 @@ class _Runner:
                     self._pinned[arm.name][key] = (sample.picked[0], *others)
 
     def _compile(self, arm: Arm, cases: Sequence[Timed], jobs: int, what: str) -> list[Sample]:
-        open_ = [_Open(self, arm, Request(tuple(cases[i::jobs]), self._device, timed=False)) for i in range(jobs)]
+        # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
+        dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
+        open_ = [_Open(self, arm, Request(tuple(dealt[i::jobs]), self._device, timed=False)) for i in range(jobs)]
         with contextlib.ExitStack() as stack:
             for one in open_:
                 stack.enter_context(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import runpy
@@ -15,6 +16,7 @@ from pytest_gemm import artifacts, error_map, operands, oracle, pin
 from pytest_gemm.backend import Contract, Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.judge import Case, Evidence, Judge
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.plain import CallableBackend
@@ -111,6 +113,20 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
     assert has in made.text
     assert bool(made.tensors) is (outcome[0] is Status.INCORRECT)
     compile(made.text, "repro.py", "exec")
+
+
+def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_gemm.backends.cutlass.cutlass_tree", lambda: "/somewhere/cutlass-tree")
+    monkeypatch.setattr("pytest_gemm.backends.cutlass.nvcc", lambda: "/usr/local/cuda/bin/nvcc")
+    problem = Problem.parse("mm:f16:nn:64x128x64:relu")
+    given = operands.make(problem, "int-2", 0)
+    name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
+    recipe = CutlassBackend().recipe(problem, given, name)
+    text = pin.script(pin.Case(failed(problem.line, Status.CRASHED, "prepare-X", choice=name), recipe, given)).text
+    compile(text, "repro.py", "exec")
+    assert "swizzle=1$" in text
+    assert "/somewhere" not in text
+    assert "TORCHINDUCTOR_CUTLASS_DIR" in str(ast.get_docstring(ast.parse(text)))
 
 
 def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
