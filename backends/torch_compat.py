@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -607,9 +608,18 @@ def _why_refused(check: Callable[..., bool] | None) -> Reason:
 _HASTY = ("use_decompose_k_choice", "get_k_splits")
 
 
+# The tag of the last session that shares what Inductor keeps in memory; "" when that was one that shares nothing.
+_sharing = [""]
+
+
 @contextlib.contextmanager
-def _forgetting_options() -> Iterator[None]:
-    """Let no answer that Inductor gave under other options reach this session, nor this session's any other."""
+def _forgetting_options(user_caches: str) -> Iterator[None]:
+    """Let no answer that Inductor gave under other options reach this session, nor this session's any other.
+
+    Nor an answer to another program: the CUTLASS template keeps the configurations that fit by the operands alone,
+    and a later program asks for them with another output or other accuracy.  Sessions of one tag of user's caches
+    share these, as they do in a user's process.
+    """
     from torch._inductor import utils
 
     def forget() -> None:
@@ -617,6 +627,12 @@ def _forgetting_options() -> Iterator[None]:
             clear: Any = getattr(getattr(utils, name, None), "cache_clear", None)
             if clear is not None:
                 clear()
+
+    if not user_caches or user_caches != _sharing[0]:
+        templates: Any = sys.modules.get("torch._inductor.codegen.cutlass.gemm_template")
+        if templates is not None:
+            templates.CUTLASSGemmTemplate.filtered_ops_cache.clear()
+    _sharing[0] = user_caches
 
     forget()
     try:
@@ -829,7 +845,7 @@ def session(
         # Not its patch(): the module is made a configuration at import, which type checkers do not see.
         stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
         stack.enter_context(_memoised())
-        stack.enter_context(_forgetting_options())
+        stack.enter_context(_forgetting_options(user_caches))
         stack.enter_context(_watch_selection(seen, candidate, listing))
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))

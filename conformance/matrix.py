@@ -18,19 +18,22 @@ product at once, and on CUDA, where a weight is an argument anyway, it makes no 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 from pytest_gemm.cases import Cases, unique
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem import DTYPES, Problem, StepKind
 
 __all__ = [
     "aligned",
+    "alike",
     "batched",
     "dynamic",
     "fused",
     "grouped",
     "modes",
+    "others_with_the_operands_of",
     "permuted",
     "products",
     "quantised",
@@ -1071,6 +1074,41 @@ def recompiled_elsewhere(level: str) -> tuple[Problem, ...]:
     """The same with the first compile in a process of its own, which costs seconds: one problem at quick."""
     found = recompiled(level)
     return found if _at_least(level, "full") else tuple(p for p in found if str(p) == "mm:f16:nn:32x48x65")
+
+
+def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
+    """Programs that take the very operands of this one and ask for something else.
+
+    Another accuracy or another output of fp8, a product without its factors or without its last step: what a cache
+    whose key knows the operands alone would answer for one another.
+    """
+    kept = tuple(step for step in problem.epilogue if step.name not in {"alpha", "beta"})
+    asked = [dataclasses.replace(problem, epilogue=kept)]
+    if problem.op.name == "scaled_mm":
+        flags = tuple(f for f in problem.flags if f != "fast-acc")
+        asked.append(dataclasses.replace(problem, flags=(*flags, *(() if problem.has("fast-acc") else ("fast-acc",)))))
+        out = DTYPES["f16" if problem.dtypes.out.name == "bf16" else "bf16"]
+        asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))
+    elif problem.passes and problem.passes[-1].kind is not StepKind.BINARY:
+        last = problem.epilogue.index(problem.passes[-1])
+        asked.append(dataclasses.replace(problem, epilogue=problem.epilogue[:last] + problem.epilogue[last + 1 :]))
+    return tuple(other for other in unique(Problem.parse(one.line) for one in asked) if other != problem)
+
+
+_ALIKE = (
+    "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x64x8192:tensorwise",  # an inexact sum of 8192 shows in bf16
+    "scaled_mm:f8e4m3fn-f8e4m3fn-f16:nt:64x128x512:rowwise:fast-acc",
+    "addmm:f32:nn:17x65x127:bias+alpha-0.5+beta-2",
+    "addmm:bf16:nt:32x64x128:bias+alpha-0.5",
+    "linear:bf16:nt:17x64x127:bias+relu",
+    "mm:f16:nn:32x48x64:gelu",
+)
+
+
+def alike(level: str) -> tuple[Problem, ...]:
+    """Compiled after :func:`others_with_the_operands_of` each: whose operands do not say what is asked for."""
+    found = tuple(map(Problem.parse, _ALIKE))
+    return found if _at_least(level, "full") else found[:3]
 
 
 _RELATED_QUICK = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -19,6 +20,7 @@ from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import Environment, LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status, first_line
+from pytest_gemm.problem import Problem
 from pytest_gemm.watch import Diary
 
 __all__ = ["GemmCheck"]
@@ -164,6 +166,19 @@ class GemmCheck:
         line = case.problem.line
         crash = Outcome(case.backend.name, line, case.fillings[0], case.seed, Status.CRASHED, reason, details=details)
         self.finish(case, [crash])
+
+    def run_before(self, case: Case, problems: Iterable[Problem]) -> None:
+        """Compile and run other problems in this process, for what they leave in a compiler's memory.
+
+        They are not judged, and what fails among them has tests of its own.
+        """
+        self._warm = "others"
+        env = session.environment(case.device).at(case.isa)
+        for problem in problems:
+            other = dataclasses.replace(case, problem=problem)
+            if self._withheld(other, env, "") is None:
+                with contextlib.suppress(Exception):  # of a compiler under test
+                    run_once(other, self._config.threads)
 
     def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
         self.judged["outcomes"] += map(report.to_record, outcomes)

@@ -44,7 +44,7 @@ class Case:
         prepared: the compiled problem, asked whether operands of the script's own fail as well; ``None``: not asked.
         place: which of several results is wrong.
         warm: ``here`` or ``elsewhere``: it fails after the same problem was compiled with other constants, in
-            this process or in another one.
+            this process or in another one; ``others``: after other problems were compiled in this process.
     """
 
     outcome: Outcome
@@ -230,7 +230,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
         *lines[1:],
         "",
         *textwrap.wrap(f"{named}Seen on torch {torch.__version__}, {values}.", 112)[:3],
-        f"{needs}.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.",
+        *textwrap.wrap(f"{needs}.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.", 119),
         '"""',
     ]
 
@@ -259,6 +259,8 @@ def script(case: Case) -> Script:
     if outcome.status is Status.INCORRECT and not wrong:
         code = outcome.reason.code if outcome.reason else ""
         raise Unsupported("no-script", f"a script shows a wrong result, a crash or a fallback, not {code}")
+    if case.warm == "others":
+        raise Unsupported("no-script", "it fails after other programs were compiled, and a script holds one program")
     if outcome.reason is not None and outcome.reason.code in {"other-isa", "other-micro-kernel"}:
         raise Unsupported("no-script", "a disassembly shows the wrong instruction set, and a script has none")
     saved = wrong and own is None

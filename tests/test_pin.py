@@ -141,6 +141,13 @@ def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
     assert "no script: a script loads a function of a file by its name" in (place / "report.txt").read_text()
 
 
+def test_what_fails_only_after_other_programs_has_no_script(tmp_path: Path) -> None:
+    judge, case, _ = judged(tmp_path, MM, "rand")
+    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"), "others")
+    (place,) = (tmp_path / "kept").iterdir()
+    assert "no script: it fails after other programs were compiled" in (place / "report.txt").read_text()
+
+
 def test_the_smallest_case_of_a_ledger_entry_is_kept(tmp_path: Path) -> None:
     kept = []
     for line in ("mm:f32:nn:8x16x32", "mm:f32:nn:16x16x32", "mm:f32:nn:5x4x3"):
