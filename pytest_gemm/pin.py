@@ -224,13 +224,14 @@ def _head(case: Case, own: _Own | None) -> list[str]:
     if not _CUTLASS_DIR.isdisjoint(case.recipe.options):
         needed.append("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR")
     needs = "Needs torch " + (" and ".join(["", *needed]).strip() or "alone")
+    ends = "Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong."
     lines = textwrap.wrap(title, 112)[:3]
     return [
         f'"""{lines[0]}',
         *lines[1:],
         "",
         *textwrap.wrap(f"{named}Seen on torch {torch.__version__}, {values}.", 112)[:3],
-        *textwrap.wrap(f"{needs}.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.", 119),
+        *textwrap.wrap(f"{needs}.  {ends}", 119),
         '"""',
     ]
 
