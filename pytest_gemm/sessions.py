@@ -268,8 +268,12 @@ class Measured:
 
 @contextlib.contextmanager
 def _alone(device: str, display: Display) -> Iterator[None]:
-    """No other run of this machine times on the device meanwhile; the system lets go of it when this process dies."""
-    path = Path(tempfile.gettempdir()) / f"pytest-gemm-{device}-{os.getuid()}.lock"
+    """No other run of this machine times on the device meanwhile; the system lets go of it when this process dies.
+
+    The CPU is one device.  A GPU is known by its UUID, so that two of them can be timed at once.
+    """
+    gpu = machine.visible_gpu() if device == "cuda" else None
+    path = Path(tempfile.gettempdir()) / f"pytest-gemm-{gpu.uuid if gpu else device}-{os.getuid()}.lock"
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import sessions
+from pytest_gemm import machine, sessions
+from pytest_gemm.ahead import Display
+from pytest_gemm.machine import Gpu
 from pytest_gemm.sessions import Command
 from pytest_gemm.speed import read_session
 
@@ -513,6 +515,26 @@ def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> 
         rest, _ = waiting.communicate()
     assert waiting.returncode == 0, rest
     assert "GEMM speed on" in rest
+
+
+def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def is_free(uuid: str) -> bool:
+        with (tmp_path / f"pytest-gemm-{uuid}-{os.getuid()}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+        return True
+
+    monkeypatch.setattr(machine, "visible_gpu", lambda: Gpu(0, "GPU-a", "NVIDIA H200", "580.1", "9.0"))
+    with sessions._alone("cuda", Display(None)):
+        assert (is_free("GPU-a"), is_free("GPU-b"), is_free("cpu")) == (False, True, True)
+    assert is_free("GPU-a")
+    monkeypatch.setattr(machine, "visible_gpu", lambda: None)  # nvidia-smi does not say
+    with sessions._alone("cuda", Display(None)):
+        assert not is_free("cuda")
 
 
 def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
