@@ -616,9 +616,9 @@ _sharing = [""]
 def _forgetting_options(user_caches: str) -> Iterator[None]:
     """Let no answer that Inductor gave under other options reach this session, nor this session's any other.
 
-    Nor an answer to another program: the CUTLASS template keeps the configurations that fit by the operands alone,
-    and a later program asks for them with another output or other accuracy.  Sessions of one tag of user's caches
-    share these, as they do in a user's process.
+    Nor an answer to another program: the CUTLASS template keeps the configurations that fit, and the code of the
+    candidates, by the operands alone, and a later program asks for them with another output, accuracy, alpha or beta.
+    Sessions of one tag of user's caches share these, as they do in a user's process.
     """
     from torch._inductor import utils
 
@@ -632,6 +632,7 @@ def _forgetting_options(user_caches: str) -> Iterator[None]:
         templates: Any = sys.modules.get("torch._inductor.codegen.cutlass.gemm_template")
         if templates is not None:
             templates.CUTLASSGemmTemplate.filtered_ops_cache.clear()
+            templates.CUTLASSGemmTemplate.code_cache.clear()
     _sharing[0] = user_caches
 
     forget()

@@ -626,12 +626,14 @@ def test_who_wants_the_fastest_needs_all_candidates(
 def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: CutlassBackend, settings: Any) -> None:
     fp8 = "scaled_mm:f8e4m3fn-f8e4m3fn-{}:nt:64x64x256:tensorwise"
     fast, precise, half = fp8.format("bf16") + ":fast-acc", fp8.format("bf16"), fp8.format("f16")
-    found = harvest(backend, settings, fast, precise, half)
+    scaled = [f"addmm:f16:nt:64x64x256:bias{factors}" for factors in ("+alpha-0.5", "+alpha-2", "+beta-3")]
+    found = harvest(backend, settings, fast, precise, half, *scaled)
     of = {line: [found.kernels[key].source.configuration for key in keys] for line, keys in found.shares().items()}
     assert all("fp8_fastaccum" in name for name in of[fast])
     assert not any("fp8_fastaccum" in name for name in of[precise])
     assert all("_void_f16_" in name for name in of[half])
     assert all(of.values())
+    assert [len(found.needs[line]) for line in scaled] == [1, 1, 1], "what is benchmarked has the factors of what is run"
 
 
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
