@@ -1046,7 +1046,7 @@ def _empty(_level: str) -> tuple[Problem, ...]:
         Cases().combine(shape=shapes, dtype=("f32", "bf16")).problems("addmm:{dtype}:nn:{shape}:bias+alpha-0.5+beta-2")
     )
     batch = Cases().combine(shape=("0x4x4x4", "2x0x4x4", "2x4x4x0")).problems("bmm:f32:nn:{shape}")
-    return plain + added + batch
+    return (*plain, *added, *batch, Problem.parse("linear:bf16:nt:16x16x0::dyn-m"))
 
 
 def recompiled(level: str) -> tuple[Problem, ...]:
