@@ -263,7 +263,11 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "use a pattern"]),
         (SECOND + "isa = []", 9, ["isa is []"]),
         (SECOND + 'threads = ["many"]', 9, ["threads ['many'] is no comparison", '">=4"']),
-        (SECOND + 'where = { threads = ">1" }', 9, ["unknown key 'threads' in where (it belongs beside where: threads"]),
+        (
+            SECOND + 'where = { threads = ">1" }',
+            9,
+            ["unknown key 'threads' in where (it belongs beside where: threads"],
+        ),
         (SECOND + 'threads = ["<2", "!=1"]', 9, ["threads ['<2', '!=1']: no number of threads is that"]),
         (SECOND + 'crashes = "yes"', 9, ["crashes is 'yes'", "true or false"]),
         (SECOND + 'crashes = true\nfilling = "int-1"', 10, ["filling beside crashes = true", "delete filling"]),
