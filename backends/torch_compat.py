@@ -18,7 +18,6 @@ import logging
 import math
 import os
 import re
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -193,9 +192,8 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     template: Any = getattr(choice, "template", None)
     blocking = getattr(template, "register_blocking", None)
     if blocking is not None:
-        kind, suffix = (
-            (template.name, "") if (of := _micro_kernel_of.get(template)) is None else (of, micro_kernels.GROUPED)
-        )
+        kind = getattr(template, _MICRO_KERNEL, "")
+        kind, suffix = (kind, micro_kernels.GROUPED) if kind else (template.name, "")
         return f"{kind}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}{suffix}", {}
     name = str(getattr(choice, "name", choice))
     if (operation := (getattr(choice, "info_kwargs", None) or {}).get("op")) is not None:
@@ -213,8 +211,8 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     return name, {}
 
 
-# Class of the micro-kernel of each C++ template of several linears, which itself tells it nobody.
-_micro_kernel_of: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# Attribute that a C++ template of several linears is given: the class of its micro-kernel, which itself it tells nobody.
+_MICRO_KERNEL = "pytest_gemm_micro_kernel"
 
 
 @contextlib.contextmanager
@@ -237,7 +235,7 @@ def _watch_grouped_kernels() -> Iterator[None]:
 
     def beginning(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        _micro_kernel_of[self] = given[0] if given else "unknown"
+        setattr(self, _MICRO_KERNEL, given[0] if given else "unknown")
 
     with (
         patch.object(room, "create_micro_gemm", asking),
