@@ -458,6 +458,7 @@ def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Liste
 def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
     """What Inductor's first selection for the program was given; compiles and runs nothing."""
     constants = _stand_ins(_constants(problem, tensors, spec), tensors)
+    inputs = tuple(n for n in tensors if n not in constants)
     module, args = _traced(problem, tensors, constants)
     with (
         _threads(spec.threads),
@@ -466,8 +467,8 @@ def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_comp
             spec.options, directory=spec.directory, listing=True, isa=spec.isa, beyond=spec.beyond
         ) as seen,
     ):
-        function = torch.compile(module, fullgraph=True)
         try:
+            function, _ = _entry(problem, module, args, inputs, spec)
             function(*args)
         except Exception as error:
             if not torch_compat.listed(error):
@@ -776,6 +777,9 @@ class Artifact:
         if not compiled.session.choices and self.spec.user_caches:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
             chosen = tuple(f"{name} out of the FX graph cache" for name in templates)
+        wanted = "" if not compiled.session.choices and self.spec.user_caches else self.spec.wanted
+        # Where one template has to have computed it, the code has to be that template's, whoever chose.
+        asked = self.spec.choice or (chosen[0] if wanted and len(chosen) == 1 else "")
         return Proof(
             chosen=chosen,
             generated=templates,
@@ -783,10 +787,10 @@ class Artifact:
             foreign=tuple(dict.fromkeys((*foreign, *compiled.session.foreign))),
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
-            wanted="" if not compiled.session.choices and self.spec.user_caches else self.spec.wanted,
+            wanted=wanted,
             generation=self._generation,
             configuration=tuple(dict.fromkeys(map(str, self.products))),
-            contradiction=micro_kernels.contradiction(self.products, self.spec.choice),
+            contradiction=micro_kernels.contradiction(self.products, asked),
             fused=self.fused if self.problem.passes and not self.problem.has("again") else None,
             fusions=compiled.session.fusions,
         )

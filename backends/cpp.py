@@ -202,7 +202,7 @@ class CppBackend(InductorBackend):
 
     def wanted(self, problem: Problem) -> str:
         """``linears`` have to be computed by the grouped template, not by one template each."""
-        return "CppGroupedGemmTemplate-" if problem.op.name == "linears" else ""
+        return rf"CppMicro\w+-\d+x\d+x\d+{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
 
     def _supports_linears(self, problem: Problem) -> Unsupported | None:
         """What ``grouped_gemm_pass`` (``_inductor/fx_passes/mkldnn_fusion.py``) of torch 2.13 puts together.
@@ -267,7 +267,12 @@ class CppBackend(InductorBackend):
             return ()
         base, axes = asked
         listed = super().choices(problem, operands)
-        return tuple(f"{name}{axes}" for name in listed if fnmatch.fnmatchcase(name, base))
+        # A micro-kernel's own name will do for that of the template of several products, too.
+        return tuple(
+            f"{one}{axes}"
+            for one in listed
+            if any(fnmatch.fnmatchcase(n, base) for n in (one, micro_kernels.kernel_of(one)))
+        )
 
     def _space_of(self, problem: Problem, operands: Operands, choice: str) -> Space:
         """The options that a candidate's name says.
@@ -321,7 +326,7 @@ class CppBackend(InductorBackend):
         asked = micro_kernels.split(choice)
         if asked is None or not asked[0].startswith("CppMicro"):
             return found
-        return dataclasses.replace(found, micro_kernel=asked[0])
+        return dataclasses.replace(found, micro_kernel=micro_kernels.kernel_of(asked[0]))
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
         if problem.autocast:

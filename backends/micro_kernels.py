@@ -13,12 +13,14 @@ import re
 from collections.abc import Sequence
 
 __all__ = [
+    "GROUPED",
     "REFUSED",
     "Axes",
     "Product",
     "Registered",
     "contradiction",
     "kernel_name",
+    "kernel_of",
     "parse",
     "products",
     "register_block",
@@ -32,10 +34,18 @@ Blocks = tuple[int, int, int]
 # Code of the reason for which a registered micro-kernel of a problem's types is none of its candidates.
 REFUSED = "micro-kernel-refused"
 
+# What follows the micro-kernel in the name of a candidate of the template that computes several products of one A.
+GROUPED = ",grouped"
+
 
 def kernel_name(kind: str, block: Sequence[int]) -> str:
     """``CppMicroGemmFP32Vec-4x24x1``: class of the micro-kernel, and its register blocking M x N x K."""
     return f"{kind}-{'x'.join(map(str, block))}"
+
+
+def kernel_of(candidate: str) -> str:
+    """The micro-kernel, or the pattern of its name, without what else a candidate's name says."""
+    return candidate.partition(",")[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +102,16 @@ def _dots(blocks: Sequence[int]) -> str:
 
 
 _SUFFIX = re.compile(
-    r"(?P<base>[^,]*?)(?:,kslices=(?P<slices>\d+))?"
+    r"(?P<base>[^,]*?(?:,grouped)?)(?:,kslices=(?P<slices>\d+))?"
     r"(?:,cache=(?P<cache>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?(?:,threads=(?P<threads>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?"
 )
 
 
 def split(choice: str) -> tuple[str, Axes] | None:
-    """Micro-kernel (or a pattern of its name) and axes of a candidate's name; ``None`` for any other suffix."""
+    """Micro-kernel (or a pattern of its name) and axes of a candidate's name; ``None`` for any other suffix.
+
+    :data:`GROUPED` stays with the micro-kernel's name.
+    """
     found = _SUFFIX.fullmatch(choice)
     if found is None:
         return None
@@ -148,8 +161,8 @@ def variants(kernel: str, m: int, n: int, k: int, threads: int) -> tuple[Axes, .
 
 
 def register_block(kernel: str) -> Blocks:
-    """``(4, 24, 1)`` of ``CppMicroGemmFP32Vec-4x24x1``."""
-    m, n, k = map(int, kernel.rsplit("-", 1)[1].split("x"))
+    """``(4, 24, 1)`` of ``CppMicroGemmFP32Vec-4x24x1``, and of a candidate with it."""
+    m, n, k = map(int, kernel_of(kernel).rsplit("-", 1)[1].split("x"))
     return m, n, k
 
 
@@ -183,6 +196,7 @@ class Product:
         per_thread: blocks of each thread; ``None`` where the code computes them, or has none.
         cache: cache blocking; ``None`` likewise.
         most_slices: where the code computes its blocks: the most slices of K it may make, 0 for any number.
+        grouped: how many products of these sizes, of one A, the function computes.
     """
 
     kernel: str
@@ -194,6 +208,7 @@ class Product:
     per_thread: Blocks | None = None
     cache: Blocks | None = None
     most_slices: int = 1
+    grouped: int = 1
 
     @property
     def slices(self) -> int:
@@ -210,6 +225,7 @@ class Product:
         sizes = f"{self.m or 'M'}x{self.n}x{self.k}"
         found = [f"{self.kernel}:{self.dtypes}:{sizes}", f"kslices={self.slices}", f"threads={self.threads}"]
         found += [f"{n}={_dots(v)}" for n, v in (("blocks", self.per_thread), ("cache", self.cache)) if v]
+        found += [f"grouped={self.grouped}"] if self.grouped > 1 else []
         return ",".join(found)
 
 
@@ -221,6 +237,8 @@ _BEGIN = re.compile(
 )
 _M = re.compile(rf"constexpr int64_t M = {_NUMBER};")
 _BLOCKS = re.compile(r"constexpr int64_t ([MNK][tc])_blocks = (\d+);")
+# The sums of each of several products, in a buffer of its own.
+_SUMS = re.compile(r"\blocal_acc_buf_(\d+)\b")
 _AT_RUN_TIME = re.compile(r"mm_get_thread_blocking\(\s*\w+,\s*(\d+),")
 _ENTRY = re.compile(r"inline void \w*?micro_gemm\((?P<arguments>[^)]*)\)")
 _POINTER = re.compile(r"(?:const )?([\w:]+)\*\s*(?:__restrict(?:__)?\s+)?([ABC])\s*(?:,|$)", re.MULTILINE)
@@ -279,6 +297,7 @@ def products(source: str) -> tuple[Product, ...]:
                 per_thread=_three(blocks, "t"),
                 cache=_three(blocks, "c"),
                 most_slices=int(late[1]) if late else 1,
+                grouped=max(1, len(set(_SUMS.findall(body)))),
             )
         )
     return tuple(found)
@@ -294,7 +313,7 @@ def _three(blocks: dict[str, int], level: str) -> Blocks | None:
 
 _KEPT = re.compile(
     r"(?P<kernel>[\w-]+):(?P<dtypes>[\w?-]+):(?P<m>\d+|M)x(?P<n>\d+)x(?P<k>\d+),kslices=(?P<slices>\d+)"
-    r",threads=(?P<threads>\d+)(?:,blocks=(?P<blocks>[\d.]+))?(?:,cache=(?P<cache>[\d.]+))?"
+    r",threads=(?P<threads>\d+)(?:,blocks=(?P<blocks>[\d.]+))?(?:,cache=(?P<cache>[\d.]+))?(?:,grouped=(?P<grouped>\d+))?"
 )
 
 
@@ -314,6 +333,7 @@ def parse(text: str) -> Product | None:
         per_thread=_blocks(found["blocks"]),
         cache=_blocks(found["cache"]),
         most_slices=int(found["slices"]),
+        grouped=int(found["grouped"] or 1),
     )
 
 
@@ -322,7 +342,7 @@ def contradiction(found: Sequence[Product], choice: str) -> str:
     asked = split(choice)
     if asked is None or not asked[0] or not found:
         return ""
-    base, axes = asked
+    base, axes = kernel_of(asked[0]), asked[1]
     mine = [one for one in found if one.kernel == base]
     if not mine:
         return f"the generated code has {', '.join(dict.fromkeys(one.kernel for one in found))}, not {base}"
@@ -330,6 +350,9 @@ def contradiction(found: Sequence[Product], choice: str) -> str:
     other = next((one for one in found if one.kernel != base and one.dtypes in types), None)
     if other is not None:
         return f"beside {base} the generated code has {other.kernel} for {other.dtypes}"
+    if (GROUPED in asked[0]) != any(one.grouped > 1 for one in mine):
+        several = "one product" if GROUPED in asked[0] else "several products"
+        return f"each function of the generated code computes {several}, not what {choice} does"
     for one in mine:
         if axes.threads and one.per_thread and one.threads == math.prod(axes.threads):
             blocks = _ceil_blocks((one.m, one.n, one.k), register_block(base))

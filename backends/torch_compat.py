@@ -193,9 +193,9 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     template: Any = getattr(choice, "template", None)
     blocking = getattr(template, "register_blocking", None)
     if blocking is not None:
-        if type(template).__name__ == GROUPED:
-            return f"{GROUPED}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}", {}
-        return f"{template.name}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}", {}
+        kind = getattr(template, _MICRO_KERNEL, "")
+        kind, suffix = (kind, micro_kernels.GROUPED) if kind else (template.name, "")
+        return f"{kind}-{blocking.block_m}x{blocking.block_n}x{blocking.block_k}{suffix}", {}
     name = str(getattr(choice, "name", choice))
     if (operation := (getattr(choice, "info_kwargs", None) or {}).get("op")) is not None:
         return f"{operation.configuration_name()},swizzle={choice.info_kwargs.get('swizzle')}", {}
@@ -212,8 +212,37 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     return name, {}
 
 
-# The C++ template of several linears.  It tells nobody the name of its micro-kernel.
-GROUPED = "CppGroupedGemmTemplate"
+# Attribute that a C++ template of several linears is given: the class of its micro-kernel, which itself it tells nobody.
+_MICRO_KERNEL = "pytest_gemm_micro_kernel"
+
+
+@contextlib.contextmanager
+def _watch_grouped_kernels() -> Iterator[None]:
+    """Note the micro-kernel that each C++ template of several linears asks for before it is made."""
+    try:
+        from torch._inductor.codegen import cpp_grouped_gemm_template as room
+
+        ask: Any = room.create_micro_gemm
+        begin: Any = room.CppGroupedGemmTemplate.__init__
+    except (ImportError, AttributeError):
+        yield
+        return
+    given: list[str] = []
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        kernel = ask(*args, **kwargs)
+        given[:] = [type(kernel).__name__]
+        return kernel
+
+    def beginning(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        setattr(self, _MICRO_KERNEL, given[0] if given else "unknown")
+
+    with (
+        patch.object(room, "create_micro_gemm", asking),
+        patch.object(room.CppGroupedGemmTemplate, "__init__", beginning),
+    ):
+        yield
 
 
 def _triton_name(template: str, tile: Iterable[object], stages: object, warps: object) -> str:
@@ -424,6 +453,7 @@ def _watch_selection(seen: Session, candidate: int | str | None = None, listing:
         _rendering_less(candidate, listing),
         _generating_nothing() if listing else contextlib.nullcontext(),
         _listing_micro_kernels(watch) if listing else _forcing_micro_kernel(candidate),
+        _watch_grouped_kernels(),
     ):
         try:
             yield
@@ -434,12 +464,13 @@ def _watch_selection(seen: Session, candidate: int | str | None = None, listing:
 @contextlib.contextmanager
 def _generating_nothing() -> Iterator[None]:
     """End a compile without a selection before its code is made: it is of no use to a list, and must not be run."""
+    from torch._inductor.codecache import AotCodeCompiler
     from torch._inductor.graph import GraphLowering
 
     def ending(*_: Any, **__: Any) -> Any:
         raise _Listed
 
-    with patch.object(GraphLowering, "compile_to_module", ending):
+    with patch.object(GraphLowering, "compile_to_module", ending), patch.object(AotCodeCompiler, "compile", ending):
         yield
 
 
@@ -501,7 +532,7 @@ def _rendering_less(candidate: int | str | None, listing: bool) -> Iterator[None
 _ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
 
 # The name of a class of micro-kernels, with which a candidate of the C++ templates begins.
-_IS_MICRO = re.compile(r"CppMicro\w+-\d+x\d+x\d+")
+_IS_MICRO = re.compile(rf"CppMicro\w+-\d+x\d+x\d+(?:{micro_kernels.GROUPED})?")
 
 
 def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
@@ -545,8 +576,9 @@ def _forcing_micro_kernel(candidate: int | str | None) -> Iterator[None]:
         return
     from torch._inductor.codegen import cpp_micro_gemm
 
+    wanted = micro_kernels.kernel_of(candidate)
     kept = {
-        kind: [c for c in configs if micro_kernels.kernel_name(kind.__name__, c.register_blocking) == candidate]
+        kind: [c for c in configs if micro_kernels.kernel_name(kind.__name__, c.register_blocking) == wanted]
         for kind, configs in cpp_micro_gemm.micro_gemm_configs.items()
     }
     with _registered(kept):
@@ -561,7 +593,7 @@ def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
     original = cpp_micro_gemm.create_micro_gemm
     fields = inspect.signature(original)
 
-    def listing(*args: Any, **kwargs: Any) -> Any:
+    def listing(suffix: str, *args: Any, **kwargs: Any) -> Any:
         def made_of(kept: Mapping[Any, list[Any]]) -> Any:
             with _registered(kept):
                 return original(*args, **kwargs)
@@ -576,7 +608,7 @@ def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
                 theirs = config.input_dtype, config.input2_dtype, config.output_dtype
                 if types != theirs or not isinstance(isa, config.vec_isa_cls):
                     continue
-                name = micro_kernels.kernel_name(kind.__name__, config.register_blocking)
+                name = micro_kernels.kernel_name(kind.__name__, config.register_blocking) + suffix
                 if type(made_of({kind: [config]})) is kind:
                     watch.others.append(name)
                 else:
@@ -584,13 +616,14 @@ def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
                     checked = type(made_of({kind: [unchecked]})) is kind
                     refused[name] = _why_refused(config.extra_check if checked else None)
         if (reference := made_of({})) is not None:
-            watch.others.append(micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking))
+            name = micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking)
+            watch.others.append(name + suffix)
         watch.seen.refused_kernels |= {name: why for name, why in refused.items() if name not in watch.others}
         return original(*args, **kwargs)
 
     with (
-        patch.object(cpp_gemm_template, "create_micro_gemm", listing),
-        patch.object(cpp_grouped_gemm_template, "create_micro_gemm", listing),
+        patch.object(cpp_gemm_template, "create_micro_gemm", functools.partial(listing, "")),
+        patch.object(cpp_grouped_gemm_template, "create_micro_gemm", functools.partial(listing, micro_kernels.GROUPED)),
     ):
         yield
 

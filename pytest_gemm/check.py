@@ -63,7 +63,7 @@ class GemmCheck:
             as *unsupported* when the backend refused, as *known-failure* when the ledger explains
             every failure.
         """
-        env = session.environment(case.device).at(case.isa)
+        env = session.environment(case.device).at(case.isa, case.threads)
 
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, env, choice))
@@ -76,7 +76,7 @@ class GemmCheck:
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return iter(()) if "" in done else self._judge.relate(case)
 
-        return self._check(case, session.environment(case.device).at(case.isa), judging)
+        return self._check(case, session.environment(case.device).at(case.isa, case.threads), judging)
 
     def _check(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
@@ -123,7 +123,7 @@ class GemmCheck:
 
     def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
-        env = session.environment(case.device).at(case.isa)
+        env = session.environment(case.device).at(case.isa, case.threads)
         named = [dataclasses.replace(o, test=self._test) for o in judged]
         outcomes, use = session.explain(named, case.problem, self._config.ledger, env)
         self._keep(outcomes, use)
@@ -147,7 +147,7 @@ class GemmCheck:
 
         A process that dies, or an exception in it, ends the test as a crashed case.
         """
-        if self._withheld(case, session.environment(case.device).at(case.isa), "") is not None:
+        if self._withheld(case, session.environment(case.device).at(case.isa, case.threads), "") is not None:
             return  # judging it will say so
         self._warm = "elsewhere"
         try:

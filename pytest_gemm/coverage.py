@@ -34,6 +34,7 @@ COLUMNS: Mapping[str, str] = {
     "K steps": "a cache block holds a part of K only, so that the micro-kernel adds to what is there",
     "K slices": "K is cut for the threads, and partial sums are added up",
     "any M": "one artifact for any M: blockings are computed at run time",
+    "grouped": "one function computes several products of one A",
 }
 
 # Instruction sets whose micro-kernels Inductor takes on a machine of this level, see machine.isa_level().
@@ -122,7 +123,7 @@ def matrix(
         if outcome.backend != "cpp":
             continue
         if outcome.reason is not None and outcome.reason.code == micro_kernels.REFUSED:
-            refusals[outcome.choice, _types(outcome.problem)][outcome.reason.text] += 1
+            refusals[micro_kernels.kernel_of(outcome.choice), _types(outcome.problem)][outcome.reason.text] += 1
         kind = _kind(outcome)
         if kind:
             _count(reachable, outcome, kind)
@@ -173,7 +174,11 @@ def _count(rows: dict[tuple[str, str], Row], outcome: Outcome, kind: str) -> Non
     if not found:
         asked = micro_kernels.split(outcome.choice)
         for (kernel, dtypes), row in rows.items():
-            if asked and kernel == asked[0] and dtypes.startswith(f"{_types(outcome.problem)}-"):
+            if (
+                asked
+                and kernel == micro_kernels.kernel_of(asked[0])
+                and dtypes.startswith(f"{_types(outcome.problem)}-")
+            ):
                 row.cases[kind] += 1
                 row.problems.add(outcome.problem)
         return
@@ -206,6 +211,7 @@ def _parts(one: Product, m: int) -> list[str]:
         "K steps": one.cache is not None and one.per_thread is not None and one.cache[2] < one.per_thread[2],
         "K slices": one.slices > 1,
         "any M": not one.m,
+        "grouped": one.grouped > 1,
     }
     return [name for name, holds in found.items() if holds]
 

@@ -126,7 +126,8 @@ class Elsewhere:
         outcome = death(words, status)
         details = "\n".join(filter(None, (outcome.details, self._tail(said))))
         outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
-        env = session.environment_elsewhere(words.environment, self._config.device_of(backend))
+        device = self._config.device_of(backend)
+        env = session.environment_elsewhere(words.environment, device, self._config.threads)
         return session.explain([outcome], Problem.parse(outcome.problem), self._config.ledger, env)[0][0]
 
     def _tail(self, said: int) -> str:

@@ -44,15 +44,23 @@ class Environment:
         torch: version as torch gives it, ``2.13.0+cpu``.
         isa: names of what the hardware has, lower case: ``avx2``, ``avx512_vnni``, ``amx_tile``, ``sm_90``.
         device: where the backend computes, ``cpu`` or ``cuda``.
+        threads: CPU threads of PyTorch, 0 where nobody knows.
     """
 
     torch: str
     isa: tuple[str, ...] = ()
     device: str = "cpu"
+    threads: int = 0
 
-    def at(self, isa: str) -> Environment:
-        """The same machine as code sees it that was generated for a lower instruction set; "": for its own."""
-        return dataclasses.replace(self, isa=flags_at(self.isa, isa)) if isa and self.device == "cpu" else self
+    def at(self, isa: str, threads: int = 0) -> Environment:
+        """The same machine as a case sees it that has CPU threads of its own, or code for a lower instruction set.
+
+        Args:
+            isa: what code was generated for, "" for the machine's own.
+            threads: of the case, 0 for those of the run.
+        """
+        flags = flags_at(self.isa, isa) if isa and self.device == "cpu" else self.isa
+        return dataclasses.replace(self, isa=flags, threads=threads or self.threads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +96,7 @@ _COMPARISON_HELP: Final = 'write for example ">=4", "==1" or "%16!=0", or a list
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A condition on a size: ``>=4``, or ``%16!=0`` (the remainder modulo 16 is not 0)."""
+    """A condition on a size or another number: ``>=4``, or ``%16!=0`` (the remainder modulo 16 is not 0)."""
 
     operator: str
     number: int
@@ -133,6 +141,7 @@ class Entry:
         status: how it fails.
         torch: releases that have it, ``None`` for all.
         isa: patterns over the names of the machine's instruction sets, taken together.
+        threads: conditions on the number of CPU threads that a case is judged with; all hold.
         words: patterns over the problem's ``op dtypes layout epilogue flags``.
         sizes: conditions on ``m n k batch``; all hold.
         crashes: it can kill the process, so it must not be run.
@@ -151,6 +160,7 @@ class Entry:
     mode: Globs = _ANY
     guard: Globs = _ANY
     isa: Globs = _ANY
+    threads: tuple[Comparison, ...] = ()
     status: frozenset[Status] = frozenset({Status.INCORRECT})
     torch: SpecifierSet | None = None
     words: tuple[tuple[str, Globs], ...] = ()
@@ -166,6 +176,7 @@ class Entry:
             and self.problem.match(problem.line)
             and self.device.match(environment.device)
             and self.isa.match(*environment.isa)
+            and all(comparison.holds(environment.threads or None) for comparison in self.threads)
             and _released(self.torch, environment.torch)
             and all(globs.match(*_words(problem, key)) for key, globs in self.words)
             and all(comparison.holds(getattr(problem.shape, key)) for key, comparison in self.sizes)
@@ -324,7 +335,9 @@ class LedgerUse:
 _TABLE: Final = "known-failure"
 _TEXTS: Final = ("id", "reason", "link")
 _GLOBS: Final = ("backend", "test", "filling", "device", "problem", "choice", "mode", "guard", "isa")
-_KEYS: Final = (*_TEXTS, *_GLOBS, "status", "torch", "where", "crashes")
+_KEYS: Final = (*_TEXTS, *_GLOBS, "threads", "status", "torch", "where", "crashes")
+# A condition on threads that no number up to this one meets was meant otherwise.
+_MOST_THREADS: Final = 4096
 _WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
 _WHERE_KEYS: Final = (*_WHERE_GLOBS, *_SIZES)
 _REQUIRED: Final = {
@@ -453,6 +466,7 @@ class _Reader:
         return Entry(
             **texts,
             **globs,
+            threads=self.threads(table["threads"]) if "threads" in table else (),
             status=status,
             torch=specifier,
             words=words,
@@ -521,13 +535,19 @@ class _Reader:
             if key in _WHERE_GLOBS:
                 words.append((key, self.globs(value, "where", key)))
             elif key in _SIZES:
-                sizes += [(key, comparison) for comparison in self.comparisons(value, key)]
+                sizes += [(key, comparison) for comparison in self.comparisons(value, "where", key)]
             else:
-                hint = did_you_mean(key, _WHERE_KEYS)
+                hint = f" (it belongs beside where: {key} = ...)" if key in _KEYS else did_you_mean(key, _WHERE_KEYS)
                 raise self.fail(f"unknown key {key!r} in where{hint}", f"known: {' '.join(_WHERE_KEYS)}", "where", key)
         return tuple(words), tuple(sizes)
 
-    def comparisons(self, value: Any, key: str) -> list[Comparison]:
+    def threads(self, value: Any) -> tuple[Comparison, ...]:
+        found = self.comparisons(value, "threads")
+        if not any(all(one.holds(count) for one in found) for count in range(1, _MOST_THREADS + 1)):
+            raise self.fail(f"threads {_shown(value)}: no number of threads is that", _COMPARISON_HELP, "threads")
+        return tuple(found)
+
+    def comparisons(self, value: Any, *keys: str) -> list[Comparison]:
         values = value if isinstance(value, list) else [value]
         try:
             # A bare number means equality; a bool is an int in Python only.
@@ -536,9 +556,9 @@ class _Reader:
                 for v in values
             ]
         except (TypeError, ValueError):
-            raise self.fail(f"{key} {_shown(value)} is no comparison", _COMPARISON_HELP, "where", key) from None
+            raise self.fail(f"{keys[-1]} {_shown(value)} is no comparison", _COMPARISON_HELP, *keys) from None
         if not found:
-            raise self.fail(f"{key} is empty", _COMPARISON_HELP, "where", key)
+            raise self.fail(f"{keys[-1]} is empty", _COMPARISON_HELP, *keys)
         return found
 
 

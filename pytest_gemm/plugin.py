@@ -165,8 +165,9 @@ def _explained(
     explained, use = [], LedgerUse()
     for outcome in outcomes:
         device = settings.device_of(settings.registry[outcome.backend])
-        env = session.environment_elsewhere(words.environment if words else None, device)
-        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env.at(outcome.isa))
+        env = session.environment_elsewhere(words.environment if words else None, device, settings.threads)
+        env = env.at(outcome.isa, outcome.threads)
+        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env)
         explained += found
         use.merge(noted.to_dict())
     return explained, use

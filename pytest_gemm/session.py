@@ -121,9 +121,16 @@ class RunState:
         return lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
 
 
-@functools.cache  # a process that has lost its device cannot be asked again
 def environment(device: str) -> Environment:
     """What the ledger's predicates may ask about this process; imports torch."""
+    import torch
+
+    return dataclasses.replace(_installed(device), threads=torch.get_num_threads())
+
+
+@functools.cache  # a process that has lost its device cannot be asked again
+def _installed(device: str) -> Environment:
+    """What of it stays as it is while the process lives."""
     import torch
 
     isa = machine.cpu().flags
@@ -133,14 +140,15 @@ def environment(device: str) -> Environment:
     return Environment(torch=torch.__version__, isa=isa, device=device)
 
 
-def environment_elsewhere(known: Environment | None, device: str) -> Environment:
+def environment_elsewhere(known: Environment | None, device: str, threads: int) -> Environment:
     """The same of a process of this machine that is gone; imports no torch.
 
     Args:
         known: what it left word of, ``None`` for nothing.
         device: where its case computed, where it did not say.
+        threads: CPU threads of the run's processes, likewise.
     """
-    known = known or Environment(metadata.version("torch"), device=device)
+    known = known or Environment(metadata.version("torch"), device=device, threads=threads)
     return known if known.device == "cuda" else dataclasses.replace(known, isa=machine.cpu().flags)
 
 

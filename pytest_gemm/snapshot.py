@@ -44,7 +44,7 @@ __all__ = ["Change", "Kind", "Pick", "Snapshot", "SnapshotError", "compare", "ma
 _PINNED: Final = ("threads", "l1d_cache_size", "l2_cache_size")
 _FACTS: Final = ("torch", "backend", "isa", *_PINNED)
 # How the names of micro-kernels begin, those of the C++ templates alone.
-_KERNEL: Final = ("CppMicro", "CppGrouped")
+_KERNEL: Final = "CppMicro"
 
 
 class SnapshotError(FileError):

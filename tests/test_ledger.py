@@ -122,6 +122,17 @@ def test_batch_is_a_size_like_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("threads", "expected"),  # of the case: 0 are the run's own two
+    [('">1"', [True, False, True, True]), ('["%2==0", "<5"]', [True, False, True, False]), ("7", [False] * 3 + [True])],
+)
+def test_threads_are_those_of_the_case_or_else_of_the_run(tmp_path: Path, threads: str, expected: list[bool]) -> None:
+    entry = only(tmp_path, f"threads = {threads}")
+    run = dataclasses.replace(EPYC, threads=2)
+    assert [matches(entry, environment=run.at("avx2", count)) for count in (0, 1, 4, 7)] == expected
+    assert not matches(entry, environment=EPYC)  # nobody knows how many they were
+
+
+@pytest.mark.parametrize(
     ("version", "specifier", "expected"),
     [
         ("2.13.0+cu130", "==2.13.0", True),
@@ -251,6 +262,13 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + "filling = 1", 9, ["filling is 1"]),
         (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "use a pattern"]),
         (SECOND + "isa = []", 9, ["isa is []"]),
+        (SECOND + 'threads = ["many"]', 9, ["threads ['many'] is no comparison", '">=4"']),
+        (
+            SECOND + 'where = { threads = ">1" }',
+            9,
+            ["unknown key 'threads' in where (it belongs beside where: threads"],
+        ),
+        (SECOND + 'threads = ["<2", "!=1"]', 9, ["threads ['<2', '!=1']: no number of threads is that"]),
         (SECOND + 'crashes = "yes"', 9, ["crashes is 'yes'", "true or false"]),
         (SECOND + 'crashes = true\nfilling = "int-1"', 10, ["filling beside crashes = true", "delete filling"]),
         (SECOND + 'status = ["crashed"]\ncrashes = true', 9, ["status beside crashes = true"]),

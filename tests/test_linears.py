@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as room
 from pytest_gemm.backend import Contract, Proof, Registry
+from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
@@ -202,14 +204,35 @@ def test_what_is_put_together_is_claimed_and_the_rest_has_its_reason() -> None:
     assert code("bmm:f32:nn:3x16x32x52::mid-a") == "a-strided"
 
 
+def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list() -> None:
+    problem = Problem.parse("linears:f32:nt:2x17x33x48")  # with a fixed M, which MKL would compute outside of a package
+    packaged = CppBackend(threads=2).in_mode("aoti", "cpu")
+    names = packaged.choices(problem, room.make(problem, "rand", 0))
+    assert all(",grouped" in name for name in names)
+    assert f"{names[0]},cache=2.2.8" in names
+    assert packaged.compiles == 0
+
+
 def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:dyn-m+bias-last")
     backend = CppBackend(threads=2)
     outcomes = list(Judge().judge(Case(backend, problem, ("int-2", "rand"), 0, "cpu")))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes
-    assert "(CppGroupedGemmTemplate-" in outcomes[0].kernels[0]
+    assert ",grouped)" in outcomes[0].kernels[0]
     assert backend.compiles == 1  # both weights are bound again
     assert backend.unbindable == {}
+
+    given = room.make(problem, "rand", 0)
+    pick, *others = backend.choices(problem, given)
+    assert outcomes[0].chosen == (pick,)
+    assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped", name) for name in (pick, *others))
+    assert backend.picks(problem, given) == (((pick, ""),), False)
+    other = others[0].removesuffix(",grouped")  # the micro-kernel's own name will do
+    (outcome,) = Judge().judge(Case(backend, problem, ("rand",), 0, "cpu", choices=other))
+    assert (outcome.status, outcome.chosen) == (Status.PASSED, (others[0],))
+    (code,) = map(micro_kernels.parse, outcome.configuration)
+    assert code is not None
+    assert (code.kernel, code.grouped) == (other, 2)
 
     class Singles(CppBackend):
         def options(self, problem: Problem) -> dict[str, object]:

@@ -57,6 +57,9 @@ def test_the_axes_of_a_name_are_options_of_inductor(axes: Axes, options: Mapping
     assert micro_kernels.split(f"{VEC}{axes}") == (VEC, axes)
     assert options.items() <= axes.options.items()
     assert set(axes.options) <= set(torch._inductor.config.get_config_copy())
+    grouped = f"{VEC},grouped{axes}"
+    assert micro_kernels.split(grouped) == (f"{VEC},grouped", axes)
+    assert (micro_kernels.kernel_of(grouped), micro_kernels.register_block(grouped)) == (VEC, (4, 24, 1))
 
 
 @pytest.mark.parametrize("suffix", [",kslices=", ",cache=1.2", ",cache=0.1.1", ",threads=2x1x1", ",tma-store", ","])
@@ -133,6 +136,10 @@ def product(kernel: str = VEC, dtypes: str = "f32-f32-f32", **facts: Any) -> Pro
         ([product()], f"{VEC},threads=4.1.1", "each thread"),
         ([product(threads=1)], f"{VEC},threads=4.1.1", ""),  # of a batch: one thread for each matrix
         ([product(per_thread=(3, 1, 10))], f"{VEC},kslices=2", "4 slices"),
+        ([product(grouped=2)], f"{VEC},grouped,cache=3.1.99", ""),
+        ([product()], f"{VEC},grouped", "computes one product"),
+        ([product(grouped=2)], VEC, "computes several products"),
+        ([product("CppMicroGemmRef-1x1x1", grouped=2)], f"{VEC},grouped", f"CppMicroGemmRef-1x1x1, not {VEC}"),
     ],
 )
 def test_code_that_is_not_what_was_asked_for_is_no_proof(found: list[Product], choice: str, words: str) -> None:
@@ -372,7 +379,9 @@ def outcomes() -> list[Outcome]:
     return [
         judged(flat, Status.PASSED, product()),
         judged(wrong, Status.INCORRECT, product(m=18, n=48, k=64, per_thread=(3, 2, 64), cache=(3, 1, 16))),
-        judged("linear:f32:nt:7x48x64::dyn-m", Status.PASSED, product(m=0, n=48, per_thread=None, cache=None)),
+        judged(
+            "linears:f32:nt:2x7x48x64::dyn-m", Status.PASSED, product(m=0, n=48, per_thread=None, cache=None, grouped=2)
+        ),
         # Three matrices for two threads: two by the function for one thread, one by that for two.
         judged(
             "bmm:f32:nn:3x20x33x40",
@@ -387,8 +396,8 @@ def outcomes() -> list[Outcome]:
             product("CppMicroGemmRef-1x1x1", threads=1),
             product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
         ),
-        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=VEC),
-        judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},cache=2.2.8"),
+        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=f"{VEC},grouped"),
+        judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},grouped,cache=2.2.8"),
         judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
         judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), choice=VEC),
         Outcome("aten", flat, "rand", 0, Status.PASSED),
@@ -405,6 +414,7 @@ def test_the_matrix_counts_what_the_code_says_and_tells_why_the_rest_was_not_rea
         "M tail": {"passed": 1, "failed": 1},
         "K steps": {"failed": 1},
         "any M": {"passed": 1},
+        "grouped": {"passed": 1},
     }
     assert first.left_over == {2, 3}  # 18 rows, 7 rows; 20 are five whole blocks
     reference = rows["CppMicroGemmRef-1x1x1", "f32-f32-f32"]
@@ -431,7 +441,7 @@ def test_the_matrix_is_a_page_and_data() -> None:
     found = coverage.matrix(outcomes(), ["avx2"], REGISTERED)
     page = coverage.text(found, ".md", title="Mine").splitlines()
     assert page[0] == "# Mine"
-    assert f"| {VEC} | f32-f32-f32 | avx2 | 2, 2 F | . | . | 1, 1 F | 1 | . | 0, 1 F | . | 1 | 2-3 of 3 |" in page
+    assert f"| {VEC} | f32-f32-f32 | avx2 | 2, 2 F | . | . | 1, 1 F | 1 | . | 0, 1 F | . | 1 | 1 | 2-3 of 3 |" in page
     assert "1 of 7 registered" in "\n".join(page)
     data = json.loads(coverage.text(found, ".json"))
     assert len(data["rows"]) == len(found.rows)

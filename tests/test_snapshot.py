@@ -28,7 +28,7 @@ def made(picks: dict[str, Pick], **facts: str) -> Snapshot:
     return Snapshot(FACTS | facts, picks)
 
 
-@pytest.mark.parametrize("name", ["CppMicroBrgemm-32x32x32", "CppGroupedGemmTemplate-32x16x32"])
+@pytest.mark.parametrize("name", ["CppMicroBrgemm-32x32x32", "CppMicroGemmAMX-32x16x32,grouped"])
 def test_every_template_makes_a_kernel(name: str) -> None:
     assert Pick(name).is_kernel
     assert not any(nothing.is_kernel for nothing in NOTHING)

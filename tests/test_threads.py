@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from pytest_gemm import operands as room
-from pytest_gemm import oracle, program, report, selection
+from pytest_gemm import oracle, program, report, selection, session
 from pytest_gemm.backend import Contract
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem import Problem
@@ -49,6 +50,17 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
         assert torch.get_num_threads() == before
     assert set(seen) == {more}
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("threads", "known"), [(1, True), (2, False), (0, False)])
+def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
+    monkeypatch: pytest.MonkeyPatch, threads: int, known: bool
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # the run's
+    held = Entry("one-thread", "r", Globs(("cpp",)), threads=(Comparison("==", 1),), crashes=True)
+    env = session.environment("cpu").at("", threads)
+    assert env.threads == (threads or 3)
+    assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known
 
 
 def test_threads_show_in_id_report_rerun_line_and_record() -> None:
