@@ -1,11 +1,22 @@
 """Settings of the project's own tests."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
 # A deadline would time the examples, and machines that run tests are shared.
 settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_worker_s_share_of_the_cores() -> None:
+    """One thread for each of several workers: on small products threads wait for one another, and workers take turns."""
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

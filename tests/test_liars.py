@@ -156,8 +156,6 @@ def test_a_mismatch_is_located(judge: Judge, name: str, line: str, words: str) -
 
 # -- through pytest, as a stranger's backend -----------------------------------------------------------
 
-pytestmark = pytest.mark.xdist_group("liars")  # they read one run, which each worker would make for itself
-
 CONFTEST = """
     import sys
     sys.path.insert(0, {here!r})

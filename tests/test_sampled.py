@@ -55,13 +55,13 @@ def store(c: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def judged(matmul: Matmul, line: str, fillings: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
     names = frozenset({"f64", "f32", "bf16", "f16", "i8", "i32"})
-    return outcomes_of(CallableBackend("some", matmul, names, True, EAGER), line, fillings, mode)
+    return list(outcomes_of(CallableBackend("some", matmul, names, True, EAGER), line, fillings, mode))
 
 
-def outcomes_of(backend: Backend, line: str, fillings: tuple[str, ...] = (), mode: str = "auto") -> list[Outcome]:
+def outcomes_of(backend: Backend, line: str, fillings: tuple[str, ...] = (), mode: str = "auto") -> Iterator[Outcome]:
     problem = Problem.parse(line)
     case = Case(backend, problem, fillings or operands.fillings_for(problem), 3, "cpu")
-    return list(Judge(lambda *_: False, reference=mode).judge(case))
+    return Judge(lambda *_: False, reference=mode).judge(case)
 
 
 def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
@@ -169,7 +169,7 @@ def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
 
 @pytest.mark.parametrize(("name", "line"), [(n, t) for n, one in HONEST.items() for t in one.lines.values()])
 def test_an_honest_product_is_not_accused(name: str, line: str) -> None:
-    outcomes = outcomes_of(Planted(name, HONEST[name]), line.format(k=1000))
+    outcomes = list(outcomes_of(Planted(name, HONEST[name]), line.format(k=1000)))
     assert {o.status for o in outcomes} == {Status.PASSED}, outcomes
 
 
@@ -194,8 +194,8 @@ CAUGHT = (
 
 @pytest.mark.parametrize(("name", "line"), [(n, line) for n in CAUGHT for _, _, line in LIARS[n].problems((1000,))])
 def test_a_liar_is_caught(name: str, line: str) -> None:
-    outcomes = outcomes_of(Planted(name, LIARS[name]), line)
-    assert {o.status for o in outcomes} & {Status.INCORRECT, Status.CRASHED}, outcomes
+    outcomes = outcomes_of(Planted(name, LIARS[name]), line)  # filling by filling: the first catch is enough
+    assert any(o.status in {Status.INCORRECT, Status.CRASHED} for o in outcomes)
 
 
 @pytest.mark.parametrize(
