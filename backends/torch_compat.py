@@ -212,7 +212,7 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     return name, {}
 
 
-# Attribute that a C++ template of several linears is given: the class of its micro-kernel, which itself it tells nobody.
+# Attribute that a C++ template of several linears is given: the class of its micro-kernel, which it does not tell.
 _MICRO_KERNEL = "pytest_gemm_micro_kernel"
 
 

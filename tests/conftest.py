@@ -12,7 +12,7 @@ settings.load_profile("pytest-gemm")
 
 @pytest.fixture(scope="session", autouse=True)
 def a_worker_s_share_of_the_cores() -> None:
-    """One thread for each of several workers: on small products threads wait for one another, and workers take turns."""
+    """One thread for each of several workers: on small products threads wait for each other, and workers take turns."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         import torch
 

@@ -633,7 +633,7 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
     assert not any("fp8_fastaccum" in name for name in of[precise])
     assert all("_void_f16_" in name for name in of[half])
     assert all(of.values())
-    assert [len(found.needs[line]) for line in scaled] == [1, 1, 1], "what is benchmarked has the factors of what is run"
+    assert [len(found.needs[line]) for line in scaled] == [1, 1, 1], "what is timed has the factors of what is run"
 
 
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
