@@ -211,7 +211,7 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
     return name, {}
 
 
-# Attribute that a C++ template of several linears is given: the class of its micro-kernel, which itself it tells nobody.
+# Attribute that a C++ template of several linears is given: the class of its micro-kernel, which it tells nobody.
 _MICRO_KERNEL = "pytest_gemm_micro_kernel"
 
 
