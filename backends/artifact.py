@@ -128,9 +128,10 @@ class _Program(torch.nn.Module):
 
     def __init__(self, problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> None:
         super().__init__()
-        for name, tensor in program.packed(problem, dict(constants)).items():
+        packed = "b" in constants  # an argument is packed by the program itself
+        for name, tensor in (program.packed(problem, dict(constants)) if packed else constants).items():
             self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-        self._build = program.build(problem, is_packed=True)
+        self._build = program.build(problem, is_packed=packed)
         self._constants = tuple(constants)
         self._inputs = inputs
 

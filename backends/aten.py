@@ -121,6 +121,9 @@ class CompiledAten(InductorBackend):
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """What eager ATen supports, but for sizes that no artifact for any M contains."""
+        if problem.op.name == "qlinear" and self._device == "cpu":
+            text = "its packed weight is a parameter of a frozen program, and PyTorch traces no qlinear_prepack"
+            return Unsupported("not-frozen", text, "cpp freezes; or --gemm-modes=eager")
         return unclaimed(problem) or AtenBackend().supports(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class CppBackend(InductorBackend):
         if op in _NO_CHOICE:
             return Unsupported("no-candidate", _NO_CHOICE[op])
         if op in {"qlinear", "da8w8", "woq_int4"}:
-            return _quantised(problem)
+            return _quantised(problem, self._executes("avx512"))
         if problem.dtypes.out.name not in _TEMPLATE_DTYPES:
             return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
         if refusal := has_no_kernel(problem, "cpu"):
@@ -328,6 +328,12 @@ class CppBackend(InductorBackend):
             return found
         return dataclasses.replace(found, micro_kernel=micro_kernels.kernel_of(asked[0]))
 
+    def _executes(self, isa: str) -> bool:
+        """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
+        if self.isa:
+            return machine.ISAS.index(isa) <= machine.ISAS.index(self.isa)
+        return isa in machine.isas(machine.cpu().flags)
+
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
         if problem.autocast:
             return None  # the conversion writes matrices of its own
@@ -342,11 +348,14 @@ class CppBackend(InductorBackend):
         return None
 
 
-def _quantised(problem: Problem) -> Unsupported | None:
+def _quantised(problem: Problem, avx512: bool) -> Unsupported | None:
     """From the lowerings of ``qlinear_pointwise`` and ``_weight_int4pack_mm_for_cpu``, and ``check_woq_int4_extra``.
 
-    Whether the machine has the instructions that a micro-kernel for 4-bit weights needs (AVX-512 or AMX) shows when it
-    is compiled; 8-bit integers have a scalar reference kernel where there is no VNNI and no AMX.
+    8-bit integers have a scalar reference kernel where there is no VNNI and no AMX; 4-bit weights have none.
+
+    Args:
+        problem: whether it is claimed.
+        avx512: whether code may use AVX-512, with which the micro-kernels for 4-bit weights begin.
     """
     op, shape, dtypes = problem.op.name, problem.shape, problem.dtypes
     if op == "woq_int4":
@@ -356,6 +365,9 @@ def _quantised(problem: Problem) -> Unsupported | None:
             return Unsupported(
                 "int4-shape", "the micro-kernels for 4-bit weights need N % 64 = 0 and groups of 32, 64, 128"
             )
+        if not avx512:
+            text = "the micro-kernels for 4-bit weights need AVX-512 (or AMX), and the code is for less"
+            return Unsupported("isa", text, "a processor with AVX-512; --gemm-backends=aten has the op")
         return None
     if op == "qlinear":
         if dtypes.out.name == "f16":

@@ -909,6 +909,7 @@ _QUANTISED = (
     "qlinear:u8-i8-f32:nt:1x64x128:static+bias+sum:reduce-range",
     "qlinear:u8-i8-u8:nt:17x65x128:static+bias+relu+requant-0.37_3:reduce-range",
     "qlinear:u8-i8-i8:nt:31x64x144:static+bias+add+requant-0.5_-5",
+    "qlinear:u8-i8-u8:nt:17x65x128:static+bias+sum-0.25_5+relu+requant-0.37_3:reduce-range",
     "qlinear:i8-i8-f32:nt:17x64x128:static-0.01_0+gelu",
     "da8w8:i8-i8-bf16:nt:17x65x128:rowwise",
     "da8w8:i8-i8-f32:nt:32x64x127:columnwise",
@@ -930,13 +931,17 @@ def quantised(level: str) -> tuple[Problem, ...]:
         dtypes=("u8-i8", "i8-i8"), out=("f32", "bf16", "u8", "i8"), a=("static-0.02_7", "dynamic"), bias=("", "+bias"),
         steps=("", "+relu", "+gelu", "+add", "+add+relu", "+sum", "+sum+relu"), flags=("", ":reduce-range"),
     ).filter(
-        lambda p: (
-            (p["flags"] == "" or p["dtypes"] == "u8-i8") and (p["out"] not in {"u8", "i8"} or "sum" not in p["steps"])
-        )
+        lambda p: p["flags"] == "" or p["dtypes"] == "u8-i8"
     )  # fmt: skip
     shapes = ("17x65x127", "32x64x128", "49x96x1024")
+    codes = {"u8", "i8"}  # whose sum has a scale and a zero point of its own
     found += Cases(
-        {**p, "shape": shapes[i % 3], "requant": "+requant-0.37_3" if p["out"] in {"u8", "i8"} else ""}
+        {
+            **p,
+            "shape": shapes[i % 3],
+            "steps": p["steps"].replace("+sum", "+sum-0.3_5") if p["out"] in codes else p["steps"],
+            "requant": "+requant-0.37_3" if p["out"] in codes else "",
+        }
         for i, p in enumerate(linear)
     ).problems("qlinear:{dtypes}-{out}:nt:{shape}:{a}{bias}{steps}{requant}{flags}")
     steps = ("gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu-0.1", "clamp--1_2")

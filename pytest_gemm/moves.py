@@ -59,11 +59,11 @@ def taken(problem: Problem, index: int, residual: torch.Tensor) -> torch.Tensor:
     """
     step, moves = problem.residuals[index]
     rows, columns = residual.shape[-2:]
-    if step.text == "n":
+    if step.extent == "n":
         return residual.as_strided((columns,), (1,))
-    if step.text == "m1":
+    if step.extent == "m1":
         return residual.as_strided((rows, 1), (1, 1))
-    if step.text == "at":
+    if step.extent == "at":
         return residual  # what it was looked up in takes its place
     moved: torch.Tensor = forth(residual, moves)
     return moved
@@ -72,7 +72,7 @@ def taken(problem: Problem, index: int, residual: torch.Tensor) -> torch.Tensor:
 def residual_of(problem: Problem, index: int, tensor: torch.Tensor) -> torch.Tensor:
     """The residual in the product's places for what the program takes: the inverse of :func:`taken`."""
     step, moves = problem.residuals[index]
-    return tensor.expand(problem.result_shape) if step.text else back(tensor, problem.result_shape, moves)
+    return tensor.expand(problem.result_shape) if step.extent else back(tensor, problem.result_shape, moves)
 
 
 def in_product(problem: Problem, made: tuple[Any, ...]) -> tuple[Any, ...]:

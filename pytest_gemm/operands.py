@@ -1375,7 +1375,10 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
             level = min(level, max(map(abs, step.numbers)) or 1.0)
         if step.kind is not StepKind.BINARY:
             continue
-        stream, shape = draw(f"r{len(found)}"), shapes[step.text]
+        stream, shape = draw(f"r{len(found)}"), shapes[step.extent]
+        if (codes := problem.residual_dtype(step, dtype)) != dtype:
+            found.append((_codes(step, codes, level, drawn.positive, _real(frame), stream, shape), codes))
+            continue
         if step.name in {"add", "sub", "sum"}:
             if exact or not dtype.is_float:
                 unit = _addend_exponent(level, quantum, dtype)
@@ -1390,6 +1393,17 @@ def _residuals(frame: _Frame, drawn: _Drawn, draw: _Draw, exact: bool) -> list[t
             values = stream.binade(shape, frame.wide) * _real(frame)(2.0)  # [1, 2): no division by nearly zero
         found.append((np.abs(values) if drawn.positive else values, dtype))
     return found
+
+
+def _codes(
+    step: Step, dtype: DType, level: float, positive: bool, real: type[Any], stream: _Stream, shape: tuple[int, ...]
+) -> Array:
+    """Codes of 8 bits around a step's zero point that stand for values of up to twice ``level``."""
+    scale, zero = step.numbers
+    most = min(127, max(3, round(2.0 * level / scale)))
+    low, high = (0, 255) if dtype.name == "u8" else (-128, 127)
+    first = max(low, int(zero) - (0 if positive else most))
+    return stream.look_up(shape, np.arange(first, min(high, int(zero) + most) + 1, dtype=real))
 
 
 # -- the catalogue ------------------------------------------------------------------------------------
@@ -1936,12 +1950,12 @@ def _kept_residual(
 ) -> Tensor:
     """A residual in the product's places.  In memory it lies as the program's result does, but for one after a view."""
     step, made = problem.residuals[index]
-    if step.text == "at":
+    if step.extent == "at":
         rows = draw(f"i{index}").look_up(problem.result_shape[:-1], np.arange(_TABLE_ROWS, dtype=np.int32))
         lookups[index] = keep(f"r{index}", values, dtype), keep(f"i{index}", rows, DTYPES["i32"])
         table, where = lookups[index]
         return table[where.long()]
-    if step.text:
+    if step.extent:
         return keep(f"r{index}", values, dtype).expand(problem.result_shape)
     lines = _all_lines(values, problem.result_shape)
     if isinstance(lines, _Lines) or any(move.name == "view" for move in made):

@@ -1014,7 +1014,7 @@ def _apply(step: Step, x: torch.Tensor, r: torch.Tensor | None) -> torch.Tensor:
     if step.name == "scale":
         return x * step.numbers[0]
     assert r is not None, step
-    return _BINARY[step.name](x, r)
+    return _BINARY[step.name](x, (r - step.numbers[1]) * step.numbers[0] if step.name == "sum" else r)
 
 
 def evaluate(
@@ -1091,7 +1091,11 @@ def _step_span(step: Step, span: _Span, r: torch.Tensor | None, arithmetic: _Ari
         lo = torch.where(span.lo > 0, span.lo, torch.where(span.hi > 0, 0.0, negative_lo))
         hi = torch.where(span.lo > 0, span.hi, torch.maximum(negative_hi, torch.where(span.hi > 0, span.hi, -math.inf)))
         return _Span(lo, hi)
-    if name in {"add", "sub", "sum", "bias"}:
+    if name == "sum":
+        assert r is not None
+        term = _accumulated(step, r, arithmetic)
+        return arithmetic.basic(_Span(lo := span.lo + term.lo, lo if span.thin and term.thin else span.hi + term.hi))
+    if name in {"add", "sub", "bias"}:
         assert r is not None
         shift = -r if name == "sub" else r
         return arithmetic.basic(span.map(lambda x: x + shift))
@@ -1106,6 +1110,19 @@ def _step_span(step: Step, span: _Span, r: torch.Tensor | None, arithmetic: _Ari
         # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
         return _keep_infinite(quotient, quotient.widen(4 * arithmetic.u * torch.maximum(lo.abs(), hi.abs())))
     return _function_span(name, span, arithmetic)
+
+
+def _accumulated(step: Step, r: torch.Tensor, arithmetic: _Arithmetic) -> _Span:
+    """What ``sum`` adds of its residual, ``(r - zero) scale``; r itself where it has none.
+
+    The scale is rounded to the working precision; in ``s r - s z`` both products and the difference are rounded, each
+    by at most u: in all 4 u s (|r| + |z|).  Small integers times a power of two are exact.
+    """
+    scale, zero = step.numbers
+    value = (r - zero) * scale
+    if math.frexp(scale)[0] == 0.5:
+        return _Span(value, value)
+    return _around(value, (r.abs() + abs(zero)) * (4 * arithmetic.u * scale))
 
 
 def _keep_infinite(before: _Span, after: _Span) -> _Span:

@@ -233,6 +233,11 @@ class Step:
         return tuple(map(float, self.text.split("_"))) if self.text else spec.defaults
 
     @property
+    def extent(self) -> str:
+        """How much of the result's shape a residual has, as written: ``n``, ``m1``, ``at``; "" for all of it."""
+        return self.text if STEPS[self.name].parameter == "shape" else ""
+
+    @property
     def dtype(self) -> DType:
         """The target type of a ``cast`` step."""
         return DTYPES[self.text]
@@ -297,7 +302,12 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
     "div": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
-    "sum": StepSpec(StepKind.BINARY, help="adds to a residual in place, as the op qlinear can"),
+    "sum": StepSpec(
+        StepKind.BINARY,
+        "numbers",
+        (1.0, 0.0),
+        help="sum: adds to a residual in place, as the op qlinear can; sum-0.5_3: SCALE_ZEROPOINT of one in 8 bits",
+    ),
     "cast": StepSpec(StepKind.CAST, "dtype", help="cast-f32: result in another dtype"),
     # Where the result is stored, and what later steps meet there.
     "t": StepSpec(StepKind.MOVE, help="the last two dimensions swapped"),
@@ -603,6 +613,13 @@ class Problem:
         """Element type of the value that bias and steps meet: that of the product, f32 before it is requantised."""
         return self.dtypes.out if self.dtypes.out.is_float or self.op.name != "qlinear" else DTYPES["f32"]
 
+    def residual_dtype(self, step: Step, dtype: DType) -> DType:
+        """Element type of a step's residual, where the step meets a value of ``dtype``.
+
+        That is ``dtype``, but for ``sum`` into 8 bits: what it adds to is the result, codes with their own scale.
+        """
+        return dtype if step.name != "sum" or self.dtypes.out.is_float else self.dtypes.out
+
     @property
     def bias_dtype(self) -> DType:
         """Element type of the bias operand."""
@@ -770,7 +787,7 @@ class Problem:
                     fail("epilogue", f"{step} joins two products", "linears of shape 2xMxNxK has them")
                 if seen_pass:
                     fail("epilogue", f"{step} comes after another step", "it goes first, after the bias")
-            if step.name in {"static", "requant"} and (step.numbers[0] <= 0.0 or step.numbers[1] % 1.0):
+            if step.name in {"static", "requant", "sum"} and (step.numbers[0] <= 0.0 or step.numbers[1] % 1.0):
                 fail(
                     "epilogue",
                     f"{step} is no scale and zero point",
@@ -803,7 +820,9 @@ class Problem:
     def _check_qlinear(self, fail: Callable[[str, str, str], None]) -> None:
         """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
         integer = not self.dtypes.out.is_float
-        chain = [str(step) if step.kind is StepKind.BINARY else step.name for step in self.chain]
+        chain = [
+            step.name if step.kind is not StepKind.BINARY or step.name == "sum" else str(step) for step in self.chain
+        ]
         binary, unary = chain[:1], chain[1:]
         if binary and binary[0] in QLINEAR_UNARY:
             binary, unary = [], chain
@@ -814,12 +833,13 @@ class Problem:
         if integer != (self.step("requant") is not None):
             problem = "an 8-bit result needs its scale" if integer else "a float result is not requantised"
             fail("epilogue", problem, f"{'add' if integer else 'drop'} requant")
-        if integer and "sum" in binary:
-            fail("epilogue", "sum adds in the type of the result", "write add, or a float result")
-        for name, dtype in (("static", self.dtypes.a), ("requant", self.dtypes.out)):
+        total = self.step("sum")
+        if total is not None and total.text and not integer:
+            fail("epilogue", f"{total} on a float result, whose residual has no scale", "write sum, or an 8-bit result")
+        for name, dtype in (("static", self.dtypes.a), ("requant", self.dtypes.out), ("sum", self.dtypes.out)):
             step = self.step(name)
             low = 0.0 if dtype.name == "u8" else -128.0
-            if step is not None and not low <= step.numbers[1] <= dtype.max_finite:
+            if step is not None and not dtype.is_float and not low <= step.numbers[1] <= dtype.max_finite:
                 fail("epilogue", f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}")
 
     def _check_moves(self, fail: Callable[[str, str, str], None]) -> None:
@@ -827,7 +847,7 @@ class Problem:
         shape = self.result_shape
         moves: list[Step] = []
         for step in self.chain:
-            if step.kind is StepKind.BINARY and step.text and moves:
+            if step.kind is StepKind.BINARY and step.extent and moves:
                 fail("epilogue", f"{step} after {moves[-1]}: rows and columns have moved then", f"put {step} first")
             if step.kind is not StepKind.MOVE:
                 continue
@@ -921,7 +941,7 @@ class Problem:
             if self.has(flag):
                 fail("flags", f"{flag} is nothing that linears have", f"drop {flag}")
         for step in self.chain:
-            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.text):
+            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
                 fail("epilogue", f"{step} is nothing that linears have", f"drop {step}")
         if self.has("in-3d") and (shape.m % 2 or self.has("dyn-m") or self.layout.a_transposed):
             fail("flags", "in-3d halves the rows of A", "give an even M and layout nt, and drop dyn-m")
@@ -982,7 +1002,7 @@ class Problem:
             return
         if step.name == "div":
             fail("flags", "res-a would divide by A, which holds zeros", "use add, sub or mul first")
-        if step.text or self.residuals[0][1]:
+        if step.extent or self.residuals[0][1]:
             fail("flags", f"res-a has A's own shape, which {step} does not meet", "use add, sub or mul before any move")
         if dtype != self.dtypes.a:
             fail("flags", f"res-a needs a value of A's dtype, not {dtype.name}", "move or drop the cast, or drop res-a")

@@ -145,7 +145,7 @@ def apply_step(step: Step, x: torch.Tensor, residual: torch.Tensor | None) -> to
     assert residual is not None, step
     binary: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "add": torch.add,
-        "sum": torch.add,
+        "sum": lambda x, r: x + (r - numbers[1]) * numbers[0],
         "sub": torch.sub,
         "mul": torch.mul,
         "div": torch.div,
@@ -221,9 +221,9 @@ def _qlinear(problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
         made = (op.default if static else op.tensor)(*before, *after, name, numbers, algorithm)
         return made
     # "sum" writes into its operand, which is not ours to change.
-    other = t["r0"].clone() if binary.name == "sum" else t["r0"]
+    other, (own, own_zero) = (t["r0"].clone(), binary.numbers) if binary.name == "sum" else (t["r0"], (1.0, 0.0))
     overload = op.binary if static else op.binary_tensor
-    made = overload(*before, other, *after, 1.0, 0, binary.name, 1.0, name, numbers, algorithm)
+    made = overload(*before, other, *after, own, int(own_zero), binary.name, 1.0, name, numbers, algorithm)
     return made
 
 
@@ -386,7 +386,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
                 residual = tensors["bias"]
             elif step.kind is StepKind.BINARY:
                 residual = tensors[f"r{index}"]
-                if step.text == "at":
+                if step.extent == "at":
                     residual = F.embedding(tensors[f"i{index}"], residual)
                 index += 1
             before = tapped if forks and place == len(chain) - 1 else x

@@ -117,7 +117,8 @@ def _residual_bits(problem: Problem) -> int:
         elif step.kind is StepKind.BINARY:
             if not (first and problem.has("res-a")):
                 shape = problem.result_shape
-                bits += {"n": shape[-1], "m1": shape[-2]}.get(step.text, math.prod(shape)) * dtype.bits
+                own = problem.residual_dtype(step, dtype)
+                bits += {"n": shape[-1], "m1": shape[-2]}.get(step.extent, math.prod(shape)) * own.bits
             first = False
     return bits
 

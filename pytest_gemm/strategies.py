@@ -312,9 +312,9 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
     value = form.dtypes.out.name
     found: list[Step] = []
     if form.op.name == "qlinear":
-        binary = draw(st.sampled_from(("", "add", "sum") if form.dtypes.out.is_float else ("", "add")))
+        binary = draw(st.sampled_from(("", "add", "sum" if form.dtypes.out.is_float else "sum-0.25_5")))
         unary = draw(st.sampled_from(("", "relu") if binary else ("", *QLINEAR_UNARY)))
-        steps = tuple(Step(name) for name in (binary, unary) if name)
+        steps = tuple(Step(*name.partition("-")[::2]) for name in (binary, unary) if name)
         return steps if form.dtypes.out.is_float else (*steps, Step("requant"))
     for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
         name, _, parameter = token.partition("-")

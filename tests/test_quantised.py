@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm import compare, oracle
+from pytest_gemm import compare, machine, oracle
 from pytest_gemm import operands as room
 from pytest_gemm.backend import Contract
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem import DTYPES, Problem, ProblemError, Step
 from pytest_gemm.program import args, build
 from pytest_gemm.roofline import work
 
@@ -25,6 +25,7 @@ from pytest_gemm.roofline import work
     [
         "qlinear:u8-i8-f32:nt:17x64x128:static-0.02_128+bias+add+relu",
         "qlinear:u8-i8-u8:nt:17x64x128:dynamic+gelu+requant-0.37_3:reduce-range",
+        "qlinear:u8-i8-i8:nt:17x64x128:static+sum-0.3_-4+relu+requant",
         "da8w8:i8-i8-bf16:nt:2x17x64x128:rowwise+bias",
         "woq_int4:bf16-i4-bf16:nt:17x64x128:group-32",
     ],
@@ -40,7 +41,9 @@ def test_a_quantised_line_reads_both_ways(line: str) -> None:
         ("qlinear:u8-i8-f32:nt:3x4x5:bias", "one of static dynamic"),
         ("qlinear:u8-i8-u8:nt:3x4x5:static", "add requant"),
         ("qlinear:u8-i8-f32:nt:3x4x5:static+requant", "drop requant"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:static+sum+requant", "write add"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:static+sum-0.5_3", "sum-0.5_3 on a float result.*write sum"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:static+sum-0.5_-1+requant", "no zero point of u8.*from 0 to 255"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:static+sum-0_3+requant", "sum-0_3 is no scale and zero point"),
         ("qlinear:u8-i8-f32:nt:3x4x5:static+relu+add", "add sum and then relu"),
         ("qlinear:u8-i8-f32:nt:3x4x5:static+add+gelu", "add sum and then relu"),
         ("qlinear:u8-i8-f32:nt:3x4x5:static-0.5_256", "from 0 to 255"),
@@ -108,6 +111,8 @@ LINE = "qlinear:u8-i8-f32:nt:17x65x126:dynamic"
     "qlinear:i8-i8-bf16:nt:17x33x1100:dynamic+bias+gelu",
     "qlinear:u8-i8-i8:nt:33x65x127:static+bias+requant-0.37_-5",
     "qlinear:u8-i8-u8:nt:33x65x127:dynamic+relu+requant",
+    "qlinear:u8-i8-u8:nt:33x65x127:static+bias+sum-0.25_5+requant-0.37_3",
+    "qlinear:u8-i8-i8:nt:17x33x126:dynamic+sum-0.3_-4+relu+requant",
     "da8w8:i8-i8-bf16:nt:17x65x127:rowwise+bias",
     "da8w8:i8-i8-f16:nt:2x9x33x1100:columnwise+bias+relu",
 ])  # fmt: skip
@@ -138,6 +143,44 @@ def liars(operands: room.Operands) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", list(liars(make(LINE, "rand"))))
 def test_a_liar_about_integers_is_caught(name: str) -> None:
     assert any(not agrees(o := make(LINE, filling), liars(o)[name]) for filling in ("int-2", "rand"))
+
+
+def accumulated(line: str, filling: str, scale: float, zero: int) -> bool:
+    """Whether a residual of 8 bits is accepted that was added with this scale and zero point instead of its own."""
+    operands = make(line, filling)
+    (own,) = [step for step in operands.problem.passes if step.name == "sum"]
+    r = operands.residuals[0].float()
+    replaced = (r - zero) * (scale / own.numbers[0]) + own.numbers[1]  # what its own step makes that sum of
+    return agrees(operands, computed(operands, r0=replaced))
+
+
+@pytest.mark.parametrize("line", [
+    "qlinear:u8-i8-u8:nt:17x65x126:static+bias+sum-0.25_5+requant-0.5_3",
+    "qlinear:u8-i8-i8:nt:17x65x126:static+sum-0.3_-4+relu+requant",
+])  # fmt: skip
+def test_a_residual_of_codes_has_its_own_scale_and_zero_point(line: str) -> None:
+    (own,) = [step for step in Problem.parse(line).passes if step.name == "sum"]
+    scale, zero = own.numbers
+    for filling in ("int-2", "rand"):
+        assert accumulated(line, filling, scale, int(zero))
+        residual = make(line, filling).residuals[0]
+        assert str(residual.dtype) == f"torch.{Problem.parse(line).dtypes.out.torch_name}"
+        for other in ((scale, 0), (scale, -int(zero)), (1.0, int(zero)), (1 / scale, int(zero)), (0.0, 0)):
+            assert not accumulated(line, filling, *other), other
+
+
+def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by_a_power_of_two() -> None:
+    f32, codes = torch.float32, torch.arange(256, dtype=torch.float64)
+    step = Problem.parse("qlinear:u8-i8-u8:nt:1x1x1:static+sum-0.3_5+requant").step("sum")
+    assert step is not None
+    span = oracle._accumulated(step, codes, oracle._Arithmetic(DTYPES["f32"], "fused"))
+    scale = torch.tensor(0.3, dtype=f32)
+    for value in ((codes.to(f32) - 5) * scale, codes.to(f32) * scale - scale * 5):
+        assert bool(((span.lo <= value.double()) & (value.double() <= span.hi)).all())
+    assert float((span.hi - span.lo).max()) < 1e-4
+    thin = oracle._accumulated(Step("sum", "0.25_5"), codes, oracle._Arithmetic(DTYPES["f32"], "fused"))
+    assert thin.thin
+    assert torch.equal(thin.lo, (codes - 5) / 4)
 
 
 def test_seven_bits_do_not_saturate_in_pairs() -> None:
@@ -247,12 +290,20 @@ def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
         ("qlinear:u8-i8-f32:nt:17x8x128:static", "few-columns"),
         ("woq_int4:f32-i4-f32:nt:17x64x128:group-32", "dtype"),
         ("woq_int4:bf16-i4-bf16:nt:17x48x128:group-32", "int4-shape"),
+        (INT4, "isa"),
     ],
 )
 def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
-    refusal = CppBackend().supports(Problem.parse(line))
+    refusal = CppBackend().listing_at("avx2").supports(Problem.parse(line))
     assert refusal is not None
     assert refusal.reason.code == code
+
+
+def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
+    problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:group-32")
+    assert all(CppBackend().listing_at(isa).supports(problem) is None for isa in ("avx512", "amx"))
+    own = CppBackend().supports(problem)
+    assert (own is None) == ("avx512" in machine.isas(machine.cpu().flags))
 
 
 @pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:rowwise"])
@@ -265,6 +316,8 @@ def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
 @pytest.mark.parametrize("line", [
     "qlinear:u8-i8-f32:nt:17x65x127:static-0.02_7+bias+gelu:reduce-range",
     "qlinear:u8-i8-i8:nt:17x65x127:dynamic+requant-0.37_3:reduce-range",
+    "qlinear:u8-i8-u8:nt:17x65x127:static+bias+sum-0.25_5+relu+requant-0.37_3:reduce-range",
+    "qlinear:u8-i8-i8:nt:17x65x127:dynamic+sum-0.3_-4+requant-0.5_-3:reduce-range",
     "da8w8:i8-i8-bf16:nt:2x9x64x127:rowwise+bias",
     "woq_int4:bf16-i4-bf16:nt:9x64x256:group-64",
     "woq_int4:f32-i4-f32:nt:3x16x128:group-32+relu",
@@ -278,6 +331,15 @@ def test_aten_computes_it(line: str) -> None:
         actual = prepared.run(operands)
         assert agrees(operands, actual, prepared.contract)
         assert prepared.proof().executed
+
+
+def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -> None:
+    compiled = AtenBackend().in_mode("static", "cpu")
+    refusal = compiled.supports(Problem.parse(LINE))
+    assert refusal is not None
+    assert refusal.reason.code == "not-frozen"
+    operands = make("woq_int4:bf16-i4-bf16:nt:3x16x64:group-32", "int-2")
+    assert agrees(operands, compiled.prepare(operands.problem, operands).run(operands), Contract("f32"))
 
 
 @pytest.mark.parametrize("line", [
