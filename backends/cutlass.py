@@ -309,8 +309,9 @@ def _without_memory(problem: Problem) -> Operands:
     """Operands of a problem in their true geometry, as fake tensors on a CUDA device."""
     from pytest_gemm import operands as room
     from pytest_gemm.backends import cutlass_compat
+    from pytest_gemm.fillings import fillings_for
 
-    made = room.make(problem, room.fillings_for(problem)[0], 0)
+    made = room.make(problem, fillings_for(problem)[0], 0)
     fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
     single = {name: value for name, value in fields.items() if hasattr(value, "as_strided")}
     several = {f"r{index}": residual for index, residual in enumerate(made.residuals)}

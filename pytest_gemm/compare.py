@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from pytest_gemm.operands import decode_k, decode_source, tile_map_period
+from pytest_gemm.fillings import decode_k, decode_source, tile_map_period
 from pytest_gemm.oracle import Interval, as_added, as_multiplied, evaluate
 from pytest_gemm.problem import DTYPES, OWN_BIAS, TF32, DType, Problem, StepKind
 from pytest_gemm.program import torch_dtype

@@ -632,7 +632,7 @@ def _ops(text: str) -> tuple[str, ...]:
 def _fillings(text: str) -> tuple[str, ...]:
     names = _list(text)
     if names:
-        from pytest_gemm.operands import FILLINGS  # imports torch
+        from pytest_gemm.fillings import FILLINGS  # imports torch
 
         for name in names:
             if name not in FILLINGS:

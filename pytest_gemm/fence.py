@@ -21,7 +21,8 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_gemm.operands import Guarded, Operands
+from pytest_gemm.memory import Guarded
+from pytest_gemm.operands import Operands
 
 __all__ = ["ALLOCATED", "SIDES", "Fence", "moved", "products"]
 

@@ -42,6 +42,7 @@ from pytest_gemm.backend import (
 )
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
+from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
@@ -784,13 +785,13 @@ def _telling(fillings: tuple[str, ...], choices: int) -> tuple[str, ...]:
     """With many choices the first filling of exact sums and the first of those that round."""
     if choices <= _MANY:
         return fillings
-    found = [next((f for f in fillings if operands.FILLINGS[f].exact is exact), "") for exact in (True, False)]
+    found = [next((f for f in fillings if FILLINGS[f].exact is exact), "") for exact in (True, False)]
     return tuple(filter(None, found))
 
 
 def _rounding(fillings: tuple[str, ...]) -> tuple[str, ...]:
     """The first filling whose sums round: where each costs a compile of half a minute, one has to do."""
-    return tuple(f for f in fillings if not operands.FILLINGS[f].exact)[:1] or fillings[:1]
+    return tuple(f for f in fillings if not FILLINGS[f].exact)[:1] or fillings[:1]
 
 
 def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:

@@ -169,7 +169,7 @@ class Meter:
 
     def __call__(self, case: Case) -> None:
         """Compile and judge a case; if it passes it is timed, now or when the others are as far."""
-        from pytest_gemm.operands import fillings_for
+        from pytest_gemm.fillings import fillings_for
 
         self._begin(case)
         if held := self._withheld(case):

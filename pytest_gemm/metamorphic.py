@@ -21,7 +21,8 @@ from typing import Final
 import torch
 
 from pytest_gemm.backend import Contract
-from pytest_gemm.operands import FILLINGS, Operands
+from pytest_gemm.fillings import FILLINGS
+from pytest_gemm.operands import Operands
 from pytest_gemm.problem import Problem, StepKind
 
 __all__ = ["PROPERTIES", "Bench", "Property", "applicable"]

@@ -25,7 +25,8 @@ import torch
 
 from pytest_gemm import compare, freivalds, oracle
 from pytest_gemm.backend import Contract
-from pytest_gemm.operands import Operands, is_large
+from pytest_gemm.fillings import is_large
+from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem, StepKind
 

@@ -237,8 +237,9 @@ def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
 
     from pytest_gemm import operands
     from pytest_gemm.backend import Unsupported
+    from pytest_gemm.fillings import fillings_for
 
-    fillings = operands.fillings_for(problem)
+    fillings = fillings_for(problem)
     if not fillings:
         return None
     try:

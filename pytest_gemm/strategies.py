@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="hypothesis") from error
 
 from pytest_gemm.backend import Backend
-from pytest_gemm.operands import FILLINGS, fillings_for
+from pytest_gemm.fillings import FILLINGS, fillings_for
 from pytest_gemm.problem import (
     DTYPES,
     OPS,

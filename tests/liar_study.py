@@ -33,6 +33,8 @@ from torch._dynamo.utils import same
 
 from pytest_gemm import machine, operands, session
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.fillings import FILLINGS as KNOWN
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.outcome import Outcome, Status
@@ -100,7 +102,7 @@ def judge() -> Judge:
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
     """All outcomes of a backend on a problem, filling by filling."""
     problem = Problem.parse(line)
-    return who.judge(Case(backend, problem, operands.fillings_for(problem), seed, "cpu"))
+    return who.judge(Case(backend, problem, fillings_for(problem), seed, "cpu"))
 
 
 def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
@@ -337,7 +339,7 @@ _ALARMED: Final[Mapping[bool | None, str]] = {True: "**alarm**", False: "passed"
 
 def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: str) -> str:
     """The study as a page of Markdown."""
-    quick, known = FILLINGS["quick"], list(operands.FILLINGS)
+    quick, known = FILLINGS["quick"], list(KNOWN)
     by_liar, by_control = _grouped(liars, LIARS), _grouped(controls, HONEST)
     asked = sum(1 for row in liars if row.peers)
     late = [row for row in liars if row.catch and row.catch.filling in known[quick:]]
@@ -528,7 +530,7 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
     backend = AtenBackend()
     while found.ends.total() < count:
         problem = drawn_problem(draw)
-        names = operands.fillings_for(problem)
+        names = fillings_for(problem)
         if not names or AtenBackend().refusal(problem, "cpu"):
             continue
         if ledger().applicable("aten", problem, "test_product", environment) is not None:

@@ -12,6 +12,7 @@ import torch
 from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
 from pytest_gemm.backend import Contract
+from pytest_gemm.fillings import k_cover_digits
 from pytest_gemm.problem import Problem
 
 Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]
@@ -408,7 +409,7 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_filling() -> None:
     problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:tap")
     tapped = problem.outputs[0]
     made = ops.make(problem, "k-cover", 11)
-    assert ops.k_cover_digits(problem) != ops.k_cover_digits(Problem.parse("mm:f32:nn:24x40x100"))
+    assert k_cover_digits(problem) != k_cover_digits(Problem.parse("mm:f32:nn:24x40x100"))
     contract = Contract("f32", "either")
     bare = dataclasses.replace(tapped, epilogue=())
     span = oracle.interval(bare, made, oracle.reference(bare, made), contract)

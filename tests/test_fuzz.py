@@ -16,11 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
-from pytest_gemm import operands, selection, strategies
+from pytest_gemm import selection, strategies
 from pytest_gemm.backend import Contract, Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import judged
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
 from pytest_gemm.judge import Judge
 from pytest_gemm.ledger import Ledger
@@ -50,7 +51,7 @@ def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
     assert trial.fillings
     for problem in trial.problems:
         assert Problem.parse(problem.line) == problem
-        assert set(trial.fillings) <= set(operands.fillings_for(problem))
+        assert set(trial.fillings) <= set(fillings_for(problem))
     first = trial.problems[0]
     assert len(trial.problems) == 1 or first.has("dyn-m")
     assert all(problem.with_m(first.shape.m) == first for problem in trial.problems)

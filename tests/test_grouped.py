@@ -18,6 +18,7 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem import Problem, ProblemError
@@ -112,7 +113,7 @@ def test_eager_on_a_cpu_is_right(text: str) -> None:
         assert refusal is not None  # rows of B are 100 long; rows of nothing and a gap are 9 apart
         return
     assert refusal is None
-    for filling in room.fillings_for(problem):
+    for filling in fillings_for(problem):
         o = room.make(problem, filling, 2)
         prepared = backend.prepare(problem, o)
         verdict = compared(o, prepared.run(o))

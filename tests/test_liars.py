@@ -15,8 +15,8 @@ import torch
 from liars import HONEST, KS, LIARS, Honest, Liar, Planted, product, right, split_k_slice_dropped, whole
 
 from pytest_gemm.backend import Contract
+from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.judge import Judge
-from pytest_gemm.operands import FILLINGS
 from pytest_gemm.outcome import Status
 
 # Every liar at the smallest K, in every dtype; the plain products of f32 and int8 at the longer ones too, where K

@@ -16,6 +16,7 @@ from pytest_gemm.backend import Contract, Proof, Registry
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Status
@@ -134,7 +135,7 @@ def test_a_step_that_another_product_has_too_is_found_out() -> None:
 @pytest.mark.parametrize("text", ["linears:f16:nt:2x17x65x97:gated-relu", PLAIN, SILU])
 def test_eager_is_right_on_every_kind_of_values(text: str, filling: str) -> None:
     problem = Problem.parse(text)
-    if filling not in room.fillings_for(problem):
+    if filling not in fillings_for(problem):
         return
     (outcome,) = Judge().judge(Case(AtenBackend(), problem, (filling,), 0, "cpu"))
     assert outcome.status is Status.PASSED, outcome.details

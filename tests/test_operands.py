@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_gemm import draws, memory
 from pytest_gemm import operands as room
 from pytest_gemm.backend import Unsupported
+from pytest_gemm.fillings import FILLINGS, decode_k, decode_source, fillings_for, k_cover_digits, tile_map_period
+from pytest_gemm.memory import poison_output
 from pytest_gemm.problem import DTYPES, Problem, StepKind
 from pytest_gemm.program import args, torch_dtype
 
-EXACT = [name for name, filling in room.FILLINGS.items() if filling.exact]
+EXACT = [name for name, filling in FILLINGS.items() if filling.exact]
 
 
 def make(line: str, filling: str, seed: int = 0) -> room.Operands:
@@ -54,7 +57,7 @@ def test_seed_filling_and_problem_decide_the_values() -> None:
 
 def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None:
     line = "linear:bf16:nt:{}x24x40:bias+relu"
-    for filling in room.fillings_for(Problem.parse(line.format(8))):
+    for filling in fillings_for(Problem.parse(line.format(8))):
         eight = make(line.format(8), filling)
         assert make(line.format(8) + ":dyn-m", filling).digest() == eight.digest()
         seven = make(line.format(7) + ":dyn-m", filling)
@@ -150,9 +153,9 @@ def test_a_write_anywhere_is_noticed_and_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int32])
 def test_a_poisoned_output_tells_a_write_past_its_end(dtype: torch.dtype) -> None:
-    out = room.poison_output((3, 5), dtype)
+    out = poison_output((3, 5), dtype)
     assert poison_bytes(out.storage).all()
-    other = room.poison_output((3, 5), dtype, fill="max")
+    other = poison_output((3, 5), dtype, fill="max")
     assert not torch.equal(out.view, other.view)
     out.view.zero_()
     assert out.guards_intact()
@@ -193,7 +196,7 @@ DTYPE_LINES = [
 def test_exact_fillings_sum_exactly_in_the_accumulator(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
     bits = accumulator_bits(problem)
-    for filling in set(EXACT) & set(room.fillings_for(problem)):
+    for filling in set(EXACT) & set(fillings_for(problem)):
         o = room.make(problem, filling, 3)
         a, b = o.a.double(), o.b.double()
         scale = 1.0 if o.scale_b is None else o.scale_b.double()
@@ -211,7 +214,7 @@ def test_exact_fillings_sum_exactly_in_the_accumulator(line: str, k: int) -> Non
 @pytest.mark.parametrize("half", ["bf16", "f16"])
 def test_exact_operands_lose_nothing_when_autocast_converts_them(half: str) -> None:
     problem = Problem.parse(f"addmm:f32-f32-{half}:nn:33x40x1000:bias")
-    for filling in set(EXACT) & set(room.fillings_for(problem)):
+    for filling in set(EXACT) & set(fillings_for(problem)):
         o = room.make(problem, filling, 3)
         assert o.bias is not None
         for tensor in (o.a, o.b, o.bias):
@@ -227,7 +230,7 @@ def test_exact_operands_lose_nothing_when_autocast_converts_them(half: str) -> N
 def test_no_result_overflows(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
     chain = [problem.dtypes.out] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
-    for filling in set(room.fillings_for(problem)) - {"specials"}:
+    for filling in set(fillings_for(problem)) - {"specials"}:
         o = room.make(problem, filling, 3)
         product = o.a.double() @ o.b.double() * (1.0 if o.scale_b is None else o.scale_b.double())
         addend = 0.0 if o.bias is None else problem.beta * o.bias.double()
@@ -276,7 +279,7 @@ def test_one_hot_gives_rows_of_b_with_full_significands() -> None:
 def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
     problem = Problem.parse(line)
     o = room.make(problem, "k-cover", 0)
-    digits = room.k_cover_digits(problem)
+    digits = k_cover_digits(problem)
     a, b = o.a.double(), o.b.double()
     right = a @ b
     assert torch.equal(right, right.to(torch_dtype(problem.dtypes.out)).double())
@@ -286,14 +289,14 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
             assert torch.equal(wrong, wrong.to(torch_dtype(problem.dtypes.out)).double())
             columns = (wrong != right).any(0).nonzero().ravel().tolist()
             assert columns[0] == k // digits
-            found = room.decode_k(problem, columns[0], right[0, columns[0]].item(), wrong[0, columns[0]].item())
+            found = decode_k(problem, columns[0], right[0, columns[0]].item(), wrong[0, columns[0]].item())
             assert found == [(k, word)]
     tail = problem.shape.k - 3
     wrong = a[:, :tail] @ b[:tail]
     seen = {
         k
         for j in range(problem.shape.n)
-        for k, word in room.decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
+        for k, word in decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
         if word == "dropped"
     }
     assert seen == {tail, tail + 1, tail + 2}
@@ -301,7 +304,7 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
 
 def test_k_cover_carries_as_many_digits_as_operand_and_output_hold() -> None:
     lines = {"mm:f32": 8, "mm:f16": 5, "mm:bf16": 4, "int_mm:i8-i8-i32": 4}
-    assert {x: room.k_cover_digits(Problem.parse(f"{x}:nt:3x999x1000")) for x in lines} == lines
+    assert {x: k_cover_digits(Problem.parse(f"{x}:nt:3x999x1000")) for x in lines} == lines
 
 
 def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates() -> None:
@@ -313,16 +316,16 @@ def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates
         for k in range(problem.shape.k):
             wrong = right - a[:, k : k + 1] * b[k : k + 1]
             j = int((wrong != right)[0].nonzero()[0])
-            found = room.decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
+            found = decode_k(problem, j, right[0, j].item(), wrong[0, j].item())
             assert (k, "maybe dropped") in found, (line, k)
 
 
 def test_k_cover_does_not_explain_what_is_no_k() -> None:
     problem = Problem.parse("mm:f32:nt:3x200x1000")
-    assert room.decode_k(problem, 0, 21845.0, 21845.5) == []
-    assert room.decode_k(problem, 0, 21845.0, math.nan) == []
-    assert room.decode_k(problem, 0, 21845.0, 1e9) == []
-    assert room.decode_k(problem, 0, 21845.0, 21845.0) == []
+    assert decode_k(problem, 0, 21845.0, 21845.5) == []
+    assert decode_k(problem, 0, 21845.0, math.nan) == []
+    assert decode_k(problem, 0, 21845.0, 1e9) == []
+    assert decode_k(problem, 0, 21845.0, 21845.0) == []
 
 
 @pytest.mark.parametrize(
@@ -340,16 +343,16 @@ def test_tile_map_tells_where_an_element_came_from(line: str) -> None:
     o = room.make(problem, "tile-map", 0)
     c = o.a.double() @ o.b.double()
     assert torch.equal(c, c.to(torch_dtype(problem.dtypes.out)).double())
-    rows, columns = room.tile_map_period(problem)
+    rows, columns = tile_map_period(problem)
     c = c.reshape(-1, problem.shape.m, problem.shape.n)[0]
     for i in range(0, problem.shape.m, 3):
         for j in range(0, problem.shape.n, 7):
-            assert room.decode_source(problem, c[i, j].item()) == (i % rows, j % columns)
+            assert decode_source(problem, c[i, j].item()) == (i % rows, j % columns)
     if problem.shape.m * problem.shape.n <= 2**24 and problem.dtypes.out.name == "f32":
         assert (rows, columns) == (problem.shape.m, problem.shape.n)
-    assert room.decode_source(problem, 0.0) is None
-    assert room.decode_source(problem, 2.5) is None
-    assert room.decode_source(problem, math.nan) is None
+    assert decode_source(problem, 0.0) is None
+    assert decode_source(problem, 2.5) is None
+    assert decode_source(problem, math.nan) is None
     # Tiles that lie 16, 32 or 64 apart never look alike.
     for step in (16, 32, 64):
         assert step % rows or step >= problem.shape.m
@@ -483,7 +486,7 @@ def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilog
 
     problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
     wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")
-    for filling in set(room.fillings_for(problem)) - {"specials", "k-cover"}:
+    for filling in set(fillings_for(problem)) - {"specials", "k-cover"}:
         o = room.make(problem, filling, 5)
         c = build(wide)(**{name: t.double() for name, t in args(problem, o).items()}).to(
             torch_dtype(problem.dtypes.out)
@@ -507,7 +510,7 @@ def test_a_shifted_bias_shows_and_residuals_have_the_dtype_of_the_chain() -> Non
 def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="exp of an integer product"):
         make("int_mm:i8-i8-i32:nt:4x4x4:cast-f32+exp", "rand")
-    assert room.fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4:cast-f32+exp")) == ()
+    assert fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4:cast-f32+exp")) == ()
     with pytest.raises(Unsupported, match="cast-i8"):
         make("mm:f32:nt:4x4x4:cast-i8", "rand")
     with pytest.raises(Unsupported, match="tile-map does not apply"):
@@ -517,10 +520,10 @@ def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
 
 
 def test_the_most_telling_filling_comes_first() -> None:
-    names = room.fillings_for(Problem.parse("mm:f32:nt:33x65x127"))
+    names = fillings_for(Problem.parse("mm:f32:nt:33x65x127"))
     assert names[:3] == ("int-2", "rand", "k-cover")
-    assert set(names) == set(room.FILLINGS)
-    assert set(room.fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4"))) == {*EXACT, "rand"}
+    assert set(names) == set(FILLINGS)
+    assert set(fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4"))) == {*EXACT, "rand"}
 
 
 # -- large ones -----------------------------------------------------------------------------------------
@@ -529,7 +532,7 @@ def test_the_most_telling_filling_comes_first() -> None:
 @pytest.fixture
 def few_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few as are drawn of a large operand: 16 lines here."""
-    monkeypatch.setattr(room, "_DRAWN", 64)
+    monkeypatch.setattr(draws, "_DRAWN", 64)
 
 
 @pytest.mark.usefixtures("few_are_drawn")
@@ -598,15 +601,15 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_hash_of_large_storages_notices_every_byte_and_what_changes_places() -> None:
     x = torch.arange(200_003, dtype=torch.float32).to(torch.float16)
-    before = room._checksum(x)
-    assert room._checksum(x.clone()) == before
+    before = memory._checksum(x)
+    assert memory._checksum(x.clone()) == before
     for place in (0, 1, 131_071, 131_072, 199_999, 200_002):
         raw = x.clone().view(torch.uint8)
         raw[2 * place] ^= 1
-        assert room._checksum(raw.view(torch.float16)) != before
+        assert memory._checksum(raw.view(torch.float16)) != before
     swapped = x.clone()
     swapped[[10, 11, 70_010, 70_011]] = x[[70_010, 70_011, 10, 11]]
-    assert room._checksum(swapped) != before
+    assert memory._checksum(swapped) != before
     flipped = x.clone()
     flipped[[11, 13, 70_001, 70_003]] *= -1.0
-    assert room._checksum(flipped) != before
+    assert memory._checksum(flipped) != before

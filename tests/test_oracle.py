@@ -16,6 +16,7 @@ from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
 from pytest_gemm.backend import Contract
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.fillings import FILLINGS, fillings_for
 from pytest_gemm.problem import DTYPES, Problem
 from pytest_gemm.rounding import round_to
 
@@ -88,7 +89,7 @@ STEPS = [
 def test_eager_products_are_right(dtype: str, shape: str) -> None:
     for line in PRODUCTS:
         problem = Problem.parse(line.format(d=dtype, s=shape))
-        for filling in ops.fillings_for(problem):
+        for filling in fillings_for(problem):
             assert judged(problem.line, filling)[0] == 0, (problem.line, filling)
 
 
@@ -96,7 +97,7 @@ def test_eager_products_are_right(dtype: str, shape: str) -> None:
 @pytest.mark.parametrize("steps", STEPS)
 def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
     for line in (f"mm:{dtype}:nn:33x65x127:{steps}", f"linear:{dtype}:nt:17x33x1000:bias+{steps}"):
-        for filling in ops.fillings_for(Problem.parse(line)):
+        for filling in fillings_for(Problem.parse(line)):
             for epilogue in ("either", "eager"):
                 assert judged(line, filling, epilogue=epilogue)[0] == 0, (line, filling, epilogue)
 
@@ -113,7 +114,7 @@ def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
     ],
 )
 def test_eager_integer_operands_are_right(line: str) -> None:
-    for filling in ops.fillings_for(Problem.parse(line)):
+    for filling in fillings_for(Problem.parse(line)):
         assert judged(line, filling)[0] == 0, filling
 
 
@@ -139,7 +140,7 @@ def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("epilogue", ["fused", "eager"])
 def test_honest_orders_are_right(matmul: Matmul, line: str, epilogue: str) -> None:
     for filling in ("int-1", "int-2", "rand", "rand-positive", "rand-wide"):
-        if filling in ops.fillings_for(Problem.parse(line)):
+        if filling in fillings_for(Problem.parse(line)):
             assert judged(line, filling, matmul, epilogue=epilogue, slices=4)[0] == 0, filling
 
 
@@ -237,7 +238,7 @@ def bf16_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shape", ["17x65x127", "24x32x4096", "33x97x1"])
 def test_tf32_and_f32_alike_are_right_where_a_flag_allows_it(matmul: Matmul, shape: str) -> None:
     for line in (f"mm:f32:nn:{shape}::tf32", f"addmm:f32:nn:{shape}:bias+alpha-0.5+beta-2+relu:tf32"):
-        for filling in ops.fillings_for(Problem.parse(line)):
+        for filling in fillings_for(Problem.parse(line)):
             assert judged(line, filling, matmul, **TF32)[0] == 0, (line, filling)
 
 
@@ -288,10 +289,10 @@ def slices_in_half(count: int) -> Matmul:
 @pytest.mark.parametrize("k", [48, 250, 1000, 8200])
 def test_partial_sums_in_half_are_right_where_a_flag_allows_it(dtype: str, k: int) -> None:
     line = f"mm:{dtype}:nn:24x40x{k}::reduced"
-    for filling in ops.fillings_for(Problem.parse(line)):
+    for filling in fillings_for(Problem.parse(line)):
         wrong, span = judged(line, filling, slices_in_half(8), slices=8, partials="out")
         assert wrong == 0, filling
-        assert (span.tier == "exact") == ops.FILLINGS[filling].exact, filling
+        assert (span.tier == "exact") == FILLINGS[filling].exact, filling
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -310,7 +311,7 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
     found = oracle.reference(problem, given)
     assert oracle.interval(problem, given, found, Contract(slices=8)).tier == "exact"
     assert oracle.interval(problem, given, found, Contract(slices=8, partials="out")).tier == "hard"
-    assert "int-1" not in ops.fillings_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
+    assert "int-1" not in fillings_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
 
 
 @pytest.mark.parametrize("half", ["bf16", "f16"])
@@ -326,7 +327,7 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
 )
 def test_eager_under_autocast_is_right(line: str, half: str) -> None:
     problem = Problem.parse(line.format(half))
-    for filling in ops.fillings_for(problem):
+    for filling in fillings_for(problem):
         for epilogue in ("either", "eager"):
             assert judged(problem.line, filling, epilogue=epilogue)[0] == 0, (filling, epilogue)
 
@@ -641,7 +642,7 @@ def test_a_bound_that_admits_zero_is_mistrusted() -> None:
 
 @pytest.mark.parametrize("line", ["mm:f32:nn:16x16x0", "mm:f32:nn:0x16x8", "mm:f32:nn:1x1x8", "mm:bf16:nn:64x64x8200"])
 def test_legitimate_cases_are_trusted(line: str) -> None:
-    for filling in ops.fillings_for(Problem.parse(line)):
+    for filling in fillings_for(Problem.parse(line)):
         assert doubt(line, filling) is None, filling
 
 

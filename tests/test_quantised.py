@@ -13,6 +13,7 @@ from pytest_gemm.backend import Contract
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.problem import DTYPES, Problem, ProblemError, Step
 from pytest_gemm.program import args, build
 from pytest_gemm.roofline import work
@@ -117,7 +118,7 @@ LINE = "qlinear:u8-i8-f32:nt:17x65x126:dynamic"
     "da8w8:i8-i8-f16:nt:2x9x33x1100:columnwise+bias+relu",
 ])  # fmt: skip
 def test_an_honest_program_is_accepted(line: str) -> None:
-    for filling in room.fillings_for(Problem.parse(line)):
+    for filling in fillings_for(Problem.parse(line)):
         operands = make(line, filling)
         contract = Contract("f32", "eager")
         assert agrees(operands, computed(operands), contract), filling

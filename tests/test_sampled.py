@@ -13,6 +13,7 @@ from liars import HONEST, LIARS, Planted
 
 from pytest_gemm import freivalds, operands, report, sampled
 from pytest_gemm.backend import Backend, Contract
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
@@ -28,7 +29,7 @@ FILLINGS = {"f32": ("int-2", "rand"), "bf16": ("int-1", "int-2", "rand"), "f16":
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems that a test can afford take the way of large ones."""
-    monkeypatch.setattr(operands, "LARGE", 0)
+    monkeypatch.setattr("pytest_gemm.fillings.LARGE", 0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,7 +61,7 @@ def judged(matmul: Matmul, line: str, fillings: tuple[str, ...], mode: str = "au
 
 def outcomes_of(backend: Backend, line: str, fillings: tuple[str, ...] = (), mode: str = "auto") -> Iterator[Outcome]:
     problem = Problem.parse(line)
-    case = Case(backend, problem, fillings or operands.fillings_for(problem), 3, "cpu")
+    case = Case(backend, problem, fillings or fillings_for(problem), 3, "cpu")
     return Judge(lambda *_: False, reference=mode).judge(case)
 
 
@@ -140,7 +141,7 @@ ALL = [
 @pytest.mark.parametrize("line", ALL)
 def test_an_honest_product_passes_with_every_filling(line: str) -> None:
     problem = Problem.parse(line)
-    fillings = tuple(f for f in operands.fillings_for(problem) if f not in {"rand-large", "rand-small"})
+    fillings = tuple(f for f in fillings_for(problem) if f not in {"rand-large", "rand-small"})
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype == torch.int8:
@@ -159,7 +160,7 @@ def test_an_honest_product_passes_with_every_filling(line: str) -> None:
 @pytest.mark.parametrize("line", ["mm:{}:nn:200x136x513", "addmm:{}:nt:200x136x100:bias-1n+sub"])
 def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
     problem = Problem.parse(line.format(dtype))
-    for filling in operands.fillings_for(problem):
+    for filling in fillings_for(problem):
         made = operands.make(problem, filling, 1)
         c = build(problem)(**args(problem, made))
         suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
@@ -286,5 +287,5 @@ def test_what_cannot_be_compared_is_said_as_ever() -> None:
 def test_only_large_problems_are_judged_by_sample(
     monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(operands, "LARGE", large)
+    monkeypatch.setattr("pytest_gemm.fillings.LARGE", large)
     assert sampled.applies(Problem.parse(line), mode) is expected

@@ -19,6 +19,7 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.problem import Problem, ProblemError
 from pytest_gemm.program import args, build
 
@@ -178,10 +179,10 @@ def test_with_dyn_m_what_is_constant_does_not_depend_on_m() -> None:
 
 def test_a_long_sum_that_must_be_promoted_meets_positive_data_early() -> None:
     long, short = Problem.parse(line("16x16x2048", "rowwise")), Problem.parse(line("16x16x1024", "rowwise"))
-    assert room.fillings_for(long)[:3] == ("int-2", "rand", "rand-positive")
-    assert "rand-positive" not in room.fillings_for(short)[:4]
+    assert fillings_for(long)[:3] == ("int-2", "rand", "rand-positive")
+    assert "rand-positive" not in fillings_for(short)[:4]
     fast = Problem.parse(line("16x16x8192", "rowwise:fast-acc"))
-    assert "rand-positive" not in room.fillings_for(fast)
+    assert "rand-positive" not in fillings_for(fast)
 
 
 # -- the bound ---------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_a_half_type_is_not_promoted() -> None:
 def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, epilogue: str) -> None:
     text = line(shape, epilogue + (":fast-acc" if not promote else ""), out="f32")
     problem = Problem.parse(text)
-    for filling in set(room.fillings_for(problem)) - {"specials"}:
+    for filling in set(fillings_for(problem)) - {"specials"}:
         o = make(text, filling)
         verdict, interval = judged(o, on_model(o, promote=promote), tensor_core.contract(problem))
         assert verdict.ok, (filling, verdict.mismatch)
@@ -317,7 +318,7 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
     if "rowwise" in epilogue and not ROWS_ON_CPU:
         pytest.skip("torch before 2.13 has tensorwise scales only on a CPU")
     problem = Problem.parse(line("33x40x250", epilogue, b="f8e5m2", out=out))
-    for filling in room.fillings_for(problem):
+    for filling in fillings_for(problem):
         o = room.make(problem, filling, 1)
         prepared = AtenBackend().prepare(problem, o)
         verdict, interval = judged(o, prepared.run(o), prepared.contract)

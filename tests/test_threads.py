@@ -11,6 +11,7 @@ from pytest_gemm.backend import Contract
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
+from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
 from pytest_gemm.outcome import Outcome, Status
@@ -87,7 +88,7 @@ def test_threads_show_in_id_report_rerun_line_and_record() -> None:
 )
 def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     problem = Problem.parse(text)
-    for filling in room.fillings_for(problem):
+    for filling in fillings_for(problem):
         given = room.make(problem, filling, 0)
         assert (given.a.stride(), given.b.stride()) == (a, b)
         assert given.guards_intact()

@@ -1,0 +1,193 @@
+"""Memory around a tensor: poison where a kernel has no business to read, and proof that nothing was written.
+
+Every tensor is a window into a larger storage.  Each byte of that storage that is not the tensor's is poison: NaN,
+because finite poison times a masked zero hides a one-sided mask, or an extreme integer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pytest_gemm.draws import Array, Lines, Stream
+
+__all__ = [
+    "Guarded",
+    "guarded",
+    "moved_to",
+    "poison_output",
+]
+
+Fill = Literal["nan", "max"]
+
+# Bytes of poison before and after the data; a multiple of 64, so the data stays aligned, and wide enough for
+# the widest vector that a kernel loads past an end (a warp's 32 x 16 bytes).
+_BAND_BYTES: Final = 512
+# Bytes from which a storage on a device is hashed where it lies, by :func:`_checksum`.
+_LARGE_BYTES: Final = 1 << 24
+
+
+def _poison(count: int, dtype: torch.dtype, fill: Fill = "nan", device: str = "cpu") -> Tensor:
+    """``count`` poisoned elements.
+
+    Floats: NaN, or the largest finite value for ``max``.  Integers have no NaN: the two extremes in turn,
+    starting with the other one for ``max``.  Unsigned ones alternate between the two largest, as 0 harms nobody.
+    """
+    flat = torch.empty(count, dtype=dtype, device=device)
+    if dtype.is_floating_point:
+        return flat.fill_(math.nan if fill == "nan" else torch.finfo(dtype).max)
+    info = torch.iinfo(dtype)
+    low, high = (info.min if info.min < 0 else info.max - 1), info.max
+    if fill == "max":
+        low, high = high, low
+    flat[0::2] = low
+    flat[1::2] = high
+    return flat
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Guarded:
+    """A tensor inside a larger storage whose other bytes are poison.
+
+    Attributes:
+        name: which operand it is: ``a b offs bias r0 scale scale_a zero_a scale_b zero_b affine out``.
+        storage: the whole memory as a flat tensor, guard bands included.
+        view: the strided window of the data, not expanded over a batch.
+        fill: which poison surrounds it, see :func:`poison_output`.
+        drawn_finite: of a large operand, whether the few lines are finite that it was made of; else ``None``.
+    """
+
+    name: str
+    storage: Tensor
+    view: Tensor
+    fill: Fill = "nan"
+    drawn_finite: bool | None = None
+
+    def digest(self) -> str:
+        """Hash of every byte of the storage, viewed or not."""
+        size = self.storage.numel() * self.storage.element_size()
+        if size >= _LARGE_BYTES and self.storage.device.type != "cpu":
+            return _checksum(self.storage)  # rather than through the host's bus
+        return hashlib.blake2b(_bytes(self.storage).data, digest_size=16).hexdigest()
+
+    def clone(self) -> Guarded:
+        """The same bytes in fresh memory: values, strides, offset and poison."""
+        storage = self.storage.clone()
+        return dataclasses.replace(self, storage=storage, view=moved_to(self.view, storage))
+
+    def guards_intact(self) -> bool:
+        """Whether every byte outside the view still is the poison that was put there."""
+        expected = _poison(self.storage.numel(), self.storage.dtype, self.fill)
+        window = expected.as_strided(self.view.size(), self.view.stride(), self.view.storage_offset())
+        window.copy_(self.view)
+        return bool(np.array_equal(_bytes(expected), _bytes(self.storage)))
+
+
+def _bytes(flat: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a flat tensor, on the CPU; bits, so that NaN equals NaN."""
+    found: npt.NDArray[np.uint8] = flat.view(torch.uint8).cpu().numpy()
+    return found
+
+
+def moved_to(view: Tensor, storage: Tensor) -> Tensor:
+    """The view of another storage that ``view`` is of its own."""
+    return storage.as_strided(view.size(), view.stride(), view.storage_offset())
+
+
+# Words of 32 bits that share a sum, and the odd number that the multipliers are powers of (of the golden ratio's bits).
+_ROW_WORDS: Final = 1 << 16
+_CHUNK_WORDS: Final = 1 << 22
+
+
+@functools.lru_cache(maxsize=2)
+def _multipliers(device: str) -> Tensor:
+    """Random multipliers of 64 bits, for words of 32: a multilinear hash."""
+    words = Stream("checksum").words((_ROW_WORDS,), 64)
+    return torch.from_numpy(words.view("<i8").astype(np.int64)).to(device)
+
+
+def _checksum(flat: Tensor) -> str:
+    """Hash of a large storage, computed where it lies in about the time of reading it.
+
+    The storage is cut into rows of 2^16 words w of 32 bits; of each row ``sum w_i r_i mod 2^64`` with random r is kept,
+    a multilinear hash: two different rows agree with a probability of at most 2^-32, over the r.  The sums are hashed
+    by blake2b.
+    """
+    raw = flat.view(torch.uint8)
+    whole = raw.numel() // 4 * 4
+    words, rest = raw[:whole].view(torch.int32), raw[whole:]
+    found = hashlib.blake2b(_bytes(rest).tobytes(), digest_size=16)
+    r = _multipliers(str(flat.device))
+    for first in range(0, words.numel(), _CHUNK_WORDS):
+        chunk = words[first : first + _CHUNK_WORDS]
+        full = chunk.numel() // _ROW_WORDS * _ROW_WORDS
+        sums = [(chunk[:full].view(-1, _ROW_WORDS) * r).sum(1)]
+        if full < chunk.numel():
+            tail = chunk[full:]
+            sums.append((tail * r[: tail.numel()]).sum().reshape(1))
+        found.update(_bytes(torch.cat(sums)).tobytes())
+    return found.hexdigest()
+
+
+def guarded(
+    name: str,
+    values: Array | Lines | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    pad: int = 0,
+    offset: int = 0,
+    fill: Fill = "nan",
+    apart: bool = False,
+    middle: bool = False,
+) -> Guarded:
+    """Row-major ``shape`` with rows ``pad`` elements apart, ``offset`` elements past an aligned address.
+
+    With ``apart`` each matrix begins 64-byte aligned, as a tensor of its own would; with ``middle`` the first dimension
+    lies between the two others in memory.
+    """
+    strides = [1] * len(shape)
+    step = 1
+    for dim in (1, 0, 2)[::-1] if middle else reversed(range(len(shape))):
+        unit = 64 // torch.empty(0, dtype=dtype).element_size() if apart and dim == 0 else 1
+        step = -(-step // unit) * unit
+        strides[dim] = step
+        # A zero-size dimension keeps a stride of at least 1, as torch.empty has it.
+        step *= max(shape[dim], 1) + (pad if dim == len(shape) - 1 else 0)
+    band = _BAND_BYTES // torch.empty(0, dtype=dtype).element_size()
+    if isinstance(values, Lines):
+        flat = _poison(band + offset + step + band, dtype, fill, device)
+        view = flat.as_strided(shape, strides, band + offset)
+        return Guarded(name, flat, view, fill, values.write(view))
+    flat = _poison(band + offset + step + band, dtype, fill)
+    if values is not None:
+        flat.as_strided(shape, strides, band + offset).copy_(torch.from_numpy(values))
+    flat = flat.to(device)
+    return Guarded(name, flat, flat.as_strided(shape, strides, band + offset), fill)
+
+
+def poison_output(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", *, offset: int = 0, fill: Fill = "nan"
+) -> Guarded:
+    """A contiguous output that nobody has written yet, between two guard bands.
+
+    Hand ``result.view`` to an ``out=`` kernel: an element that it leaves out stays poison, and
+    ``result.guards_intact()`` is ``False`` afterwards if it wrote past an end.
+
+    Args:
+        shape: of the output.
+        dtype: its element type.
+        device: where it lies.
+        offset: elements past a 64-byte aligned address (given an aligned allocator, as torch's are).
+        fill: ``nan``, or ``max`` for another content of the memory: a right kernel's result is the same on both.
+    """
+    return guarded("out", None, shape, dtype, device, offset=offset, fill=fill)
