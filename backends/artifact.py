@@ -32,7 +32,7 @@ from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem import THIRDS, Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
@@ -72,6 +72,8 @@ def constant_names(problem: Problem) -> frozenset[str]:
     if problem.op.name == "linears":
         count = problem.shape.batch or 0
         return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
+    if problem.has("concat"):
+        names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
     if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
         names |= {"scale_b", "zero_b", "affine"}
     if step is not None and step.text not in {"m1", "mn"}:

@@ -167,6 +167,8 @@ class CppBackend(InductorBackend):
             )
         if op == "bmm":
             return self._supports_bmm(problem)
+        if problem.has("concat") and str(problem.dtypes) != "bf16-i8-bf16":
+            return Unsupported("dtype", "Inductor puts int8 weights together under bf16 only", "bf16-i8-bf16")
         if not problem.constant_b:
             drop = next((flag for flag in ("self", "square") if flag in flags), "var-b")
             return Unsupported(
@@ -196,12 +198,16 @@ class CppBackend(InductorBackend):
         return _rows_of_a(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:
-        """With the pass that makes one template of several linears, where the problem is that."""
+        """With the pass that makes one product of several linears, where the problem is that."""
         options = super().options(problem)
+        if problem.has("concat"):
+            return {**options, "cpp.enable_concat_linear": True}
         return {**options, "cpp.enable_grouped_gemm_template": True} if problem.op.name == "linears" else options
 
     def wanted(self, problem: Problem) -> str:
-        """``linears`` have to be computed by the grouped template, not by one template each."""
+        """``linears`` have to be computed by the grouped template, weights of ``concat`` by a single one."""
+        if problem.has("concat"):
+            return r"CppMicro\w+-\d+x\d+x\d+$"
         return rf"CppMicro\w+-\d+x\d+x\d+{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
 
     def _supports_linears(self, problem: Problem) -> Unsupported | None:

@@ -914,6 +914,7 @@ _QUANTISED = (
     "da8w8:i8-i8-bf16:nt:17x65x128:rowwise",
     "da8w8:i8-i8-f32:nt:32x64x127:columnwise",
     "da8w8:i8-i8-f16:nt:2x17x64x128:rowwise+bias",
+    "woq_int8:bf16-i8-bf16:nt:17x195x128::concat",
     "woq_int4:bf16-i4-bf16:nt:17x64x128:group-32",
     "woq_int4:bf16-i4-bf16:nt:1x128x256:group-128",
     "woq_int4:f32-i4-f32:nt:4x48x192:group-64",
@@ -931,19 +932,19 @@ def quantised(level: str) -> tuple[Problem, ...]:
         dtypes=("u8-i8", "i8-i8"), out=("f32", "bf16", "u8", "i8"), a=("static-0.02_7", "dynamic"), bias=("", "+bias"),
         steps=("", "+relu", "+gelu", "+add", "+add+relu", "+sum", "+sum+relu"), flags=("", ":reduce-range"),
     ).filter(
-        lambda p: p["flags"] == "" or p["dtypes"] == "u8-i8"
+        lambda p: (
+            (p["flags"] == "" or p["dtypes"] == "u8-i8") and (p["out"] not in {"u8", "i8"} or "sum" not in p["steps"])
+        )
     )  # fmt: skip
     shapes = ("17x65x127", "32x64x128", "49x96x1024")
-    codes = {"u8", "i8"}  # whose sum has a scale and a zero point of its own
     found += Cases(
-        {
-            **p,
-            "shape": shapes[i % 3],
-            "steps": p["steps"].replace("+sum", "+sum-0.3_5") if p["out"] in codes else p["steps"],
-            "requant": "+requant-0.37_3" if p["out"] in codes else "",
-        }
+        {**p, "shape": shapes[i % 3], "requant": "+requant-0.37_3" if p["out"] in {"u8", "i8"} else ""}
         for i, p in enumerate(linear)
     ).problems("qlinear:{dtypes}-{out}:nt:{shape}:{a}{bias}{steps}{requant}{flags}")
+    codes = Cases().combine(
+        dtypes=("u8-i8-u8", "u8-i8-i8"), a=("static-0.02_7", "dynamic"), steps=("sum", "sum-0.3_5", "sum-0.5_127+relu")
+    )
+    found += codes.problems("qlinear:{dtypes}:nt:17x65x127:{a}+bias+{steps}+requant-0.37_3:reduce-range")
     steps = ("gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu-0.1", "clamp--1_2")
     found += (
         Cases()
@@ -959,6 +960,8 @@ def quantised(level: str) -> tuple[Problem, ...]:
     found += zeros.problems("qlinear:u8-i8-f32:nt:17x96x4096:{a}")
     flags = ("pad-lda", "pad-ldb", "off-a", "off-b", "dyn-m")
     found += Cases().combine(flags=flags).problems("qlinear:u8-i8-f32:nt:33x65x127:static+bias:{flags}+reduce-range")
+    concat = Cases().combine(shape=("1x192x128", "32x192x128", "49x99x144"), steps=("", "relu", "add"))
+    found += concat.problems("woq_int8:bf16-i8-bf16:nt:{shape}:{steps}:concat")
     sizes = Cases().combine(shape=("1x1x1", "3x9x5", "0x16x16", "16x0x16", "16x16x0"))
     found += sizes.problems("qlinear:u8-i8-f32:nt:{shape}:static:reduce-range")
     found += sizes.problems("da8w8:i8-i8-f32:nt:{shape}:columnwise")

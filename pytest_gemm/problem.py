@@ -361,6 +361,7 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "mid-b": "B's batch lies in the middle of its memory",
     "square": "B is A itself: A @ A on one storage",
     "unfrozen": "B is a parameter that freezing has not made a constant: one in a package of AOTInductor's only",
+    "concat": "B's columns are those of three weights, each of which the program multiplies by on its own",
     "in-3d": "the input of linears is 3-D: its rows are those of two matrices",
     "flat": "with in-3d: the program makes its results 2-D again",
     "bias-first": "of linears only the first has the bias",
@@ -422,6 +423,8 @@ _OF_ONE: Final = ("bias-first", "bias-last", "steps-first", "steps-last")
 _UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
 _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
 
+# How many weights the flag concat speaks of: as many as Inductor's pattern has.
+THIRDS: Final = 3
 # Ops that take a weight in a packed form, which is made before the program is.
 _PACKED: Final = frozenset({"qlinear", "woq_int4"})
 # Ops that add a bias of shape (N,) themselves.
@@ -894,6 +897,14 @@ class Problem:
                     fail("flags", f"{flag}: the A of grouped_mm is one matrix, its B are several", f"drop {flag}")
         if self.has("reduce-range") and (self.op.name != "qlinear" or self.dtypes.a.name != "u8"):
             fail("flags", "reduce-range speaks of quantised activations in u8", "qlinear:u8-... has it")
+        if self.has("concat"):
+            if self.op.name != "woq_int8":
+                fail("flags", "concat speaks of weights in int8", "woq_int8 has it; linears for float ones")
+            if shape.n % THIRDS:
+                fail("flags", f"concat: N={shape.n} is not the columns of {THIRDS} equal weights", "a multiple of 3")
+            for flag in ("var-b", "self", "again", "unfrozen"):
+                if self.has(flag):
+                    fail("flags", f"concat and {flag}: the {THIRDS} weights are parameters", f"drop {flag}")
         if self.op.name in _PACKED:
             for flag in ("var-b", "self", "tap", "fork", "res-a"):
                 if self.has(flag):

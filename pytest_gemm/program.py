@@ -7,6 +7,7 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm import moves
-from pytest_gemm.problem import DType, Problem, Step, StepKind
+from pytest_gemm.problem import THIRDS, DType, Problem, Step, StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
@@ -80,7 +81,8 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent for
     ``self``, and so is ``r0`` for ``res-a``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the index.
-    ``linears`` have a weight and a bias for each product: b0, b1 ...
+    ``linears`` have a weight and a bias for each product: b0, b1 ...; with ``concat`` there are b0 and scale0 to b2
+    and scale2, views of B and of its scales.
     """
     if problem.op.name == "linears":
         return _args_of_linears(problem, operands)
@@ -99,6 +101,10 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["affine"] = operands.affine
     if operands.offs is not None:
         found["offs"] = operands.offs
+    if problem.has("concat"):
+        weights, scales = found.pop("b").chunk(THIRDS), found.pop("scale").chunk(THIRDS)
+        found |= {f"b{index}": weight for index, weight in enumerate(weights)}
+        found |= {f"scale{index}": scale for index, scale in enumerate(scales)}
     if operands.bias is not None:
         found["bias"] = operands.bias
     for index, residual in enumerate(operands.residuals):
@@ -180,8 +186,14 @@ def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
 
     ``qlinear`` and ``da8w8``, which Inductor turns into one: the products of both scales, the sums of B's columns that
     make up for A's zero point, with the factors that are constants, and the constants in the program's text (``":"`` in
-    front).
+    front).  Of ``concat`` the weights, and their scales, one below the other.
     """
+    if problem.has("concat"):  # Inductor's matcher decides in which order
+        orders = itertools.product(("b", "scale"), itertools.permutations(range(THIRDS)))
+        named = [[f"{name}{index}" for index in order] for name, order in orders]
+        return {
+            f"{'+'.join(o)}:concat": torch.cat([tensors[name] for name in o]) for o in named if set(o) <= set(tensors)
+        }
     if problem.op.name == "woq_int4":
         return {"b:packed": pack(problem, tensors["b"])} if "b" in tensors else {}
     if problem.op.name not in {"qlinear", "da8w8"} or "b" not in tensors:
@@ -261,6 +273,13 @@ def _rows(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     return x if shape.batch is None else x.reshape(shape.batch * shape.m, -1)
 
 
+def _thirds(problem: Problem, t: dict[str, torch.Tensor], matmul: Matmul) -> torch.Tensor:
+    """Three weights in int8, each converted and multiplied by as a program with three linears does, side by side."""
+    out = torch_dtype(problem.dtypes.out)
+    products = [matmul(t["a"], t[f"b{index}"].mT.to(out)) * t[f"scale{index}"] for index in range(THIRDS)]
+    return torch.cat(products, -1)
+
+
 def _scaled_integers(problem: Problem, t: dict[str, torch.Tensor], c: torch.Tensor) -> torch.Tensor:
     """An int32 product, 2-D, times A's and B's scales: in their type, which is f32 where the result is f16.
 
@@ -286,6 +305,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         a = t["a"]
         if op == "qlinear":
             return _qlinear_around(problem, t, matmul)
+        if problem.has("concat"):
+            return _thirds(problem, t, matmul)
         b = t["a"].mT if problem.has("self") else t["a"] if problem.has("square") else t["b"]
         b = b.mT if op in WEIGHT_OPS and not problem.has("self") else b
         if op in {"mixed_mm", "woq_int8"}:
@@ -313,6 +334,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
 
     def native(t: dict[str, torch.Tensor]) -> torch.Tensor:
         a = t["a"]
+        if problem.has("concat"):
+            return _thirds(problem, t, torch.mm)
         own = a if op in WEIGHT_OPS or problem.has("square") else a.mT
         b = own if problem.is_twin else t["b"]
         if op == "addmm":

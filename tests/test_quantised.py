@@ -10,6 +10,7 @@ import torch
 from pytest_gemm import compare, machine, oracle
 from pytest_gemm import operands as room
 from pytest_gemm.backend import Contract
+from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
@@ -53,6 +54,9 @@ def test_a_quantised_line_reads_both_ways(line: str) -> None:
         ("qlinear:i8-i8-f32:nt:3x4x5:static:reduce-range", "qlinear:u8"),
         ("woq_int4:bf16-i4-bf16:nt:3x64x65:group-32", "no multiple of the group"),
         ("mm:f32:nn:3x4x5:sum", "write add"),
+        ("woq_int8:bf16-i8-bf16:nt:3x64x128::concat", "N=64 is not the columns of 3 equal weights"),
+        ("woq_int8:bf16-i8-bf16:nt:3x48x128::concat+var-b", "drop var-b"),
+        ("mm:f32:nn:3x6x5::concat", "woq_int8 has it"),
     ],
 )
 def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
@@ -292,6 +296,7 @@ def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
         ("woq_int4:f32-i4-f32:nt:17x64x128:group-32", "dtype"),
         ("woq_int4:bf16-i4-bf16:nt:17x48x128:group-32", "int4-shape"),
         (INT4, "isa"),
+        ("woq_int8:f16-i8-f16:nt:17x192x128::concat", "dtype"),
     ],
 )
 def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
@@ -332,6 +337,45 @@ def test_aten_computes_it(line: str) -> None:
         actual = prepared.run(operands)
         assert agrees(operands, actual, prepared.contract)
         assert prepared.proof().executed
+
+
+THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:concat"
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda t: {**t, "b0": t["b1"], "b1": t["b0"]},
+    lambda t: {**t, "scale1": t["scale2"], "scale2": t["scale1"]},
+    lambda t: {**t, "b2": t["b0"]},
+    None,
+])  # fmt: skip
+def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict[str, torch.Tensor]] | None) -> None:
+    operands = make(THIRDS, "rand")
+    tensors = args(operands.problem, operands)
+    assert tensors["b1"].data_ptr() - tensors["b0"].data_ptr() == 64 * 128  # a view of B: nothing is copied
+    actual = build(operands.problem)(**(spoil(tensors) if spoil else tensors))
+    assert agrees(operands, actual, Contract("f32", "eager")) == (spoil is None)
+    assert agrees(operands, computed(operands, torch.mm), Contract("f32", "eager"))
+
+
+def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
+    problem, backend = Problem.parse(THIRDS), CppBackend(candidates="one", threads=1)
+    for filling in ("int-2", "rand"):
+        operands = make(THIRDS, filling)
+        prepared = backend.prepare(problem, operands)
+        assert agrees(operands, prepared.run(operands), prepared.contract)
+        assert prepared.proof().objection() is None
+        assert [micro_kernels.parse(one).n for one in prepared.proof().configuration] == [192]  # type: ignore[union-attr]  # None would fail, too
+    assert (backend.compiles, backend.unbindable) == (1, {})
+
+    class Singles(CppBackend):
+        def options(self, problem: Problem) -> dict[str, object]:
+            return {**super().options(problem), "cpp.enable_concat_linear": False}
+
+    singles = Singles(candidates="one", threads=1).prepare(problem, operands)
+    singles.run(operands)
+    objection = singles.proof().objection()
+    assert objection is not None
+    assert objection.code == "other-template"
 
 
 def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -> None:
