@@ -10,9 +10,21 @@ settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
 
 
+# Files with a fixture that takes long to make: the tests of each share a worker, which makes it once.
+_ONE_WORKER = frozenset({"test_calibrate", "test_packaging", "test_speed_page"})
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests of those files."""
+    for item in items:
+        if item.path.stem in _ONE_WORKER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def a_worker_s_share_of_the_cores() -> None:
-    """One thread for each of several workers: on small products threads wait for each other, and workers take turns."""
+    """One thread for each of several workers: on small products threads cost more than they gain."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         import torch
 
