@@ -205,11 +205,13 @@ class InductorBackend(abc.ABC):
 
         Where the template kernel is the last one, it has held the sum in f32 through the whole epilogue and has
         rounded once.  With another kernel after it, or before anything is compiled, the result may have been
-        rounded in between.  So may a value that is tapped: the last step can go on from what was stored.
+        rounded in between.  So may a value that is tapped: the last step can go on from what was stored; and the
+        products of ``concat``, which the program scales itself.
         """
         fused = artifact is not None and artifact.fused and not _casts(problem) and not problem.has("tap")
         plain = not problem.passes and problem.step("bias") is None
-        return dataclasses.replace(self.sum(problem), epilogue="fused" if fused or plain else "either")
+        scales = problem.has("concat")  # with a product of the program's own, which a pass may put into the kernel
+        return dataclasses.replace(self.sum(problem), epilogue="fused" if (fused or plain) and not scales else "either")
 
     def sum(self, problem: Problem) -> Contract:
         """The arithmetic of the sum of products alone."""
