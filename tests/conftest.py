@@ -10,6 +10,8 @@ settings.register_profile("pytest-gemm", deadline=None)
 settings.load_profile("pytest-gemm")
 
 
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
 # Files with a fixture that takes long to make: the tests of each share a worker, which makes it once.
 _ONE_WORKER = frozenset({"test_calibrate", "test_packaging", "test_speed_page"})
 
@@ -22,10 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def a_worker_s_share_of_the_cores() -> None:
-    """One thread for each of several workers: on small products threads cost more than they gain."""
-    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+    """One thread for each of several workers: threads that wait for one another on shared cores cost five times more.
+
+    Before each test, for an inner run in this process takes as many as it has cores.
+    """
+    if _WORKERS > 1:
         import torch
 
         torch.set_num_threads(1)
