@@ -1064,6 +1064,9 @@ def recompiled(level: str) -> tuple[Problem, ...]:
         "linear:{dtype}:nt:17x65x127:bias+relu",
         "bmm:{dtype}:nn:3x32x16x24::const-b",
         "addmm:{dtype}:nn:17x64x96:bias",
+        "mixed_mm:i8-{dtype}-{dtype}:nn:16x32x32",
+        "woq_int8:{dtype}-i8-{dtype}:nt:17x64x128",
+        "da8w8:i8-i8-{dtype}:nt:17x64x128:rowwise",
     )
     cases = Cases().combine(dtype=FLOATS)
     found = unique(problem for form in forms for problem in cases.problems(form))
@@ -1075,6 +1078,7 @@ _RECOMPILED_QUICK = (
     "mm:f32:nn:32x48x65",
     "linear:bf16:nt:17x65x127:bias+relu",
     "bmm:f32:nn:3x32x16x24::const-b",
+    "woq_int8:bf16-i8-bf16:nt:17x64x128",
 )
 
 
