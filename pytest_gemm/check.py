@@ -63,7 +63,7 @@ class GemmCheck:
             as *unsupported* when the backend refused, as *known-failure* when the ledger explains
             every failure.
         """
-        env = session.environment(case.device).at(case.isa, case.threads)
+        env = _environment(case)
 
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, env, choice))
@@ -76,7 +76,7 @@ class GemmCheck:
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return iter(()) if "" in done else self._judge.relate(case)
 
-        return self._check(case, session.environment(case.device).at(case.isa, case.threads), judging)
+        return self._check(case, _environment(case), judging)
 
     def _check(
         self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
@@ -123,7 +123,7 @@ class GemmCheck:
 
     def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
-        env = session.environment(case.device).at(case.isa, case.threads)
+        env = _environment(case)
         named = [dataclasses.replace(o, test=self._test) for o in judged]
         outcomes, use = session.explain(named, case.problem, self._config.ledger, env)
         self._keep(outcomes, use)
@@ -147,7 +147,7 @@ class GemmCheck:
 
         A process that dies, or an exception in it, ends the test as a crashed case.
         """
-        if self._withheld(case, session.environment(case.device).at(case.isa, case.threads), "") is not None:
+        if self._withheld(case, _environment(case), "") is not None:
             return  # judging it will say so
         self._warm = "elsewhere"
         try:
@@ -173,7 +173,7 @@ class GemmCheck:
         They are not judged, and what fails among them has tests of its own.
         """
         self._warm = "others"
-        env = session.environment(case.device).at(case.isa)
+        env = _environment(case)
         for problem in problems:
             other = dataclasses.replace(case, problem=problem)
             if self._withheld(other, env, "") is None:
@@ -235,6 +235,11 @@ class GemmCheck:
             artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun)
         if self._config.defects is not None:
             artifacts.save_defect(self._config.defects, held, evidence, case)
+
+
+def _environment(case: Case) -> Environment:
+    """The machine as the ledger sees it for this case."""
+    return session.environment(case.device).at(case.isa, case.threads)
 
 
 def _key(outcome: Outcome) -> tuple[object, ...]:
