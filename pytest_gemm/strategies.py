@@ -326,9 +326,6 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
             continue  # a row or a column is met before any move
         if form.op.name == "linears" and (step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and parameter)):
             continue
-        if step.kind is StepKind.MOVE:
-            found.append(step)
-            continue
         if value == "i32" and step.kind is not StepKind.CAST:
             found.append(Step("cast", value := "f32"))
         if step.kind is StepKind.CAST:

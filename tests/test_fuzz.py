@@ -58,6 +58,17 @@ def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
     assert Trial.from_text(trial.to_text()) == trial
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_can_be_drawn(op: str) -> None:
+    @settings(max_examples=60, derandomize=True)
+    @given(strategies.problems(ops=[op]))
+    def drawn(problem: Problem) -> None:
+        assert problem.op.name == op
+        assert Problem.parse(problem.line) == problem
+
+    drawn()
+
+
 @settings(max_examples=60, database=None)
 @given(strategies.problems(CppBackend()))
 def test_with_a_backend_only_what_it_claims_is_drawn(problem: Problem) -> None:
