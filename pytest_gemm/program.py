@@ -270,7 +270,7 @@ def _by_group(matmul: Matmul, a: torch.Tensor, b: torch.Tensor, offs: torch.Tens
 def _rows(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     """A tensor with a row for each of M, which may be 3-D, as one matrix of rows."""
     shape = problem.shape
-    return x if shape.batch is None else x.reshape(shape.batch * shape.m, -1)
+    return x if shape.batch is None else x.reshape(shape.batch * shape.m, x.shape[-1])
 
 
 def _thirds(problem: Problem, t: dict[str, torch.Tensor], matmul: Matmul) -> torch.Tensor:
