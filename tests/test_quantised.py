@@ -325,6 +325,7 @@ def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
     "qlinear:u8-i8-u8:nt:17x65x127:static+bias+sum-0.25_5+relu+requant-0.37_3:reduce-range",
     "qlinear:u8-i8-i8:nt:17x65x127:dynamic+sum-0.3_-4+requant-0.5_-3:reduce-range",
     "da8w8:i8-i8-bf16:nt:2x9x64x127:rowwise+bias",
+    "da8w8:i8-i8-f32:nt:3x0x16x32:rowwise",
     "woq_int4:bf16-i4-bf16:nt:9x64x256:group-64",
     "woq_int4:f32-i4-f32:nt:3x16x128:group-32+relu",
 ])  # fmt: skip
