@@ -419,7 +419,7 @@ def _threads(count: int) -> Iterator[None]:
 
 def _traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
-    inputs = tuple(n for n in tensors if n not in constants)
+    inputs = _inputs(tensors, constants)
     args = [tensors[n] for n in inputs]
     if problem.has("dyn-m"):
         dims = m_dimensions(problem)
@@ -429,6 +429,11 @@ def _traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[tor
             if name in dims:
                 torch_compat.mark_dynamic(t, dims[name])
     return _flatten(_Program(problem, constants, inputs), inputs), args
+
+
+def _inputs(tensors: Tensors, constants: Tensors) -> tuple[str, ...]:
+    """Names of the tensors that stay arguments of the program, in order."""
+    return tuple(n for n in tensors if n not in constants)
 
 
 def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
@@ -461,7 +466,7 @@ def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Liste
 def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
     """What Inductor's first selection for the program was given; compiles and runs nothing."""
     constants = _stand_ins(_constants(problem, tensors, spec), tensors)
-    inputs = tuple(n for n in tensors if n not in constants)
+    inputs = _inputs(tensors, constants)
     module, args = _traced(problem, tensors, constants)
     with (
         _threads(spec.threads),
@@ -544,7 +549,7 @@ def _entry(
 
 def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
     """Compile the program with these constants inside, and run it once on the inputs."""
-    inputs = tuple(n for n in tensors if n not in constants)
+    inputs = _inputs(tensors, constants)
     dropped: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:

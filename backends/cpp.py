@@ -207,8 +207,8 @@ class CppBackend(InductorBackend):
     def wanted(self, problem: Problem) -> str:
         """``linears`` have to be computed by the grouped template, weights of ``concat`` by a single one."""
         if problem.has("concat"):
-            return r"CppMicro\w+-\d+x\d+x\d+$"
-        return rf"CppMicro\w+-\d+x\d+x\d+{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
+            return f"{micro_kernels.NAME}$"
+        return f"{micro_kernels.NAME}{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
 
     def _supports_linears(self, problem: Problem) -> Unsupported | None:
         """What ``grouped_gemm_pass`` (``_inductor/fx_passes/mkldnn_fusion.py``) of torch 2.13 puts together.

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "GROUPED",
+    "NAME",
     "REFUSED",
     "Axes",
     "Product",
@@ -36,6 +37,9 @@ REFUSED = "micro-kernel-refused"
 
 # What follows the micro-kernel in the name of a candidate of the template that computes several products of one A.
 GROUPED = ",grouped"
+
+# Pattern of a micro-kernel's name, see :func:`kernel_name`.
+NAME = r"CppMicro\w+-\d+x\d+x\d+"
 
 
 def kernel_name(kind: str, block: Sequence[int]) -> str:
@@ -102,7 +106,7 @@ def _dots(blocks: Sequence[int]) -> str:
 
 
 _SUFFIX = re.compile(
-    r"(?P<base>[^,]*?(?:,grouped)?)(?:,kslices=(?P<slices>\d+))?"
+    rf"(?P<base>[^,]*?(?:{GROUPED})?)(?:,kslices=(?P<slices>\d+))?"
     r"(?:,cache=(?P<cache>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?(?:,threads=(?P<threads>[1-9]\d*\.[1-9]\d*\.[1-9]\d*))?"
 )
 

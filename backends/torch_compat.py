@@ -532,7 +532,7 @@ def _rendering_less(candidate: int | str | None, listing: bool) -> Iterator[None
 _ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
 
 # The name of a class of micro-kernels, with which a candidate of the C++ templates begins.
-_IS_MICRO = re.compile(rf"CppMicro\w+-\d+x\d+x\d+(?:{micro_kernels.GROUPED})?")
+_IS_MICRO = re.compile(rf"{micro_kernels.NAME}(?:{micro_kernels.GROUPED})?")
 
 
 def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
@@ -646,7 +646,7 @@ _sharing = [""]
 
 
 @contextlib.contextmanager
-def _forgetting_options(user_caches: str) -> Iterator[None]:
+def _forgetting(user_caches: str) -> Iterator[None]:
     """Let no answer that Inductor gave under other options reach this session, nor this session's any other.
 
     Nor an answer to another program: the CUTLASS template keeps the configurations that fit, and the code of the
@@ -879,7 +879,7 @@ def session(
         # Not its patch(): the module is made a configuration at import, which type checkers do not see.
         stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
         stack.enter_context(_memoised())
-        stack.enter_context(_forgetting_options(user_caches))
+        stack.enter_context(_forgetting(user_caches))
         stack.enter_context(_watch_selection(seen, candidate, listing))
         stack.enter_context(_watch_modules(seen))
         stack.enter_context(_watch_packing(seen))

@@ -1097,13 +1097,12 @@ def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
     kept = tuple(step for step in problem.epilogue if step.name not in {"alpha", "beta"})
     asked = [dataclasses.replace(problem, epilogue=kept)]
     if problem.op.name == "scaled_mm":
-        flags = tuple(f for f in problem.flags if f != "fast-acc")
-        asked.append(dataclasses.replace(problem, flags=(*flags, *(() if problem.has("fast-acc") else ("fast-acc",)))))
+        flags = tuple({*problem.flags} ^ {"fast-acc"})
+        asked.append(dataclasses.replace(problem, flags=flags))
         out = DTYPES["f16" if problem.dtypes.out.name == "bf16" else "bf16"]
         asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))
     elif problem.passes and problem.passes[-1].kind is not StepKind.BINARY:
-        last = problem.epilogue.index(problem.passes[-1])
-        asked.append(dataclasses.replace(problem, epilogue=problem.epilogue[:last] + problem.epilogue[last + 1 :]))
+        asked.append(problem.without(problem.epilogue.index(problem.passes[-1])))
     return tuple(other for other in unique(Problem.parse(one.line) for one in asked) if other != problem)
 
 

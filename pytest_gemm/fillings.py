@@ -51,6 +51,9 @@ __all__ = [
 _Build = Callable[[Frame, Draw], Drawn]
 
 
+# -- exact fillings -----------------------------------------------------------------------------------
+
+
 def _int_1(frame: Frame, draw: Draw) -> Drawn:
     """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}.
 
@@ -408,6 +411,9 @@ def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
     return divmod(int(value) - 1, j_period)
 
 
+# -- random fillings ----------------------------------------------------------------------------------
+
+
 def _integers(
     stream: Stream, shape: tuple[int, ...], dtype: DType, most: int, positive: bool, real: type[Any]
 ) -> Array:
@@ -668,6 +674,9 @@ def _specials(frame: Frame, draw: Draw) -> Drawn:
     return drawn
 
 
+# -- bias and residuals -------------------------------------------------------------------------------
+
+
 def _addend_exponent(level: float, quantum: float, dtype: DType) -> int:
     """Exponent of an addend's unit so that its 6 bits reach half of ``level`` and stay on the grid.
 
@@ -773,6 +782,9 @@ def _codes(
     low, high = (0, 255) if dtype.name == "u8" else (-128, 127)
     first = max(low, int(zero) - (0 if positive else most))
     return stream.look_up(shape, np.arange(first, min(high, int(zero) + most) + 1, dtype=real))
+
+
+# -- the catalogue ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -223,7 +223,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
     needed = [] if own is not None or case.interval is None else ["the .pt file beside it"]
     if not _CUTLASS_DIR.isdisjoint(case.recipe.options):
         needed.append("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR")
-    needs = "Needs torch " + (" and ".join(["", *needed]).strip() or "alone")
+    needs = f"Needs {' and '.join(['torch', *needed])}" if needed else "Needs torch alone"
     ends = "Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong."
     lines = textwrap.wrap(title, 112)[:3]
     return [

@@ -708,11 +708,11 @@ class Problem:
             return (self,)
         chain = self.chain
         places = [index for index, step in enumerate(self.epilogue) if step in chain]
-        without_last = self._without(places[-1])
-        return (without_last, self._without(places[-2]) if self.has("fork") else self._without(None))
+        without_last = self.without(places[-1])
+        return (without_last, self.without(places[-2]) if self.has("fork") else self.without(None))
 
-    def _without(self, place: int | None) -> Problem:
-        """The program of one result that lacks the step at this place of the epilogue."""
+    def without(self, place: int | None) -> Problem:
+        """The program of one result that lacks the step at this place of the epilogue; ``None``: that lacks none."""
         kept = tuple(step for index, step in enumerate(self.epilogue) if index != place)
         gone = {"tap", "fork"} if any(s.kind is StepKind.BINARY for s in kept) else {"tap", "fork", "res-a"}
         return dataclasses.replace(self, epilogue=kept, flags=tuple(f for f in self.flags if f not in gone))
