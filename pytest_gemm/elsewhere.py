@@ -33,12 +33,12 @@ from pytest_gemm import session
 from pytest_gemm.backend import Backend
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem import Problem
-from pytest_gemm.report import from_record, to_record
+from pytest_gemm.report import Rerun, from_record, to_record
 from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.judge import Judge
+    from pytest_gemm.judge import Case, Judge
     from pytest_gemm.ledger import Environment
     from pytest_gemm.strategies import Trial
 
@@ -83,14 +83,21 @@ class Elsewhere:
         self._socket = here
         self._lines = here.makefile("rb")
 
-    def judge(self, backend: Backend, trial: Trial) -> list[Outcome]:
+    def judge(self, backend: Backend, trial: Trial, rerun: Rerun | None = None) -> list[Outcome]:
         """The outcomes of a trial, as the ledger leaves them; the last one may be the death of the process.
+
+        Args:
+            backend: whose kernels they are.
+            trial: what to judge.
+            rerun: how to run it again; with it, what fails is kept in the folder of ``--gemm-artifacts``.
 
         Raises:
             RuntimeError: when there is nobody any more to judge.
         """
         said = self._errors.stat().st_size
-        request = {"backend": backend.name, "trial": trial.to_text()}
+        request: dict[str, object] = {"backend": backend.name, "trial": trial.to_text()}
+        if rerun is not None:
+            request["rerun"] = dataclasses.astuple(rerun)
         outcomes: list[Outcome] = []
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
@@ -204,7 +211,8 @@ def _serve(config: GemmConfig, there: socket.socket, folder: Path, name: str) ->
         request = json.loads(line)
         backend, trial = config.registry[request["backend"]], Trial.from_text(request["trial"])
         diary.begin(f"trial {count}")
-        for outcome in judged(config, judge, backend, trial, diary.open_call):
+        keep = functools.partial(_keep_evidence, config, judge, request.get("rerun"))
+        for outcome in judged(config, judge, backend, trial, diary.open_call, keep):
             say(outcome=to_record(outcome))
         watch.rest()
         diary.end()
@@ -214,12 +222,23 @@ def _serve(config: GemmConfig, there: socket.socket, folder: Path, name: str) ->
             return
 
 
+def _keep_evidence(config: GemmConfig, judge: Judge, rerun: list[Any] | None, case: Case) -> None:
+    """Write what failed of a case to the folder of artifacts, where that is wanted and can be done."""
+    if config.artifacts is None or rerun is None or judge.has_lost(case.device):
+        return
+    from pytest_gemm import artifacts
+
+    test, options = rerun
+    artifacts.save(config.artifacts, judge.evidence, case, Rerun(test, tuple(options)))
+
+
 def judged(
     config: GemmConfig,
     judge: Judge,
     backend: Backend,
     trial: Trial,
     begin: Callable[[Environment], object] = lambda _: None,
+    judged_case: Callable[[Case], object] = lambda _: None,
 ) -> Iterator[Outcome]:
     """The outcomes of a trial, as the ledger leaves them: its problems, then their properties if all is well.
 
@@ -231,6 +250,7 @@ def judged(
         backend: whose kernels they are.
         trial: what to judge.
         begin: is told of every problem where it is judged.
+        judged_case: is told of every problem that has been judged, while the judge has its evidence.
     """
     from pytest_gemm.judge import Case
 
@@ -267,6 +287,7 @@ def judged(
         for outcome in explained(problem, PRODUCT, judging):
             well = well and outcome.status in {Status.PASSED, Status.DROPPED}
             yield outcome
+        judged_case(case)
     if well and config.choices in {"", "one", "winner"} and not judge.has_lost(device):
         problem = trial.problems[0]
         case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
@@ -274,3 +295,4 @@ def judged(
         for outcome in explained(problem, PROPERTY, functools.partial(judge.relate, case)):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything
                 yield outcome
+        judged_case(case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import fuzz, report
+from pytest_gemm import artifacts, fuzz, operands, report
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
+from pytest_gemm.outcome import Outcome
+from pytest_gemm.problem import Problem
+from pytest_gemm.strategies import Trial
 
 __all__ = ["FuzzCheck"]
 
@@ -75,8 +78,31 @@ class FuzzCheck:
             self.lines += fuzz.summary(found)
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
             self.judged["outcomes"] += map(report.to_record, outcomes)
+        self._save(backend, found.defects)
         if found.defects:
             pytest.fail("\n".join(fuzz.failure(defect, self.rerun) for defect in found.defects), pytrace=False)
+
+    def _save(self, backend: Backend, defects: Iterable[fuzz.Defect]) -> None:
+        """What ``--gemm-artifacts`` asks for, of each in its smallest form, which is judged once more for it."""
+        folder = self._config.artifacts
+        if folder is None:
+            return
+        for defect in defects:
+            trial, rerun, deaths = defect.trial, self.rerun(defect), self._elsewhere.deaths
+            outcomes = self._elsewhere.judge(backend, trial, rerun)
+            if self._elsewhere.deaths > deaths:  # nothing is left of the result: what the process was given is
+                self._save_dead(folder, backend, trial, outcomes[-1], rerun)
+            elif not any(outcome.status.is_failure for outcome in outcomes):
+                self.lines.append(f"  {trial.problems[0].line}: passed when it was run again for its artifacts")
+
+    def _save_dead(self, folder: Path, backend: Backend, trial: Trial, last: Outcome, rerun: report.Rerun) -> None:
+        """The same of a case that its process has died with."""
+        from pytest_gemm.judge import Case, Evidence
+
+        problem, filling = Problem.parse(last.problem), last.filling or trial.fillings[0]
+        case = Case(backend, problem, (filling,), trial.seed, self._config.device_of(backend), last.choice)
+        evidence = Evidence(operands.make(problem, filling, trial.seed, case.device))
+        artifacts.save(folder, [(last, evidence)], case, rerun)
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
         with self._uncaptured():

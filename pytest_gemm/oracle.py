@@ -372,17 +372,17 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         return _qlinear(problem, operands, reference)
     tier: Tier
     if problem.op.name == "da8w8":
-        value = _with_addend(problem, operands, reference.c)
+        value = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         return _through(problem, operands, contract, *_da8w8(problem, operands, reference, contract), value)
     integers = problem.dtypes.out.name == "i32"
-    value = _wrap_int32(reference.c) if integers else _with_addend(problem, operands, reference.c)
     free = None
     if integers:
+        value = _wrap_int32(reference.c)
         tier = "exact"
         span = _Span(value, value)
         start = value
     else:
-        start = value
+        value = start = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         span, tier = _product_span(problem, operands, reference, contract, value)
         free = _undecided(problem, operands, reference, contract)
     return _through(problem, operands, contract, span, tier, start, free)
@@ -532,8 +532,14 @@ def _product_span(
     out = problem.dtypes.out
     addend = _addend(problem, operands)
     scale = _scale(operands)
-    error, tier = _error(problem, operands, reference, contract, addend, scale, value)
-    span = _Span(value, value) if error is None else _around(value, error)
+    span, tier = _sum_span(problem, operands, reference, contract, addend, value)
+    # Autocast's rounding of the bias is a cast on the way, too, and fused code may leave it out.
+    unrounded = None
+    if problem.autocast and contract.epilogue != "eager":
+        unrounded = _addend(problem, operands, stored=True)
+    if addend is not None and unrounded is not None:
+        as_it_is = _with_addend(problem, operands, reference.c, unrounded)
+        span = _union(span, _sum_span(problem, operands, reference, contract, unrounded, as_it_is)[0])
     plain = addend is None and scale is None and problem.alpha == 1.0
     if contract.epilogue == "fused" or (plain and not problem.passes):
         return span, tier  # without any further step the last rounding is the only one in every contract
@@ -553,6 +559,8 @@ def _product_span(
         parts = basic(_times(parts, torch.tensor(alpha, dtype=torch.float64))).hull(out)
     if addend is not None:
         term = _Span(addend, addend)
+        if unrounded is not None:
+            term = _union(term, _Span(unrounded, unrounded))
         term = (term if problem.beta == 1.0 else basic(term)).hull(out)
         if problem.shape.k == 0:
             # ATen scales the bias alone there, by a beta that it rounds to the tensor's dtype first.
@@ -564,6 +572,19 @@ def _product_span(
     if torch.equal(merged.lo, merged.hi):
         merged = _Span(merged.lo, merged.lo)
     return _Arithmetic(out, contract.epilogue).stored(merged, out), tier
+
+
+def _sum_span(
+    problem: Problem,
+    operands: Operands,
+    reference: Reference,
+    contract: Contract,
+    addend: torch.Tensor | None,
+    value: torch.Tensor,
+) -> tuple[_Span, Tier]:
+    """``value``, the product with ``addend`` and scale, and what its sum may be off; the tier that says so."""
+    error, tier = _error(problem, operands, reference, contract, addend, _scale(operands), value)
+    return (_Span(value, value) if error is None else _around(value, error)), tier
 
 
 # -- integers with scales ------------------------------------------------------------------------
@@ -694,12 +715,16 @@ def _f32(x: float) -> float:
     return float(torch.tensor(x, dtype=torch.float64).to(torch.float32))
 
 
-def _addend(problem: Problem, operands: Operands) -> torch.Tensor | None:
-    """beta * bias where the op itself adds it, float64 and broadcastable; beta = 0 ignores it, NaN included."""
+def _addend(problem: Problem, operands: Operands, *, stored: bool = False) -> torch.Tensor | None:
+    """beta * bias where the op itself adds it, float64 and broadcastable; beta = 0 ignores it, NaN included.
+
+    ``stored``: the bias as it is stored, without the rounding of autocast.
+    """
     own = problem.op.addend or problem.op.name in OWN_BIAS
-    found = as_added(problem, operands)
-    if not own or found is None or problem.beta == 0.0:
+    if not own or operands.bias is None or problem.beta == 0.0:
         return None
+    found = _wide(operands.bias) if stored else as_added(problem, operands)
+    assert found is not None
     return found.mul_(problem.beta)
 
 
@@ -708,9 +733,9 @@ def _scale(operands: Operands) -> torch.Tensor | None:
     return operands.scale
 
 
-def _with_addend(problem: Problem, operands: Operands, c: torch.Tensor) -> torch.Tensor:
-    """alpha * c * scale + beta * bias in float64."""
-    scale, addend = _scale(operands), _addend(problem, operands)
+def _with_addend(problem: Problem, operands: Operands, c: torch.Tensor, addend: torch.Tensor | None) -> torch.Tensor:
+    """alpha * c * scale + addend in float64."""
+    scale = _scale(operands)
     value = c if problem.alpha == 1.0 else c * problem.alpha
     if scale is not None:
         value = value * scale

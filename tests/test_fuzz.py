@@ -352,18 +352,30 @@ USER = """
     def deadly(a, b):
         ctypes.string_at(0)
 
+    def doubled(a, b):
+        return 2 * a @ b
+
     def pytest_gemm_register_backends(registry):
         registry.add_callable("deadly", deadly, dtypes=("f32",))
+        registry.add_callable("doubled", doubled, dtypes=("f32",))
 """
 
 
-def test_a_run_survives_the_kernels_that_it_finds(pytester: pytest.Pytester) -> None:
+def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(USER)
     fuzzing = ("--pyargs", "pytest_gemm.conformance", "--gemm-fuzz=1", "--gemm-ops=mm", "--gemm-threads=1")
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *fuzzing, "--gemm-backends=deadly")
+    options = ("--gemm-backends=deadly,doubled", "--gemm-artifacts=left")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *fuzzing, *options)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.assert_outcomes(failed=1)
+    done.assert_outcomes(failed=2)
     out = done.stdout.str()
+    left = {path.name.split("-")[0]: path for path in (pytester.path / "left").iterdir()}
+    assert sorted(left) == ["deadly", "doubled"]
+    for name, ending in (("deadly", "died in run: SIGSEGV"), ("doubled", "incorrect")):
+        said = (left[name] / "report.txt").read_text()
+        assert ending in said
+        assert next(line for line in out.splitlines() if f"--gemm-backends={name} " in line).strip() in said
+    assert (left["doubled"] / "tensors.pt").exists()
     assert "on deadly: crashed: the test process died in run: SIGSEGV" in out
     assert re.search(
         r"rerun: pytest --pyargs pytest_gemm.conformance.test_products::test_product --gemm-backends=deadly "

@@ -363,6 +363,23 @@ def test_fused_code_may_skip_a_cast_between_two_steps_and_eager_code_may_not() -
     assert torch.equal(round_to(span.lo, DTYPES["bf16"]), span.lo)
 
 
+@pytest.mark.parametrize("line", ["linear:f32-f32-bf16:nt:32x16x8:bias", "mm:f32-f32-bf16:nt:32x16x8:bias"])
+def test_fused_code_may_skip_the_rounding_of_a_bias_under_autocast_and_eager_code_may_not(line: str) -> None:
+    problem = Problem.parse(line)
+    given = ops.make(problem, "rand", 11, "cpu")
+    assert given.bias is not None
+    product = given.a.bfloat16().float() @ given.b.bfloat16().float()
+    skipped = (product + given.bias).bfloat16()
+    rounded = (product + given.bias.bfloat16().float()).bfloat16()
+    assert not torch.equal(skipped, rounded)
+    found = oracle.reference(problem, given)
+    for epilogue, right in (("either", True), ("fused", True), ("eager", False)):
+        span = oracle.interval(problem, given, found, contract_for(problem, epilogue=epilogue))
+        assert (rejected(skipped, span) == 0) == right, epilogue
+        if epilogue == "fused" or problem.op.name == "linear":
+            assert rejected(rounded, span) == 0, epilogue
+
+
 def test_both_results_of_a_tapped_program_have_their_interval() -> None:
     problem = Problem.parse("mm:f16:nn:33x64x64:relu+add+gelu:res-a+tap")
     given = ops.make(problem, "rand", 11, "cpu")

@@ -4,7 +4,7 @@ torch 2.11 to 2.13, on a Hopper.  The configurations that fit are kept by the op
 Needs nvcc, and CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR.  Exit status: 1 the failure is there, 0 it is not.
 """
 import sys
-import torch, torch._inductor.config, torch._inductor.codegen.cutlass.gemm_template
+import torch, torch._inductor.config, torch._inductor.select_algorithm, torch._inductor.codegen.cutlass.gemm_template
 
 OPTIONS = {"max_autotune": True, "max_autotune_gemm_backends": "CUTLASS", "fx_graph_cache": False,
            "cutlass.cutlass_max_profiling_configs": 1, "cutlass.cutlass_max_profiling_swizzle_options": [1],
