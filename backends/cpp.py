@@ -218,6 +218,8 @@ class CppBackend(InductorBackend):
         """
         import torch
 
+        from pytest_gemm.backends.torch_compat import ONEDNN_FROM
+
         if problem.has("unfrozen"):
             return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")
         half = problem.input_dtype.name
@@ -226,11 +228,13 @@ class CppBackend(InductorBackend):
                 "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
                 "f16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
             }
-            if not supported[half]():
+            least = ONEDNN_FROM[half]
+            if not (self._executes(least) and supported[half]()):
+                where = f"at {self.isa}" if self.isa else "on this processor"
                 return Unsupported(
                     "isa",
-                    f"Inductor puts linears of {half} together where oneDNN computes {half}, and not on this processor",
-                    "f32 with dyn-m; or a processor with AVX-512",
+                    f"Inductor puts linears of {half} together where oneDNN computes {half}, and not {where}",
+                    f"f32 with dyn-m; or a processor and a level from {least} on",
                 )
         elif not problem.has("dyn-m") and self.mode not in _NOT_BY_MKL:
             return Unsupported(
@@ -395,6 +399,6 @@ def _rows_of_a(problem: Problem) -> Unsupported | None:
     """
     if problem.autocast or not problem.dtypes.a.is_float:
         return None  # the conversion writes a new A, row by row
-    if problem.layout.a_transposed and problem.shape.m != 1:
+    if problem.layout.a_transposed and (problem.shape.m != 1 or problem.has("pad-lda")):
         return Unsupported("a-transposed", "the C++ templates need A with contiguous rows", "use layout nn or nt")
     return None

@@ -1018,8 +1018,12 @@ _QUESTIONS: Mapping[str, str] = {
     "_is_amx_tile_supported": "amx",
     "_is_amx_fp16_supported": "amx_fp16",
 }
-# An AMX machine has AVX512_FP16, which is what oneDNN computes f16 with.
-_ONEDNN: Mapping[str, str] = {"is_mkldnn_bf16_supported": "avx512", "is_mkldnn_fp16_supported": "amx"}
+# The least level at which oneDNN computes a half type: an AMX machine has AVX512_FP16, which it does f16 with.
+ONEDNN_FROM: Mapping[str, str] = {"bf16": "avx512", "f16": "amx"}
+_ONEDNN: Mapping[str, str] = {
+    "is_mkldnn_bf16_supported": ONEDNN_FROM["bf16"],
+    "is_mkldnn_fp16_supported": ONEDNN_FROM["f16"],
+}
 
 
 def lacks_isa(isa: str) -> str:

@@ -217,6 +217,9 @@ _CLAIMS = {
     "bmm:f32:nn:3x20x33x40": "",
     "bmm:bf16:nn:3x20x33x40::bcast-a": "a-strided",
     "bmm:f32:tn:3x20x33x40": "a-transposed",
+    # One row of a transposed A is a row like any other, unless its elements lie apart.
+    "mm:f32:tt:1x20x40": "",
+    "mm:f32:tt:1x20x40::pad-lda": "a-transposed",
     "bmm:f32:nn:3x1x33x40": "decomposed",
     "mm:f32:nn:1x1x40": "decomposed",
     "addmm:f32:nn:1x12x10:bias": "decomposed",

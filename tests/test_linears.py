@@ -205,6 +205,19 @@ def test_what_is_put_together_is_claimed_and_the_rest_has_its_reason() -> None:
     assert code("bmm:f32:nn:3x16x32x52::mid-a") == "a-strided"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "level", "code"),
+    [("f16", "avx512_vnni", "isa"), ("f16", "amx", ""), ("bf16", "avx2", "isa"), ("bf16", "avx512", "")],
+)
+def test_half_types_are_put_together_from_the_level_on_at_which_onednn_computes_them(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, level: str, code: str
+) -> None:
+    for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: True)
+    refusal = CppBackend().listing_at(level).supports(Problem.parse(f"linears:{dtype}:nt:2x16x32x52"))
+    assert (refusal.reason.code if refusal else "") == code
+
+
 def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48")  # with a fixed M, which MKL would compute outside of a package
     packaged = CppBackend(threads=2).in_mode("aoti", "cpu")

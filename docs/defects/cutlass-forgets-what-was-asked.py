@@ -11,17 +11,18 @@ OPTIONS = {"max_autotune": True, "max_autotune_gemm_backends": "CUTLASS", "fx_gr
            "cutlass.cutlass_op_allowlist_regex": "128x128x128_1x2x1_.*warpspecialized_(cooperative|pingpong).*epi_tma"}
 
 
-def product(a, b, one, fast):
-    return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+def product(a, b, scale_a, scale_b, fast):
+    return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
 def compiled(fast):
     torch._dynamo.reset()
     with torch.no_grad(), torch._inductor.config.patch(OPTIONS):
-        return torch.compile(product, fullgraph=True)(a, b, one, fast)
+        return torch.compile(product, fullgraph=True)(a, b, *scales, fast)
 
 
-one = torch.ones((), device="cuda")
+# Two tensors: for one that is both scales torch 2.11 writes "Variable cannot be defined twice".
+scales = torch.ones((), device="cuda"), torch.ones((), device="cuda")
 a, b = (torch.rand(64, 8192, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
 b = b.t()
 exact = a.double() @ b.double()
