@@ -51,6 +51,8 @@ class Request:
         ceilings: of the machine; ``None``: measure them.
         pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
             "backend problem"; an earlier process of the run has picked.
+        before: candidate that was picked for the baseline, or in the base environment, by "backend problem"; where
+            another one is picked now it is timed beside that.
         commit: of the tree that is measured.
         turns: descriptor of this process's end where a session of another environment is timed in alternation with this
             one; ``None``: nobody else times.
@@ -64,6 +66,7 @@ class Request:
     timed: bool = True
     ceilings: Ceilings | None = None
     pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    before: Mapping[str, str] = dataclasses.field(default_factory=dict)
     commit: str = ""
     turns: int | None = None
     begins: bool = False
@@ -402,18 +405,28 @@ class Meter:
         return name, comparator
 
     def _rivals(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
-        """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
+        """Other candidates: the earlier pick where it is another one now, and as many as ``--gemm-regret`` asks for.
+
+        An earlier pick that is no candidate any more is left out.
+        """
         from pytest_gemm.judge import picked
 
         count, backend = self._config.speed.regret, case.backend
-        if not count or not isinstance(backend, Choosing):
+        earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
+        if not isinstance(backend, Choosing) or not (count or earlier):
             return {}
         mine = frozenset(prepared.proof().chosen)
+        changed = bool(earlier and mine) and earlier not in mine
+        if not count and not changed:
+            return {}
         ranked = [name for name in self.request.pinned_of(backend.name, case.problem.line) if name not in mine]
         names = [name for name in backend.choices(case.problem, given) if name not in mine] if not ranked else []
-        found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
-        for name in ranked[:count] or picked(names, str(count)):
+        wanted = (ranked[:count] or list(picked(names, str(count)))) if count else []
+        if changed and earlier in (ranked or names):
+            wanted.append(earlier)
+        found = {}
+        for name in dict.fromkeys(wanted):
             with contextlib.suppress(Dropped, Unsupported):
                 found[name] = backend.prepare_choice(case.problem, given, name)
         return found

@@ -296,6 +296,7 @@ class _Runner:
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
         self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
+        self.before: dict[CaseKey, tuple[str, ...]] = {}
         self.ceilings: Ceilings | None = None
         self.notes: list[str] = []
 
@@ -312,11 +313,31 @@ class _Runner:
             samples = self._compile(arm, cases, jobs, "compiling and judging")
             tuned = {(s.case.backend, s.case.problem) for s in samples if s.ranking}
         if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
-            for sample in self._compile(arm, todo, 1, "picking candidates for"):
-                if sample.ranking and sample.picked:
-                    others = (name for name in sample.ranking if name not in sample.picked)
-                    key = f"{sample.case.backend} {sample.case.problem}"
-                    self._pinned[arm.name][key] = (sample.picked[0], *others)
+            self._pick(arm, todo)
+
+    def _pick(self, arm: Arm, cases: Sequence[Timed]) -> None:
+        """Have the backends pick by timing, in one process that is alone on the device; later sessions time that."""
+        for sample in self._compile(arm, cases, 1, "picking candidates for"):
+            if sample.ranking and sample.picked:
+                others = (name for name in sample.ranking if name not in sample.picked)
+                self._pinned[arm.name][_key(sample.case)] = (sample.picked[0], *others)
+
+    def pick_again(self, arm: Arm, cases: Iterable[CaseKey]) -> None:
+        """Have the candidates of these cases picked anew, where a backend picks by timing.
+
+        A pick is one observation as well: what a confirmation times is to have been picked twice.
+        """
+        names = [(key.backend, key.problem) for key in cases if _key(key) in self._pinned[arm.name]]
+        if todo := self.left(dict.fromkeys(names)):
+            self._pick(arm, todo)
+
+    def picked(self, arm: Arm) -> dict[CaseKey, tuple[str, ...]]:
+        """What the backends that pick by timing have picked."""
+        found = {}
+        for key, candidates in self._pinned[arm.name].items():
+            backend, problem = key.split(" ", 1)
+            found[CaseKey(backend, problem)] = candidates[:1]
+        return found
 
     def _compile(self, arm: Arm, cases: Sequence[Timed], jobs: int, what: str) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
@@ -379,6 +400,9 @@ class _Runner:
             index,
             ceilings=self.ceilings,
             pinned=self._pinned[arm.name],
+            before={_key(key): picked[0] for key, picked in self.before.items() if len(picked) == 1 and not key.choice}
+            if arm.name == "head"
+            else {},
             commit=self.commit if arm.name == "head" else "",
             turns=end,
             begins=begins,
@@ -653,6 +677,10 @@ def _measure(
     with clock("compile"):
         for arm in (head, *([base] if base else [])):
             runner.compile(arm, cases)
+    if base is not None:
+        runner.before = runner.picked(base)
+    elif not config.speed.record:
+        runner.before = {key: line.picked for key, line in made.stored.items()}
     if config.speed.record:
         made.mode = "record"
         with clock("record"):
@@ -719,6 +747,10 @@ def _pairs(
     return fresh["base"], fresh["head"]
 
 
+def _key(case: CaseKey) -> str:
+    return f"{case.backend} {case.problem}"
+
+
 def _named(keys: Iterable[CaseKey]) -> list[Timed]:
     return list(dict.fromkeys((key.backend, key.problem) for key in keys))
 
@@ -742,12 +774,14 @@ def _gate(
 
     def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
+            if not more:
+                runner.pick_again(head, set(cases).intersection(gate.moved(runner.before, first)))
             more.extend(_sessions(runner, head, _named(cases), count - len(more), made, "confirming"))
         return gate.confirm(stored, _only(gate.readings(more), cases), known, policy, last=last)
 
     judgements = gate.by_looks(screened, policy, policy.confirm_sessions, look)
     made.anchor = screened.anchor
-    made.judgements = _with_every_case(gate.annotate(judgements, stored, made.sessions), made)
+    made.judgements = _with_every_case(gate.annotate(judgements, runner.before, made.sessions), made)
     if not made.stored:
         made.notes.append(str(store.no_baseline(made.record)))
     elif other := baseline.incomparable(made.stored, first[0]):
@@ -770,6 +804,9 @@ def _against(
 
     def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
+            if not more[0]:
+                for side in (head, base):
+                    runner.pick_again(side, set(cases).intersection(gate.moved(runner.before, first_head)))
             fresh = _pairs(runner, head, base, _named(cases), count - len(more[0]), made, "confirming")
         for arm, some in zip(more, fresh, strict=True):
             arm.extend(some)
@@ -778,7 +815,7 @@ def _against(
 
     judgements = gate.by_looks(screened, policy, policy.confirm_pairs, look)
     made.anchor = screened.anchor
-    made.judgements = _with_every_case(gate.annotate(judgements, {}, made.sessions), made)
+    made.judgements = _with_every_case(gate.annotate(judgements, runner.before, made.sessions), made)
 
 
 def _only(found: Mapping[CaseKey, list[gate.Reading]], cases: Collection[CaseKey]) -> dict[CaseKey, list[gate.Reading]]:
