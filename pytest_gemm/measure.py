@@ -51,12 +51,12 @@ class Request:
         ceilings: of the machine; ``None``: measure them.
         pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
             "backend problem"; an earlier process of the run has picked.
-        before: candidate that was picked for the baseline, or in the base environment, by "backend problem"; where
-            another one is picked now it is timed beside that.
         commit: of the tree that is measured.
         turns: descriptor of this process's end where a session of another environment is timed in alternation with this
             one; ``None``: nobody else times.
         begins: this session has the first turn.
+        before: candidate that was picked for the baseline, or in the base environment, by "backend problem"; where
+            another one is picked now it is timed beside that.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -66,10 +66,10 @@ class Request:
     timed: bool = True
     ceilings: Ceilings | None = None
     pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    before: Mapping[str, str] = dataclasses.field(default_factory=dict)
     commit: str = ""
     turns: int | None = None
     begins: bool = False
+    before: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
         """The candidates of a case, the one to time first; empty where the backend goes its own way."""
@@ -281,6 +281,7 @@ class Meter:
     def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
         comparator, rivals = self._comparator(case, given), self._rivals(case, prepared, given)
+        rivals = self._earlier(case, prepared, given) | rivals
         with _timed(prepared, given) as call:
             first = call()
         _wait_for(case.device)
@@ -405,30 +406,32 @@ class Meter:
         return name, comparator
 
     def _rivals(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
-        """Other candidates: the earlier pick where it is another one now, and as many as ``--gemm-regret`` asks for.
-
-        An earlier pick that is no candidate any more is left out.
-        """
+        """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
         from pytest_gemm.judge import picked
 
         count, backend = self._config.speed.regret, case.backend
-        earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
-        if not isinstance(backend, Choosing) or not (count or earlier):
+        if not count or not isinstance(backend, Choosing):
             return {}
         mine = frozenset(prepared.proof().chosen)
-        changed = bool(earlier and mine) and earlier not in mine
-        if not count and not changed:
-            return {}
         ranked = [name for name in self.request.pinned_of(backend.name, case.problem.line) if name not in mine]
         names = [name for name in backend.choices(case.problem, given) if name not in mine] if not ranked else []
-        # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
-        wanted = (ranked[:count] or list(picked(names, str(count)))) if count else []
-        if changed and earlier in (ranked or names):
-            wanted.append(earlier)
         found = {}
-        for name in dict.fromkeys(wanted):
+        # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
+        for name in ranked[:count] or picked(names, str(count)):
             with contextlib.suppress(Dropped, Unsupported):
                 found[name] = backend.prepare_choice(case.problem, given, name)
+        return found
+
+    def _earlier(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
+        """The pick of the baseline, where another one is picked now and it is still a candidate."""
+        backend, found = case.backend, {}
+        earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
+        if earlier and isinstance(backend, Choosing):
+            mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
+            moved = bool(mine) and earlier not in mine
+            if moved and (earlier in ranked or earlier in backend.choices(case.problem, given)):
+                with contextlib.suppress(Dropped, Unsupported):
+                    found[earlier] = backend.prepare_choice(case.problem, given, earlier)
         return found
 
     def _excess(self, case: Case, sample: Sample) -> Reason | None:

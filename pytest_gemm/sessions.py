@@ -313,31 +313,11 @@ class _Runner:
             samples = self._compile(arm, cases, jobs, "compiling and judging")
             tuned = {(s.case.backend, s.case.problem) for s in samples if s.ranking}
         if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
-            self._pick(arm, todo)
-
-    def _pick(self, arm: Arm, cases: Sequence[Timed]) -> None:
-        """Have the backends pick by timing, in one process that is alone on the device; later sessions time that."""
-        for sample in self._compile(arm, cases, 1, "picking candidates for"):
-            if sample.ranking and sample.picked:
-                others = (name for name in sample.ranking if name not in sample.picked)
-                self._pinned[arm.name][_key(sample.case)] = (sample.picked[0], *others)
-
-    def pick_again(self, arm: Arm, cases: Iterable[CaseKey]) -> None:
-        """Have the candidates of these cases picked anew, where a backend picks by timing.
-
-        A pick is one observation as well: what a confirmation times is to have been picked twice.
-        """
-        names = [(key.backend, key.problem) for key in cases if _key(key) in self._pinned[arm.name]]
-        if todo := self.left(dict.fromkeys(names)):
-            self._pick(arm, todo)
-
-    def picked(self, arm: Arm) -> dict[CaseKey, tuple[str, ...]]:
-        """What the backends that pick by timing have picked."""
-        found = {}
-        for key, candidates in self._pinned[arm.name].items():
-            backend, problem = key.split(" ", 1)
-            found[CaseKey(backend, problem)] = candidates[:1]
-        return found
+            for sample in self._compile(arm, todo, 1, "picking candidates for"):
+                if sample.ranking and sample.picked:
+                    others = (name for name in sample.ranking if name not in sample.picked)
+                    key = f"{sample.case.backend} {sample.case.problem}"
+                    self._pinned[arm.name][key] = (sample.picked[0], *others)
 
     def _compile(self, arm: Arm, cases: Sequence[Timed], jobs: int, what: str) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
@@ -357,6 +337,23 @@ class _Runner:
     def left(self, cases: Iterable[Timed]) -> list[Timed]:
         """The cases that have not failed."""
         return [case for case in cases if case not in self.failed]
+
+    def pick_again(self, arm: Arm, cases: Iterable[CaseKey]) -> None:
+        """Have the candidates of these cases picked anew, where a backend picks by timing.
+
+        A pick is one observation as well: what a confirmation times is to have been picked twice.
+        """
+        names = [(key.backend, key.problem) for key in cases if _key(key) in self._pinned[arm.name]]
+        if todo := self.left(dict.fromkeys(names)):
+            self.compile(arm, todo)
+
+    def picked(self, arm: Arm) -> dict[CaseKey, tuple[str, ...]]:
+        """What the backends that pick by timing have picked."""
+        found = {}
+        for key, candidates in self._pinned[arm.name].items():
+            backend, problem = key.split(" ", 1)
+            found[CaseKey(backend, problem)] = candidates[:1]
+        return found
 
     def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
         """One session over the cases that have not failed."""
@@ -677,10 +674,6 @@ def _measure(
     with clock("compile"):
         for arm in (head, *([base] if base else [])):
             runner.compile(arm, cases)
-    if base is not None:
-        runner.before = runner.picked(base)
-    elif not config.speed.record:
-        runner.before = {key: line.picked for key, line in made.stored.items()}
     if config.speed.record:
         made.mode = "record"
         with clock("record"):
@@ -764,6 +757,7 @@ def _gate(
     made: Measured,
     clock: _Clock,
 ) -> None:
+    runner.before = {key: line.picked for key, line in made.stored.items()}
     with clock("screen"):
         first = _sessions(runner, head, cases, policy.screen_sessions, made, "screening")
     if not first:
@@ -797,6 +791,7 @@ def _against(
     made: Measured,
     clock: _Clock,
 ) -> None:
+    runner.before = runner.picked(base)
     with clock("screen"):
         first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
     screened = gate.screen_pair(*gate.pair_readings(first_base, first_head), policy)
@@ -805,8 +800,10 @@ def _against(
     def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
             if not more[0]:
+                again = set(cases).intersection(gate.moved(runner.before, first_head))
                 for side in (head, base):
-                    runner.pick_again(side, set(cases).intersection(gate.moved(runner.before, first_head)))
+                    runner.pick_again(side, again)
+                runner.before = runner.picked(base)
             fresh = _pairs(runner, head, base, _named(cases), count - len(more[0]), made, "confirming")
         for arm, some in zip(more, fresh, strict=True):
             arm.extend(some)
