@@ -199,7 +199,6 @@ class Baseline:
             case=self.case,
             readings=tuple(map(reading, self.subject_us, comparators)),
             first=None if self._starts_its_epoch else reading(self.start.subject_us, self.start.comparator_us),
-            picked=self.picked,
             note=note,
         )
 

@@ -55,6 +55,8 @@ class Request:
         turns: descriptor of this process's end where a session of another environment is timed in alternation with this
             one; ``None``: nobody else times.
         begins: this session has the first turn.
+        before: candidate that was picked for the baseline, or in the base environment, by "backend problem"; where
+            another one is picked now it is timed beside that.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -67,6 +69,7 @@ class Request:
     commit: str = ""
     turns: int | None = None
     begins: bool = False
+    before: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
         """The candidates of a case, the one to time first; empty where the backend goes its own way."""
@@ -278,6 +281,7 @@ class Meter:
     def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
         comparator, rivals = self._comparator(case, given), self._rivals(case, prepared, given)
+        rivals = self._earlier(case, prepared, given) | rivals
         with _timed(prepared, given) as call:
             first = call()
         _wait_for(case.device)
@@ -416,6 +420,18 @@ class Meter:
         for name in ranked[:count] or picked(names, str(count)):
             with contextlib.suppress(Dropped, Unsupported):
                 found[name] = backend.prepare_choice(case.problem, given, name)
+        return found
+
+    def _earlier(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
+        """The pick of the baseline, where another one is picked now and it is still a candidate."""
+        backend, found = case.backend, {}
+        earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
+        if earlier and isinstance(backend, Choosing):
+            mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
+            moved = bool(mine) and earlier not in mine
+            if moved and (earlier in ranked or earlier in backend.choices(case.problem, given)):
+                with contextlib.suppress(Dropped, Unsupported):
+                    found[earlier] = backend.prepare_choice(case.problem, given, earlier)
         return found
 
     def _excess(self, case: Case, sample: Sample) -> Reason | None:

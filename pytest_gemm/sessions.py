@@ -296,6 +296,7 @@ class _Runner:
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
         self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
+        self.before: dict[CaseKey, tuple[str, ...]] = {}
         self.ceilings: Ceilings | None = None
         self.notes: list[str] = []
 
@@ -336,6 +337,23 @@ class _Runner:
     def left(self, cases: Iterable[Timed]) -> list[Timed]:
         """The cases that have not failed."""
         return [case for case in cases if case not in self.failed]
+
+    def pick_again(self, arm: Arm, cases: Iterable[CaseKey]) -> None:
+        """Have the candidates of these cases picked anew, where a backend picks by timing.
+
+        A pick is one observation as well: what a confirmation times is to have been picked twice.
+        """
+        names = [(key.backend, key.problem) for key in cases if _key(key) in self._pinned[arm.name]]
+        if todo := self.left(dict.fromkeys(names)):
+            self.compile(arm, todo)
+
+    def picked(self, arm: Arm) -> dict[CaseKey, tuple[str, ...]]:
+        """What the backends that pick by timing have picked."""
+        found = {}
+        for key, candidates in self._pinned[arm.name].items():
+            backend, problem = key.split(" ", 1)
+            found[CaseKey(backend, problem)] = candidates[:1]
+        return found
 
     def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
         """One session over the cases that have not failed."""
@@ -379,6 +397,9 @@ class _Runner:
             index,
             ceilings=self.ceilings,
             pinned=self._pinned[arm.name],
+            before={_key(key): picked[0] for key, picked in self.before.items() if len(picked) == 1 and not key.choice}
+            if arm.name == "head"
+            else {},
             commit=self.commit if arm.name == "head" else "",
             turns=end,
             begins=begins,
@@ -719,6 +740,10 @@ def _pairs(
     return fresh["base"], fresh["head"]
 
 
+def _key(case: CaseKey) -> str:
+    return f"{case.backend} {case.problem}"
+
+
 def _named(keys: Iterable[CaseKey]) -> list[Timed]:
     return list(dict.fromkeys((key.backend, key.problem) for key in keys))
 
@@ -732,6 +757,7 @@ def _gate(
     made: Measured,
     clock: _Clock,
 ) -> None:
+    runner.before = {key: line.picked for key, line in made.stored.items()}
     with clock("screen"):
         first = _sessions(runner, head, cases, policy.screen_sessions, made, "screening")
     if not first:
@@ -742,12 +768,14 @@ def _gate(
 
     def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
+            if not more:
+                runner.pick_again(head, set(cases).intersection(gate.moved(runner.before, first)))
             more.extend(_sessions(runner, head, _named(cases), count - len(more), made, "confirming"))
         return gate.confirm(stored, _only(gate.readings(more), cases), known, policy, last=last)
 
     judgements = gate.by_looks(screened, policy, policy.confirm_sessions, look)
     made.anchor = screened.anchor
-    made.judgements = _with_every_case(gate.annotate(judgements, stored, made.sessions), made)
+    made.judgements = _with_every_case(gate.annotate(judgements, runner.before, made.sessions), made)
     if not made.stored:
         made.notes.append(str(store.no_baseline(made.record)))
     elif other := baseline.incomparable(made.stored, first[0]):
@@ -763,6 +791,7 @@ def _against(
     made: Measured,
     clock: _Clock,
 ) -> None:
+    runner.before = runner.picked(base)
     with clock("screen"):
         first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
     screened = gate.screen_pair(*gate.pair_readings(first_base, first_head), policy)
@@ -770,6 +799,11 @@ def _against(
 
     def look(cases: tuple[CaseKey, ...], count: int, known: gate.Screened, last: bool) -> dict[CaseKey, Judgement]:
         with clock("confirm"):
+            if not more[0]:
+                again = set(cases).intersection(gate.moved(runner.before, first_head))
+                for side in (head, base):
+                    runner.pick_again(side, again)
+                runner.before = runner.picked(base)
             fresh = _pairs(runner, head, base, _named(cases), count - len(more[0]), made, "confirming")
         for arm, some in zip(more, fresh, strict=True):
             arm.extend(some)
@@ -778,7 +812,7 @@ def _against(
 
     judgements = gate.by_looks(screened, policy, policy.confirm_pairs, look)
     made.anchor = screened.anchor
-    made.judgements = _with_every_case(gate.annotate(judgements, {}, made.sessions), made)
+    made.judgements = _with_every_case(gate.annotate(judgements, runner.before, made.sessions), made)
 
 
 def _only(found: Mapping[CaseKey, list[gate.Reading]], cases: Collection[CaseKey]) -> dict[CaseKey, list[gate.Reading]]:

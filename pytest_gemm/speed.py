@@ -242,6 +242,7 @@ class Judgement:
         sessions: processes that were looked at, those of the confirmation included.
         selection: what changed about the choice ("was ..., is ..."), "" for nothing.
         regret: how much longer than the fastest candidate the picked one takes, as a fraction; ``None`` unmeasured.
+        faster: that candidate's name, "" where the picked one is the fastest.
     """
 
     case: CaseKey
@@ -258,6 +259,7 @@ class Judgement:
     sessions: int = 0
     selection: str = ""
     regret: float | None = None
+    faster: str = ""
 
 
 # -- as lines of JSON ----------------------------------------------------------------------------------------

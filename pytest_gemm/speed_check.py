@@ -147,5 +147,6 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
             "change": judgement.change,
             "detectable": judgement.detectable,
             "regret": judgement.regret,
+            "faster_choice": judgement.faster,
         }
     return facts

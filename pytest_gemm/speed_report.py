@@ -637,13 +637,14 @@ def untimed_lines(run: Run) -> list[str]:
 def _selection_lines(run: Run) -> list[str]:
     """Changed choices, and picked ones that are not the fastest."""
     lines = [f"selection changed, {j.case}: {j.selection}" for j in run.judgements if j.selection]
-    regrets = [(j.regret, j.case) for j in run.judgements if j.regret is not None]
-    costly = [(regret, case) for regret, case in regrets if regret >= _REGRET]
+    known = [(j.regret, f"{j.case} against {j.faster}") for j in run.judgements if j.regret is not None]
+    costly = sorted((one for one in known if one[0] >= _REGRET), reverse=True)
     if costly:
-        worst, case = max(costly)
+        worst = "; ".join(f"{_percent(regret)} in {where}" for regret, where in costly[:_NAMED])
+        more = f", and {len(costly) - _NAMED} more" if len(costly) > _NAMED else ""
         lines.append(
-            f"the picked choice takes over {100 * _REGRET:.0f}% longer than the fastest candidate in {len(costly)} of "
-            f"{plural(len(regrets), 'case')}; worst {_percent(worst)} in {case}"
+            f"the picked choice takes over {100 * _REGRET:.0f}% longer than the fastest timed candidate "
+            f"in {len(costly)} of {plural(len(known), 'case')}: {worst}{more}"
         )
     return lines
 
@@ -765,7 +766,7 @@ def failure(
     if judgement.selection:
         lines.append(f"  selection changed: {judgement.selection}")
     if judgement.regret is not None and judgement.regret > 0:
-        lines.append(f"  the picked choice takes {_percent(judgement.regret)} against the fastest candidate")
+        lines.append(f"  the picked choice takes {_percent(judgement.regret)} against {judgement.faster}")
     if judgement.reason.remedy:
         lines.append(f"  remedy: {judgement.reason.remedy}")
     if record and mode == "baseline":

@@ -612,7 +612,6 @@ def test_regret_is_paired_by_block(rivals: dict[str, tuple[float, ...]], expecte
     ],
 )
 def test_selection_and_regret_are_notes(picked: list[tuple[str, ...]], expected: str) -> None:
-    stored = {FIRST: Stored(FIRST, (), picked=("old",))}
     given = {
         FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", "")),
         CASES[1]: Judgement(CASES[1], Verdict.NO_BASELINE, Reason("no-baseline", "")),
@@ -620,11 +619,22 @@ def test_selection_and_regret_are_notes(picked: list[tuple[str, ...]], expected:
     sessions = [
         Session("here", samples=(sample(picked=names, subject=(1.1, 1.1), rivals={"a": (1.0,)}),)) for names in picked
     ]
-    found = gate.annotate(given, stored, sessions)
+    found = gate.annotate(given, {FIRST: ("old",)}, sessions)
     assert found[FIRST].selection == expected
     assert found[FIRST].regret == pytest.approx(0.1)
+    assert found[FIRST].faster == "a"
     assert found[FIRST].verdict is Verdict.SAME
     assert found[CASES[1]] == given[CASES[1]]
+
+
+def test_a_changed_selection_says_what_the_change_makes() -> None:
+    given = {FIRST: Judgement(FIRST, Verdict.SLOWER, Reason("slower-confirmed", ""))}
+    rivals = {"old": (0.5,), "slow": (4.0,)}
+    now = [Session("here", samples=(sample(picked=("new",), subject=(2.0, 2.0), rivals=rivals),))] * 3
+    found = gate.annotate(given, {FIRST: ("old",)}, now)[FIRST]
+    assert found.selection == "was old, is new, which takes 300.0% longer than it in the same blocks"
+    assert gate.moved({FIRST: ("old",)}, now) == [FIRST]
+    assert gate.moved({FIRST: ("new",)}, now) == gate.moved({}, now) == []
 
 
 @pytest.mark.parametrize(

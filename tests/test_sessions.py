@@ -9,17 +9,22 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import machine, sessions
+from pytest_gemm import baseline, gate, machine, sessions
 from pytest_gemm.ahead import Display
 from pytest_gemm.machine import Gpu
+from pytest_gemm.measure import Meter, Request
+from pytest_gemm.outcome import Status
+from pytest_gemm.problem import Problem
 from pytest_gemm.sessions import Command
-from pytest_gemm.speed import read_session
+from pytest_gemm.speed import CaseKey, Sample, Session, Verdict, read_session
 
 # Sessions that compile, judge and time, by a clock of their own.
 TIMED = """
@@ -186,6 +191,7 @@ def test_speed(gemm_case, gemm_speed):
 """
 
 LINES = ("mm:f32:nn:32x64x64", "mm:f32:nn:48x64x64", "mm:f32:nn:64x64x64")
+CASE = CaseKey("triton", LINES[0])
 
 
 @pytest.fixture
@@ -490,6 +496,74 @@ def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
     (bench,) = json.loads(record.read_text())["benchmarks"]
     assert bench["extra_info"]["choice"] == "big"
     assert bench["extra_info"]["regret"] == pytest.approx(0.25, abs=0.03)
+
+
+class Picker(sessions._Runner):
+    """A runner whose sessions take as long as the candidate that was picked last: the next of ``picks`` each time."""
+
+    def __init__(self, picks: Sequence[str]) -> None:
+        self.failed, self.before = {}, {}
+        self._pinned, self._picks, self.asked = {"head": {}}, iter(picks), 0
+        self.compile(sessions.Arm("head"), [])
+
+    def compile(self, arm: sessions.Arm, _: Sequence[tuple[str, str]]) -> None:
+        self.asked += 1
+        self._pinned[arm.name] = {f"{CASE.backend} {CASE.problem}": (next(self._picks), "old", "bad")}
+
+    def session(self, arm: sessions.Arm, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
+        (one,) = self.picked(arm)[CASE]
+        times = {"old": 1e-5, "bad": 4e-5}
+        rivals = {} if one == "old" else {"old": (times["old"],) * 6}
+        subject = (times[one] * (1.0 + 1e-4 * index),) * 12
+        sample = Sample(CASE, "cuda", Status.PASSED, subject=subject, rivals=rivals, picked=(one,))
+        return Session("here", samples=(sample,))
+
+
+@pytest.mark.parametrize(
+    ("picks", "verdict", "told"),
+    [
+        (["bad", "old"], Verdict.SAME, "was old, is bad in 1 of 6 sessions, which takes 300"),
+        (["bad", "bad"], Verdict.SLOWER, "was old, is bad, which takes 300"),
+        (["old"], Verdict.SAME, ""),
+    ],
+)
+def test_a_pick_that_makes_a_case_slower_has_to_recur(
+    picks: list[str], verdict: Verdict, told: str, tmp_path: Path
+) -> None:
+    # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
+    stored = baseline.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), picked=("old",))
+    made = sessions.Measured("cuda", "here", stored={CASE: stored})
+    runner = Picker(picks)
+    sessions._gate(
+        runner,
+        sessions.Arm("head"),
+        [(CASE.backend, CASE.problem)],
+        gate.Policy.for_device("cuda"),
+        baseline.Store(tmp_path, "here"),
+        made,
+        sessions._Clock({}),
+    )
+    (judgement,) = made.judgements.values()
+    assert judgement.verdict is verdict, judgement.reason
+    assert judgement.selection.startswith(told)
+    assert bool(judgement.selection) is bool(told)
+    assert runner.asked == len(picks)
+
+
+@pytest.mark.parametrize(("before", "expected"), [("c", ["c"]), ("b", ["b"]), ("a", []), ("gone", []), ("", [])])
+def test_the_pick_of_the_baseline_is_timed_beside_another_one(before: str, expected: list[str]) -> None:
+    key = f"several {LINES[0]}"
+    request = Request((), "cuda", pinned={key: ("a", "b", "c")}, before={key: before})
+    meter: Any = SimpleNamespace(request=request)
+    backend = SimpleNamespace(
+        **dict.fromkeys(("devices", "availability", "supports", "prepare", "choices"), lambda *_: ()),
+        name="several",
+        prepare_choice=lambda *asked: asked,
+    )
+    case: Any = SimpleNamespace(backend=backend, problem=Problem.parse(LINES[0]))
+    prepared: Any = SimpleNamespace(proof=lambda: SimpleNamespace(chosen=("a",)))
+    given: Any = None
+    assert list(Meter._earlier(meter, case, prepared, given)) == expected
 
 
 def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:

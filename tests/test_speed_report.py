@@ -328,7 +328,7 @@ def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
         TIMED, measured([(1e-3, 1e-3)], CaseKey("triton", OTHER)), measured([(1.0, 1.0)], CaseKey("cpp", OTHER))
     )
     extra: list[dict[str, Any]] = [
-        {"detectable": 0.02, "regret": 0.07},
+        {"detectable": 0.02, "regret": 0.07, "faster": "tile-b"},
         {"detectable": 0.08, "selection": "was a, is b"},
         {"detectable": 0.03},
     ]
@@ -336,7 +336,7 @@ def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
     text = "\n".join(speed_report.summary(dataclasses.replace(run, judgements=told)))
     assert f"median case 3.0%, worst 8.0% in triton-{OTHER}" in text
     assert f"selection changed, triton-{OTHER}: was a, is b" in text
-    assert f"over 5% longer than the fastest candidate in 1 of 1 case; worst +7.0% in {CASE}" in text
+    assert f"over 5% longer than the fastest timed candidate in 1 of 1 case: +7.0% in {CASE} against tile-b" in text
 
 
 @pytest.mark.parametrize("code", ["too-noisy", "disturbed"])
@@ -389,6 +389,7 @@ SLOWER = Judgement(
     sessions=6,
     selection="was a, is b",
     regret=0.04,
+    faster="c",
 )
 
 
@@ -405,7 +406,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
         "  slower-confirmed: slower in the screen and in 5 of 5 new processes",
         "  from 6 processes, judged by time relative to the comparator; a slow-down of 2.1% would have been seen",
         "  selection changed: was a, is b",
-        "  the picked choice takes +4.0% against the fastest candidate",
+        "  the picked choice takes +4.0% against c",
         f"  if it is meant: pytest perf --gemm-record --gemm-accept={CASE} --gemm-reason=TEXT",
         "  rerun: pytest rerun",
     ]
