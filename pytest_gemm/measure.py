@@ -162,18 +162,25 @@ class Meter:
         self._parent = os.getppid()
         self._is_cross_checked = False
         self._ranking: tuple[str, ...] = ()
+        self._test = ""
         self._fresh: list[_Work] = []
         self._works: list[_Work] = []
         self._ceilings = self.request.ceilings
         self._write(session_line(self._head()))
 
-    def __call__(self, case: Case) -> None:
-        """Compile and judge a case; if it passes it is timed, now or when the others are as far."""
+    def __call__(self, case: Case, test: str) -> None:
+        """Compile and judge a case; if it passes it is timed, now or when the others are as far.
+
+        Args:
+            case: what to time.
+            test: name of the test function that asks.
+        """
         from pytest_gemm.fillings import fillings_for
 
         self._begin(case)
-        if held := self._withheld(case):
-            self._write(sample_line(held))
+        self._test = test
+        if held := self._withheld(case, ""):
+            self._write(sample_line(_sample(case, held, {})))
             self._end()
             return
         fillings = fillings_for(case.problem)
@@ -183,7 +190,12 @@ class Meter:
         judged = dataclasses.replace(case, fillings=filling, choices=pinned[0] if pinned else case.choices or "winner")
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
-        for outcome in self._judge.judge(judged, timing=self._take if self.request.timed else self._note_ranking):
+        taking = self._take if self.request.timed else self._note_ranking
+
+        def withheld(choice: str) -> Outcome | None:
+            return None if pinned else self._withheld(case, choice)  # the backend itself has picked what is pinned
+
+        for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
             compiled += outcome.seconds.compile
             if outcome.status is Status.DROPPED and outcome.choice != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
@@ -226,16 +238,16 @@ class Meter:
             self._turns.close()
         self._write(json.dumps({"end": {"seconds": round(time.perf_counter() - self._started, 3)}}) + "\n")
 
-    def _withheld(self, case: Case) -> Sample | None:
-        """The sample of a case that the ledger forbids to run; ``None`` of any other."""
-        from pytest_gemm.session import environment
+    def _withheld(self, case: Case, choice: str) -> Outcome | None:
+        """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
+        from pytest_gemm.session import forbidding
 
-        entry = self._config.ledger.applicable(case.backend.name, case.problem, "", environment(case.device))
+        entry = forbidding(self._config.ledger, case, self._test, choice)
         if entry is None:
             return None
         reason = Reason("can-crash", f"{entry.id}: not run, it can kill the process: {entry.reason}")
-        key = CaseKey(case.backend.name, case.problem.line)
-        return Sample(key, case.device, Status.KNOWN_FAILURE, reason)
+        line = case.problem.line
+        return Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
 
     def _begin(self, case: Case) -> None:
         if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now
@@ -409,8 +421,12 @@ class Meter:
         if not count or not isinstance(backend, Choosing):
             return {}
         mine = frozenset(prepared.proof().chosen)
-        ranked = [name for name in self.request.pinned_of(backend.name, case.problem.line) if name not in mine]
-        names = [name for name in backend.choices(case.problem, given) if name not in mine] if not ranked else []
+
+        def others(names: Sequence[str]) -> list[str]:
+            return [name for name in names if name not in mine and self._withheld(case, name) is None]
+
+        ranked = others(self.request.pinned_of(backend.name, case.problem.line))
+        names = others(backend.choices(case.problem, given)) if not ranked else []
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
         for name in ranked[:count] or picked(names, str(count)):

@@ -410,7 +410,9 @@ class _Runner:
 
     def _note_failures(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
-            if sample.status is not Status.PASSED and sample.status is not Status.DROPPED:
+            # A candidate that was dropped, or that the ledger forbids to run, is none of the others' faults.
+            withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.choice)
+            if sample.status not in {Status.PASSED, Status.DROPPED} and not withheld:
                 self.failed.setdefault((sample.case.backend, sample.case.problem), sample)
 
     def start(self, arm: Arm, request: Request, folder: Path) -> subprocess.Popen[bytes]:

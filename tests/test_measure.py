@@ -1,0 +1,165 @@
+"""What a session does with a case before it times it, driven in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gemm import session, sessions
+from pytest_gemm.ahead import Display
+from pytest_gemm.backend import Availability, Prepared, Proof, Registry
+from pytest_gemm.config import GemmConfig, SpeedConfig
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger
+from pytest_gemm.measure import SESSION, Meter, Request
+from pytest_gemm.operands import Operands
+from pytest_gemm.outcome import Activity, Outcome, Status
+from pytest_gemm.problem import Problem
+from pytest_gemm.replay import Replay
+from pytest_gemm.sessions import Command, Measured
+from pytest_gemm.speed import CaseKey, Sample, Session, read_session
+from pytest_gemm.speed_check import SpeedCheck
+
+MM = Problem.parse("mm:f32:nn:4x8x8")
+
+
+class Several:
+    """A backend of three candidates, for any instruction set and in any mode."""
+
+    name = "several"
+    devices = ("cpu",)
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem) -> None:
+        return None
+
+    def at_isa(self, isa: str) -> Several:
+        return self
+
+    def in_mode(self, mode: str, device: str) -> Several:
+        return self
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        return ("big", "medium", "small")
+
+    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+        return self.prepare_choice(problem, operands, "big")
+
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> Prepared:
+        registry = Registry()
+        registry.add_callable(choice, torch.matmul)
+        made: Any = registry[choice].prepare(problem, operands)
+        made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
+        prepared: Prepared = made
+        return prepared
+
+
+def case(**axes: Any) -> Case:
+    return Case(Several(), MM, (), 0, "cpu", **axes)
+
+
+def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = None) -> tuple[Sample, ...]:
+    """The samples of a session that compiles and judges this one case under a ledger of this one entry."""
+    line = (asked.backend.name, MM.line)
+    (request or Request((line,), "cpu", timed=False)).write(folder)
+    registry = Registry()
+    registry.add(asked.backend)
+    speed = SpeedConfig(session=folder)
+    config = GemmConfig(
+        registry, (), False, "fail", "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None, speed=speed
+    )
+
+    def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    meter = Meter(config, Judge(), lambda *_: True, watch)
+    meter(asked, "test_speed")
+    meter.close()
+    return read_session(folder / SESSION).samples
+
+
+@pytest.mark.parametrize(
+    ("conditions", "axes", "held"),
+    [
+        ({"threads": (Comparison("==", 1),)}, {"threads": 1}, True),
+        ({"threads": (Comparison("==", 1),)}, {"threads": 2}, False),
+        ({"threads": (Comparison("==", 4),)}, {"threads": 1}, False),  # the run's are no matter
+        ({"threads": (Comparison("==", 4),)}, {}, True),
+        ({"isa": Globs(("avx512*",))}, {}, True),
+        ({"isa": Globs(("avx512*",))}, {"isa": "avx2"}, False),
+        ({"isa": Globs(("!avx512*",))}, {"isa": "avx2"}, True),
+        ({"mode": Globs(("aoti",))}, {"mode": "aoti"}, True),
+        ({"mode": Globs(("aoti",))}, {}, False),
+        ({"test": Globs(("test_speed",))}, {}, True),
+        ({"test": Globs(("test_product",))}, {}, False),
+    ],
+)
+def test_a_session_asks_the_ledger_as_a_judgement_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any], axes: dict[str, Any], held: bool
+) -> None:
+    here = Environment("2.13.0", ("avx2", "avx512f"), threads=4)
+    monkeypatch.setattr(session, "environment", lambda _: here)
+    entry = Entry("deadly", "planted", Globs(("several",)), crashes=True, **conditions)
+    asked = case(**axes)
+    assert (session.forbidding(Ledger((entry,)), asked, "test_speed") is entry) is held
+    (sample,) = judged(tmp_path, asked, entry)
+    assert sample.status is (Status.KNOWN_FAILURE if held else Status.PASSED)
+    if held:
+        assert "deadly: not run" in str(sample.reason)
+
+
+def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed(tmp_path: Path) -> None:
+    entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
+    samples = judged(tmp_path, case(choices="all"), entry)
+    held = Status.KNOWN_FAILURE
+    assert {s.case.choice: s.status for s in samples} == {"big": Status.PASSED, "medium": held, "small": Status.PASSED}
+    speed = SpeedConfig(baselines=tmp_path)
+    config: Any = SimpleNamespace(speed=speed, seed=0)
+    runner = sessions._Runner(config, Command((), tmp_path, xdist=False), Display(None), "cpu", tmp_path)
+    runner._note_failures(samples)
+    assert runner.left([("several", MM.line)]) == [("several", MM.line)]
+
+
+def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
+    entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
+    line = ("several", MM.line)
+    request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
+    (sample,) = judged(tmp_path, case(), entry, request)
+    assert (sample.status, sample.picked) == (Status.PASSED, ("medium",))
+
+
+class Ends:
+    """Stands for what ends a test: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[Status, str]] = []
+        self.asked_again = False
+
+    def __call__(self, _: Case) -> None:
+        self.asked_again = True
+
+    def finish(self, _: Case, outcomes: list[Outcome]) -> None:
+        self.outcomes += [(outcome.status, outcome.choice) for outcome in outcomes]
+
+
+@pytest.mark.parametrize("left_out", [Status.DROPPED, Status.KNOWN_FAILURE])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_timed(
+    left_out: Status, alone: bool
+) -> None:
+    other = Sample(CaseKey("several", MM.line, "medium"), "cpu", left_out)
+    timed = Sample(CaseKey("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
+    made = Measured("cpu", sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
+    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
+    config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
+    ends: Any = Ends()
+    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(choices="all"))
+    assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
+    assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
