@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import random
 import time
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import machine, roofline, timing
-from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Timeable, Unsupported
+from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Sparing, Timeable, Unsupported
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
@@ -51,6 +52,8 @@ class Request:
         ceilings: of the machine; ``None``: measure them.
         pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
             "backend problem"; an earlier process of the run has picked.
+        spared: candidates that a backend need not time to pick one, by "backend problem"; see
+            :class:`pytest_gemm.backend.Sparing`.
         commit: of the tree that is measured.
         turns: descriptor of this process's end where a session of another environment is timed in alternation with this
             one; ``None``: nobody else times.
@@ -64,6 +67,7 @@ class Request:
     timed: bool = True
     ceilings: Ceilings | None = None
     pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    spared: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     commit: str = ""
     turns: int | None = None
     begins: bool = False
@@ -161,7 +165,7 @@ class Meter:
         self._turns = Turns(self.request.turns, first=self.request.begins) if self.request.turns is not None else None
         self._parent = os.getppid()
         self._is_cross_checked = False
-        self._ranking: tuple[str, ...] = ()
+        self._timings: Mapping[str, float] = {}
         self._test = ""
         self._fresh: list[_Work] = []
         self._works: list[_Work] = []
@@ -188,9 +192,12 @@ class Meter:
         filling = ("rand",) if "rand" in fillings else fillings[:1]
         pinned = self.request.pinned_of(case.backend.name, case.problem.line)
         judged = dataclasses.replace(case, fillings=filling, choices=pinned[0] if pinned else case.choices or "winner")
+        spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
+        if spared and isinstance(case.backend, Sparing):
+            judged = dataclasses.replace(judged, backend=case.backend.sparing(spared))
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
-        taking = self._take if self.request.timed else self._note_ranking
+        taking = self._take if self.request.timed else self._note_timings
 
         def withheld(choice: str) -> Outcome | None:
             return None if pinned else self._withheld(case, choice)  # the backend itself has picked what is pinned
@@ -222,9 +229,12 @@ class Meter:
             artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
+        ranking = tuple(sorted(self._timings, key=self._timings.__getitem__))
         for outcome in last.values():
-            self._write(sample_line(dataclasses.replace(_sample(case, outcome, spent), ranking=self._ranking)))
-        self._ranking = ()
+            sample = dataclasses.replace(_sample(case, outcome, spent), ranking=ranking)
+            seconds = tuple(self._timings[name] for name in ranking)
+            self._write(sample_line(dataclasses.replace(sample, ranking_seconds=seconds)))
+        self._timings = {}
         self._end()
         if self._judge.has_lost(case.device):
             os._exit(LOST)  # the context is gone; nothing that pytest would do now can reach the device either
@@ -282,9 +292,10 @@ class Meter:
         with (self.folder / SESSION).open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def _note_ranking(self, _: Case, prepared: Prepared, given: Operands) -> object:
-        """Remember how the backend's own timing ranked its candidates."""
-        self._ranking = tuple(getattr(prepared, "ranking", ()))
+    def _note_timings(self, _: Case, prepared: Prepared, given: Operands) -> object:
+        """Remember what the backend measured of its candidates to pick one."""
+        timings: Mapping[str, float] = getattr(prepared, "timings", {})
+        self._timings = {name: seconds for name, seconds in timings.items() if math.isfinite(seconds)}
         return prepared.run(given)
 
     def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:

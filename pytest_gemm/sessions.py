@@ -32,7 +32,7 @@ import pytest
 
 from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
 from pytest_gemm.ahead import Display
-from pytest_gemm.backend import Tuning
+from pytest_gemm.backend import Sparing, Tuning
 from pytest_gemm.config import cores
 from pytest_gemm.measure import LOST, NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
@@ -64,12 +64,17 @@ __all__ = [
     "resolve",
     "share",
     "shared",
+    "slow",
 ]
 
 Timed = tuple[str, str]  # backend and problem line of a case
 
 # Fewer cases than this are compiled by the first session itself.
 _WORTH_WHILE: Final = 4
+# A candidate that took this many times as long as the fastest one, when several processes compiled and timed at once,
+# is not the fastest one alone; and so many of the fastest by then are timed alone in any case.
+_FAR: Final = 1.5
+_SHORTEST_LIST: Final = 8
 # A session that loses its process goes on in another one; a run does not follow a machine into the abyss.
 _RESTARTS: Final = 20
 
@@ -308,20 +313,44 @@ class _Runner:
         jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
         # On a CPU Inductor's own rule picks; whether anything was timed shows once it is compiled.
         tuned = {case for case in cases if self._device != "cpu" and isinstance(self._config.registry[case[0]], Tuning)}
+        crowded: list[Sample] = []
         if jobs > 1:
-            samples = self._compile(arm, cases, jobs, "compiling and judging")
-            tuned = {(s.case.backend, s.case.problem) for s in samples if s.ranking}
+            crowded = self._compile(arm, cases, jobs, "compiling and judging")
+            tuned = {(s.case.backend, s.case.problem) for s in crowded if s.ranking}
         if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
-            for sample in self._compile(arm, todo, 1, "picking candidates for"):
-                if sample.ranking and sample.picked:
-                    others = (name for name in sample.ranking if name not in sample.picked)
-                    key = f"{sample.case.backend} {sample.case.problem}"
-                    self._pinned[arm.name][key] = (sample.picked[0], *others)
+            self._pick(arm, todo, crowded)
 
-    def _compile(self, arm: Arm, cases: Sequence[Timed], jobs: int, what: str) -> list[Sample]:
+    def _pick(self, arm: Arm, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:
+        """Have backends pick their candidates; ``crowded`` is what they measured when all were at work at once."""
+        started = time.perf_counter()
+        spared = {
+            f"{sample.case.backend} {sample.case.problem}": names
+            for sample in crowded
+            if isinstance(self._config.registry[sample.case.backend], Sparing)
+            and (names := slow(sample, max(_SHORTEST_LIST, 1 + self._config.speed.regret)))
+        }
+        alone = [s for s in self._compile(arm, cases, 1, "picking candidates for", spared) if s.ranking]
+        for sample in alone:
+            if sample.picked:
+                others = (name for name in sample.ranking if name not in sample.picked)
+                key = f"{sample.case.backend} {sample.case.problem}"
+                self._pinned[arm.name][key] = (sample.picked[0], *others)
+        if alone:
+            seconds = time.perf_counter() - started
+            self.notes.append(f"picking on {arm.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
+
+    def _compile(
+        self,
+        arm: Arm,
+        cases: Sequence[Timed],
+        jobs: int,
+        what: str,
+        spared: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
         dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
-        open_ = [_Open(self, arm, Request(tuple(dealt[i::jobs]), self._device, timed=False)) for i in range(jobs)]
+        requests = [Request(tuple(dealt[i::jobs]), self._device, timed=False, spared=spared or {}) for i in range(jobs)]
+        open_ = [_Open(self, arm, request) for request in requests]
         with contextlib.ExitStack() as stack:
             for one in open_:
                 stack.enter_context(one)
@@ -442,6 +471,39 @@ class _Runner:
         made = self._scratch / f"{self._device}-{self._count:03}"
         made.mkdir()
         return made
+
+
+def slow(sample: Sample, fewest: int) -> tuple[str, ...]:
+    """The candidates that a backend need not time again when it is alone, by what it measured among others at work.
+
+    Others make a figure worse by chance: it is good enough to tell who cannot be the fastest, and no better.  What
+    failed among them is not here, and is tried again.
+
+    Args:
+        sample: of the case, with its ranking.
+        fewest: so many of the fastest are timed again in any case.
+    """
+    if not sample.ranking_seconds:
+        return ()
+    limit = _FAR * sample.ranking_seconds[0]
+    ranked = list(zip(sample.ranking, sample.ranking_seconds, strict=True))
+    return tuple(name for name, seconds in ranked[fewest:] if seconds > limit)
+
+
+def _timed_alone(samples: Iterable[Sample], spared: Mapping[str, Sequence[str]]) -> str:
+    """How many candidates each backend timed alone, of how many that it had timed before."""
+    totals: dict[str, tuple[int, int, int]] = {}
+    for sample in samples:
+        backend = sample.case.backend
+        alone, others, cases = totals.get(backend, (0, 0, 0))
+        more = len(spared.get(f"{backend} {sample.case.problem}", ()))
+        totals[backend] = alone + len(sample.ranking), others + more, cases + 1
+    parts = []
+    for backend, (alone, others, cases) in totals.items():
+        count = f"{alone} of {alone + others}" if others else f"all {alone}"
+        why = f", the others were {_FAR} times behind when several processes compiled and timed" if others else ""
+        parts.append(f"{backend} timed {count} candidates of {speed_report.plural(cases, 'case')} alone{why}")
+    return "; ".join(parts)
 
 
 class _Open:
@@ -655,6 +717,7 @@ def _measure(
     with clock("compile"):
         for arm in (head, *([base] if base else [])):
             runner.compile(arm, cases)
+    made.notes += runner.notes
     if config.speed.record:
         made.mode = "record"
         with clock("record"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,3 +165,104 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(choices="all"))
     assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
+
+
+# -- picking ---------------------------------------------------------------------------------------------
+
+
+class Timing(Several):
+    """A backend that picks by timing its candidates itself."""
+
+    def __init__(self, spared: Iterable[str] = ()) -> None:
+        self.seconds = {"big": 1e-5, "medium": 1.4e-5, "small": 2e-5}
+        self.spared = frozenset(spared)
+
+    def picking(self, how: str) -> Timing:
+        return self
+
+    def sparing(self, names: Iterable[str]) -> Timing:
+        return Timing(names)
+
+    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+        timings = {name: seconds for name, seconds in self.seconds.items() if name not in self.spared}
+        prepared: Any = self.prepare_choice(problem, operands, min(timings, key=timings.__getitem__))
+        prepared.timings = {**timings, "failed": float("inf")}
+        made: Prepared = prepared
+        return made
+
+
+class Compilers(Several):
+    """A backend whose compiler picks."""
+
+    name = "compiler"
+
+    def picking(self, how: str) -> Compilers:
+        return self
+
+
+def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did_not_leave_out(tmp_path: Path) -> None:
+    asked = dataclasses.replace(case(), backend=Timing())
+    entry = Entry("other", "planted", Globs(("other",)), crashes=True)
+    (tmp_path / "all").mkdir()
+    (sample,) = judged(tmp_path / "all", asked, entry)
+    assert (sample.ranking, sample.ranking_seconds) == (("big", "medium", "small"), (1e-5, 1.4e-5, 2e-5))
+    (tmp_path / "some").mkdir()
+    line = ("several", MM.line)
+    request = Request((line,), "cpu", timed=False, spared={" ".join(line): ("big",)})
+    (sample,) = judged(tmp_path / "some", asked, entry, request)
+    assert (sample.picked, sample.ranking) == (("medium",), ("medium", "small"))
+
+
+def ranked(backend: str, seconds: Mapping[str, float]) -> Sample:
+    key = CaseKey(backend, MM.line)
+    names = tuple(seconds)
+    return Sample(key, "cuda", Status.PASSED, picked=names[:1], ranking=names, ranking_seconds=tuple(seconds.values()))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fewest", "left_out"),
+    [
+        ((1.0, 1.2, 1.49, 1.51, 3.0), 2, (3, 4)),
+        ((1.0, 1.2, 1.49, 1.51, 3.0), 4, (4,)),
+        ((1.0, 3.0, 4.0), 8, ()),
+        ((1.0, 1.1, 1.2), 1, ()),
+        ((), 2, ()),
+    ],
+)
+def test_what_is_far_behind_in_a_crowd_need_not_be_timed_alone(
+    seconds: tuple[float, ...], fewest: int, left_out: tuple[int, ...]
+) -> None:
+    sample = ranked("several", {f"c{i}": s for i, s in enumerate(seconds)})
+    assert sessions.slow(sample, fewest) == tuple(f"c{i}" for i in left_out)
+
+
+def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    registry.add(Timing())
+    registry.add(Compilers())
+    speed = SpeedConfig(root=tmp_path)
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, choices="")
+    runner = sessions._Runner(config, Command((), tmp_path, xdist=False), Display(None), "cuda", tmp_path)
+    crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
+    asked: list[dict[str, Sequence[str]]] = []
+
+    def compiling(*given: Any) -> list[Sample]:
+        jobs, spared = given[2], dict(*given[4:])
+        asked.append(spared)
+        mine = {name: s for name, s in crowd.items() if name not in spared.get(f"several {MM.line}", ())}
+        # Alone, the second one is the fastest.
+        alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"} | {"c0": 9.0}
+        return [ranked("several", alone), ranked("compiler", crowd)]
+
+    monkeypatch.setattr(runner, "_compile", compiling)
+    head = sessions.Arm("head")
+    runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
+    assert asked == [{}, {f"several {MM.line}": ("c8", "c9", "c10", "c11")}]
+    pinned = runner._pinned["head"]
+    assert pinned[f"several {MM.line}"] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
+    assert len(pinned[f"compiler {MM.line}"]) == len(crowd)
+    (note,) = runner.notes
+    assert "several timed 8 of 12 candidates of 1 case alone, the others were 1.5 times behind" in note
+    assert "compiler timed all 12 candidates of 1 case alone" in note
