@@ -46,6 +46,8 @@ from pytest_gemm.speed import (
     Verdict,
     by_case,
     read_session,
+    sample_line,
+    session_line,
 )
 
 if TYPE_CHECKING:
@@ -298,6 +300,8 @@ class _Runner:
         self._device = device
         self._scratch = scratch
         self._count = 0
+        self._samples = config.speed.samples or scratch / f"samples-{device}"
+        self._samples.mkdir(parents=True, exist_ok=True)
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
         self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
@@ -418,9 +422,15 @@ class _Runner:
         session = one.result()
         self.ceilings = session.ceilings
         self._note_failures(session.samples)
-        if self._config.speed.samples is not None:
-            one.keep(self._config.speed.samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
         return session
+
+    def rescued(self) -> Path:
+        """Folder of the samples so far, which outlives the run: the user's, or else one among the temporary ones."""
+        if self._config.speed.samples is None:
+            safe = Path(tempfile.mkdtemp(prefix="pytest-gemm-samples-"))
+            self._samples = Path(shutil.copytree(self._samples, safe, dirs_exist_ok=True))
+        return self._samples
 
     def _shuffled(self, cases: Sequence[Timed], index: int) -> list[Timed]:
         """Another order each time, so that no case always comes after the same one.
@@ -588,10 +598,13 @@ class _Open:
         )
 
     def keep(self, path: Path) -> None:
-        """Copy the readings; of a session that lost its process, what each process wrote."""
-        path.write_text("".join(file.read_text(encoding="utf-8") for file in self._files[:1]), encoding="utf-8")
-        for number, file in enumerate(self._files[1:], 2):
-            shutil.copyfile(file, path.with_name(f"{path.stem}-{number}{path.suffix}"))
+        """Copy the readings; of a session that lost its process, what all of its processes wrote as one."""
+        if len(self._files) == 1:
+            shutil.copyfile(self._files[0], path)
+            return
+        whole = self.result()
+        end = json.dumps({"end": {"seconds": round(whole.seconds, 3)}}) + "\n"
+        path.write_text("".join([session_line(whole), *map(sample_line, whole.samples), end]), encoding="utf-8")
 
     def _all(self) -> list[Sample]:
         return [sample for part in self._parts for sample in part.samples]
@@ -713,23 +726,28 @@ def _measure(
     store = baseline.Store(config.speed.baselines, hardware)
     if base is None:  # a store that cannot be read is said before anything is measured
         made.stored = store.load_all(dict.fromkeys(backend for backend, _ in cases))
-    head = Arm("head")
-    with clock("compile"):
-        for arm in (head, *([base] if base else [])):
-            runner.compile(arm, cases)
-    made.notes += runner.notes
-    if config.speed.record:
-        made.mode = "record"
-        with clock("record"):
-            _sessions(runner, head, cases, config.speed.sessions or baseline.SESSIONS, made, "recording")
-        _record(config, store, made, policy)
-        made.judgements = _with_every_case({}, made)
-    elif base is not None:
-        made.mode = "against"
-        _against(runner, head, base, cases, policy, made, clock)
-    else:
-        made.mode = "baseline"
-        _gate(runner, head, cases, policy, store, made, clock)
+    try:
+        head = Arm("head")
+        with clock("compile"):
+            for arm in (head, *([base] if base else [])):
+                runner.compile(arm, cases)
+        made.notes += runner.notes
+        if config.speed.record:
+            made.mode = "record"
+            with clock("record"):
+                _sessions(runner, head, cases, config.speed.sessions or baseline.SESSIONS, made, "recording")
+            _record(config, store, made, policy)
+            made.judgements = _with_every_case({}, made)
+        elif base is not None:
+            made.mode = "against"
+            _against(runner, head, base, cases, policy, made, clock)
+        else:
+            made.mode = "baseline"
+            _gate(runner, head, cases, policy, store, made, clock)
+    except (KeyboardInterrupt, SessionFailed, baseline.BaselineError):
+        for line in _cut_short(config, runner, made, command):
+            display.line(f"speed: {line}")
+        raise
     made.failed = runner.failed
     order = {case: place for place, case in enumerate(cases)}  # each session has another one
     made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[pair[0].backend, pair[0].problem]))
@@ -739,6 +757,28 @@ def _measure(
         f"speed: {len(made.sessions) + len(made.base)} sessions on {device} in {sum(made.seconds.values()):.0f} s"
     )
     return made
+
+
+def _cut_short(config: GemmConfig, runner: _Runner, made: Measured, command: Command) -> list[str]:
+    """What is left of a run that does not come to its end, and the command that records from it."""
+    speed, done = config.speed, len(made.sessions)
+    if not speed.record:
+        kept = f"are in {speed.samples}" if speed.samples else "are not kept; --gemm-samples=DIR keeps them"
+        what, whose = ("session is", "its") if done == 1 else ("sessions are", "their")
+        return [f"cut short on {made.device}: {done} {what} complete" + (f", {whose} samples {kept}" if done else "")]
+    asked = speed.sessions or baseline.SESSIONS
+    first = f"the recording on {made.device} was cut short: {done} of {asked} sessions are complete"
+    if not done:
+        return [f"{first}, so there is nothing to record from"]
+    folder = runner.rescued()
+    stay = "" if speed.samples else ", a folder that stays until you delete it"
+    words = ["python", "-m", "pytest_gemm.baseline", "record", str(folder), f"--sessions={min(done, asked)}"]
+    place = speed.baselines.absolute()
+    if place != command.folder.absolute() / "baselines":
+        words.append(f"--baselines={place}")
+    words += ["--force"] * speed.force + [f"--accept={case}" for case in speed.accept]
+    words += [f"--reason={speed.reason}"] * bool(speed.reason)
+    return [f"{first}; their samples are in {folder}{stay}", f"to record from these: {shlex.join(words)}"]
 
 
 class _Clock:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from pytest_gemm import session, sessions
+from pytest_gemm import baseline, session, sessions
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Availability, Prepared, Proof, Registry
 from pytest_gemm.config import GemmConfig, SpeedConfig
@@ -24,7 +26,7 @@ from pytest_gemm.outcome import Activity, Outcome, Status
 from pytest_gemm.problem import Problem
 from pytest_gemm.replay import Replay
 from pytest_gemm.sessions import Command, Measured
-from pytest_gemm.speed import CaseKey, Sample, Session, read_session
+from pytest_gemm.speed import CaseKey, Sample, Session, read_session, sample_line, session_line
 from pytest_gemm.speed_check import SpeedCheck
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
@@ -266,3 +268,108 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     (note,) = runner.notes
     assert "several timed 8 of 12 candidates of 1 case alone, the others were 1.5 times behind" in note
     assert "compiler timed all 12 candidates of 1 case alone" in note
+
+
+# -- a run that is cut short -----------------------------------------------------------------------------
+
+
+class Answer:
+    """Stands for a session's process: some have an answer, and then the user has had enough."""
+
+    left: ClassVar[list[BaseException | None]] = []
+
+    def __init__(self, _: object, arm: sessions.Arm, request: Request) -> None:
+        self.request, self.arm, self.now, self.done = request, arm, "", 0
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def poll(self) -> bool:
+        if (end := self.left.pop(0)) is not None:
+            raise end
+        return True
+
+    def result(self) -> Session:
+        times = tuple(1e-3 + 1e-6 * i for i in range(4))
+        sample = Sample(CaseKey("several", MM.line), "cpu", Status.PASSED, subject=times)
+        date = f"2026-01-01T00:00:0{self.request.index}+0000"
+        return Session("amd", {"torch": "2"}, "c", "head", self.request.index, date, "12ab", samples=(sample,))
+
+    def keep(self, path: Path) -> None:
+        session = self.result()
+        end = '{"end": {"seconds": 1.0}}\n'
+        path.write_text(session_line(session) + "".join(map(sample_line, session.samples)) + end)
+
+
+class Lines(Display):
+    """A display that keeps its lines."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("end", "raised"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (sessions.SessionFailed("planted", ""), pytest.UsageError)],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException], kept: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sessions, "_Open", Answer)
+    monkeypatch.setattr(Answer, "left", [None, None, None, end])
+    registry = Registry()
+    registry.add(Several())
+    speed = SpeedConfig(record=True, sessions=5, force=True, baselines=tmp_path / "b", root=tmp_path)
+    speed = dataclasses.replace(speed, samples=tmp_path / "mine" if kept else None)
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
+    display = Lines()
+    with pytest.raises(raised):
+        sessions.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+    first, then = display.lines
+    assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
+    assert ("stays until you delete it" in first) is not kept
+    _, _, command = then.partition(": to record from these: ")
+    python, flag, module, *words = shlex.split(command)
+    assert (python, flag, module, words[0]) == ("python", "-m", "pytest_gemm.baseline", "record")
+    assert (words[1] == str(tmp_path / "mine")) is kept
+    assert not (tmp_path / "b").exists()
+    assert baseline.main(words) == 0
+    ((key, stored),) = baseline.Store(tmp_path / "b", "amd").load("several").items()
+    assert (key.problem, len(stored.subject_us)) == (MM.line, 3)
+
+
+@pytest.mark.parametrize(
+    ("record", "kept", "complete", "says"),
+    [
+        (True, False, 0, "0 of 5 sessions are complete, so there is nothing to record from"),
+        (False, False, 0, "cut short on cpu: 0 sessions are complete"),
+        (False, False, 1, "1 session is complete, its samples are not kept; --gemm-samples=DIR keeps them"),
+        (False, True, 2, "2 sessions are complete, their samples are in "),
+    ],
+)
+def test_any_other_run_that_is_cut_short_says_how_far_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bool, kept: bool, complete: int, says: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sessions, "_Open", Answer)
+    monkeypatch.setattr(Answer, "left", [None] * complete + [KeyboardInterrupt()])
+    registry = Registry()
+    registry.add(Several())
+    samples = tmp_path / "mine" if kept else None
+    speed = SpeedConfig(record=record, sessions=5, baselines=tmp_path / "b", root=tmp_path, samples=samples)
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
+    display = Lines()
+    with pytest.raises(KeyboardInterrupt):
+        sessions.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+    (said,) = display.lines
+    assert says in said
+    assert not list(tmp_path.glob("pytest-gemm-samples-*"))
