@@ -328,7 +328,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
     registry = Registry()
     registry.add(Several())
-    speed = SpeedConfig(record=True, sessions=5, force=True, baselines=tmp_path / "b", root=tmp_path)
+    speed = SpeedConfig(record=True, sessions=5, accept=("a *",), reason="so be it", baselines=tmp_path / "b")
     speed = dataclasses.replace(speed, samples=tmp_path / "mine" if kept else None)
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
@@ -341,6 +341,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     python, flag, module, *words = shlex.split(command)
     assert (python, flag, module, words[0]) == ("python", "-m", "pytest_gemm.baseline", "record")
     assert (words[1] == str(tmp_path / "mine")) is kept
+    assert words[-2:] == ["--accept=a *", "--reason=so be it"]
     assert not (tmp_path / "b").exists()
     assert baseline.main(words) == 0
     ((key, stored),) = baseline.Store(tmp_path / "b", "amd").load("several").items()
