@@ -341,7 +341,7 @@ class _Runner:
                 self._pinned[arm.name][key] = (sample.picked[0], *others)
         if alone:
             seconds = time.perf_counter() - started
-            self.notes.append(f"picking on {arm.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
+            self.notes.append(f"picking in {arm.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
 
     def _compile(
         self,
@@ -511,9 +511,9 @@ def _timed_alone(samples: Iterable[Sample], spared: Mapping[str, Sequence[str]])
     parts = []
     for backend, (alone, others, cases) in totals.items():
         count = f"{alone} of {alone + others}" if others else f"all {alone}"
-        why = f", the others were {_FAR} times behind when several processes compiled and timed" if others else ""
+        why = f"; the others took over {_FAR}x of the fastest when several processes were at it" if others else ""
         parts.append(f"{backend} timed {count} candidates of {speed_report.plural(cases, 'case')} alone{why}")
-    return "; ".join(parts)
+    return ". ".join(parts)
 
 
 class _Open:
