@@ -361,7 +361,7 @@ def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytest
     ledger = timing_project.path / "ledger.toml"
     ledger.write_text(
         '[[known-failure]]\nid = "deadly"\nbackend = "dies"\nreason = "planted"\ncrashes = true\n'
-        f'problem = "{LINES[1]}"\n'
+        f'problem = "{LINES[1]}"\ntest = "test_speed"\n'
     )
     result = run(
         timing_project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-known-failures={ledger}", sessions=1
