@@ -856,10 +856,9 @@ class Artifact:
         return dict(self._compiled.session.dropped)
 
     @property
-    def ranking(self) -> tuple[str, ...]:
-        """The candidates that the selection timed, the fastest first; empty where it timed none."""
-        timings = self._compiled.session.timings
-        return tuple(sorted(timings, key=timings.__getitem__))
+    def timings(self) -> dict[str, float]:
+        """Seconds a call of the candidates that the selection timed, by name; empty where it timed none."""
+        return dict(self._compiled.session.timings)
 
     @property
     def source(self) -> str:
@@ -926,9 +925,9 @@ class InductorPrepared:
         return self.artifact.dropped
 
     @property
-    def ranking(self) -> tuple[str, ...]:
-        """See :attr:`Artifact.ranking`."""
-        return self.artifact.ranking
+    def timings(self) -> dict[str, float]:
+        """See :attr:`Artifact.timings`."""
+        return self.artifact.timings
 
     @property
     def source(self) -> str:

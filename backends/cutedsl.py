@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 import statistics
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_gemm.backend import Availability, Dropped, Proof, Unsupported
@@ -29,7 +29,8 @@ __all__ = ["DEVICE_KERNEL", "CuteDslBackend", "CuteDslPrepared"]
 # How the CuTe DSL names what it compiles, on the device.
 DEVICE_KERNEL = r"^kernel_cutlass_"
 
-# So many operators, from all over the list, are timed to find the fastest: each costs a compile of a third of a second.
+# So many operators, from all over the list, are timed to find the fastest.  Each costs a compile, 0.6 to 2.5 s of one
+# core from the smallest tile to the largest, and the library keeps none of them on disk; a list takes 3 ms.
 _MOST_TIMED = 32
 _TRIALS = 9
 # Clock cycles, half a millisecond: longer than Python takes to launch a call.
@@ -47,18 +48,26 @@ class CuteDslBackend:
     Args:
         operator: run the operator of this name for every problem instead.
         candidates: ``one``: by the problem's line; ``all``: the fastest, as measured when it is prepared.
+        spared: operators that are not asked to be the fastest.
     """
 
     name: str = "cutedsl"
     devices: tuple[str, ...] = ("cuda",)
 
-    def __init__(self, operator: str = "", *, candidates: Literal["one", "all"] = "one") -> None:
+    def __init__(
+        self, operator: str = "", *, candidates: Literal["one", "all"] = "one", spared: frozenset[str] = frozenset()
+    ) -> None:
         self.operator = operator
         self.candidates = candidates
+        self.spared = spared
 
     def picking(self, how: Literal["one", "winner"]) -> CuteDslBackend:
         """A twin that picks its operator in this way; see ``Tuning`` in ``backend.py``."""
-        return CuteDslBackend(self.operator, candidates="one" if how == "one" else "all")
+        return CuteDslBackend(self.operator, candidates="one" if how == "one" else "all", spared=self.spared)
+
+    def sparing(self, names: Iterable[str]) -> CuteDslBackend:
+        """A twin that times all but these operators to find the fastest; see ``Sparing`` in ``backend.py``."""
+        return CuteDslBackend(self.operator, candidates=self.candidates, spared=frozenset(names))
 
     def availability(self, device: str) -> Availability:
         """A CUDA device of compute capability 8.0 or more, and the two packages."""
@@ -121,6 +130,8 @@ class CuteDslBackend:
         fastest: CuteDslPrepared | None = None
         names = self.choices(problem, operands)
         for name in names[:: -(-len(names) // _MOST_TIMED)]:
+            if name in self.spared:
+                continue
             try:
                 prepared = self.prepare_choice(problem, operands, name)
                 with prepared.timed(operands) as call:
@@ -134,7 +145,7 @@ class CuteDslBackend:
         if fastest is None:
             name, reason = next(iter(dropped.items()))
             raise Dropped("all-dropped", f"all {len(dropped)} operators failed, {name} because {reason.text}")
-        fastest.ranking, fastest.dropped = tuple(sorted(timings, key=timings.__getitem__)), dropped
+        fastest.timings, fastest.dropped = timings, dropped
         return fastest
 
     def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
@@ -164,7 +175,7 @@ class CuteDslPrepared:
     """A problem with its operator, compiled once for each geometry of a product.
 
     Attributes:
-        ranking: the operators that were timed to pick this one, the fastest first.
+        timings: seconds a call of the operators that were timed to pick this one, by name.
         dropped: those that failed on the way, with the reason.
     """
 
@@ -181,7 +192,7 @@ class CuteDslPrepared:
         self._chosen: list[str] = []
         self._foreign: tuple[str, ...] = ()
         self._is_timed = False
-        self.ranking: tuple[str, ...] = ()
+        self.timings: Mapping[str, float] = {}
         self.dropped: dict[str, Reason] = {}
 
     def run(self, operands: Operands) -> torch.Tensor:

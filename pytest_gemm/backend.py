@@ -464,6 +464,19 @@ class Tuning(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class Sparing(Tuning, Protocol):
+    """A backend that times its candidates itself to pick one, and can leave out some that are known to be slow.
+
+    What is compiled has an attribute ``timings``: seconds a call by candidate, of those that were timed to pick it.
+    Not for a backend whose compiler does the picking: what that takes among fewer candidates is no user's pick.
+    """
+
+    def sparing(self, names: Iterable[str]) -> Backend:
+        """A twin that picks the winner without these candidates; nothing else of it differs."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How somebody who has PyTorch alone comes to a backend's kernel: what a standalone script is written from.

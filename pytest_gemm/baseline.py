@@ -1357,17 +1357,23 @@ def _record(given: argparse.Namespace) -> list[str]:
         raise BaselineError(given.samples, 0, "holds no session that timed anything", "see why the run ended")
     from pytest_gemm.gate import Policy
 
-    store = Store(given.baselines, whole[0].hardware)
-    done, refused = record_sessions(
-        store,
-        whole,
-        Policy.for_device(timed[0].device),
-        k=given.sessions,
-        force=given.force,
-        accept=given.accept,
-        reason=given.reason,
-    )
-    return [*lines, f"baselines in {store.place}:", *done.lines(), *dict.fromkeys(refused.values())]
+    of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
+    for one in whole:
+        of_hardware.setdefault(one.hardware, []).append(one)
+    for hardware, some in of_hardware.items():
+        store = Store(given.baselines, hardware)
+        device = next((sample.device for one in some for sample in one.samples), timed[0].device)
+        done, refused = record_sessions(
+            store,
+            some,
+            Policy.for_device(device),
+            k=given.sessions,
+            force=given.force,
+            accept=given.accept,
+            reason=given.reason,
+        )
+        lines += [f"baselines in {store.place}:", *done.lines(), *dict.fromkeys(refused.values())]
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

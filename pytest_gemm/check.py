@@ -18,7 +18,7 @@ from pytest_gemm.backend import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
-from pytest_gemm.ledger import Environment, LedgerUse
+from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
 from pytest_gemm.watch import Diary
@@ -63,12 +63,11 @@ class GemmCheck:
             as *unsupported* when the backend refused, as *known-failure* when the ledger explains
             every failure.
         """
-        env = _environment(case)
 
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
-            return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, env, choice))
+            return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, choice))
 
-        return self._check(case, env, judging)
+        return self._check(case, judging)
 
     def properties(self, case: Case) -> list[Outcome]:
         """Ask of ``case`` what :mod:`pytest_gemm.metamorphic` has; the test ends as it does for a judgement."""
@@ -76,22 +75,20 @@ class GemmCheck:
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return iter(()) if "" in done else self._judge.relate(case)
 
-        return self._check(case, _environment(case), judging)
+        return self._check(case, judging)
 
-    def _check(
-        self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
-    ) -> list[Outcome]:
+    def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
         """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
-        held = self._withheld(case, env, "")
+        held = self._withheld(case, "")
         if held is not None:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
             self._save_withheld(case, held)
             pytest.xfail(f"{held.known_failure}: {held.reason}")
-        return self.finish(case, self._judged(case, env, judging))
+        return self.finish(case, self._judged(case, judging))
 
-    def _withheld(self, case: Case, env: Environment, choice: str) -> Outcome | None:
+    def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        held = self._config.ledger.applicable(case.backend.name, case.problem, self._test, env, choice, case.mode)
+        held = session.forbidding(self._config.ledger, case, self._test, choice)
         if held is None:
             return None
         reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
@@ -99,11 +96,9 @@ class GemmCheck:
         known = {"choice": choice, "known_failure": held.id, **case.axes}
         return Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
 
-    def _judged(
-        self, case: Case, env: Environment, judging: Callable[[frozenset[str]], Iterator[Outcome]]
-    ) -> list[Outcome]:
+    def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
-        earlier = self._diary.open_call(env)
+        earlier = self._diary.open_call(session.environment_of(case))
         outcomes = list(earlier.outcomes)
         if not earlier.complete and self._guarded is not None:
             outcomes = self._guarded.judge(case)
@@ -123,9 +118,8 @@ class GemmCheck:
 
     def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
-        env = _environment(case)
         named = [dataclasses.replace(o, test=self._test) for o in judged]
-        outcomes, use = session.explain(named, case.problem, self._config.ledger, env)
+        outcomes, use = session.explain(named, case.problem, self._config.ledger, session.environment_of(case))
         self._keep(outcomes, use)
         self._end(case, outcomes)
         return outcomes
@@ -147,7 +141,7 @@ class GemmCheck:
 
         A process that dies, or an exception in it, ends the test as a crashed case.
         """
-        if self._withheld(case, _environment(case), "") is not None:
+        if self._withheld(case, "") is not None:
             return  # judging it will say so
         self._warm = "elsewhere"
         try:
@@ -173,10 +167,9 @@ class GemmCheck:
         They are not judged, and what fails among them has tests of its own.
         """
         self._warm = "others"
-        env = _environment(case)
         for problem in problems:
             other = dataclasses.replace(case, problem=problem)
-            if self._withheld(other, env, "") is None:
+            if self._withheld(other, "") is None:
                 with contextlib.suppress(Exception):  # of a compiler under test
                     run_once(other, self._config.threads)
 
@@ -235,11 +228,6 @@ class GemmCheck:
             artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun)
         if self._config.defects is not None:
             artifacts.save_defect(self._config.defects, held, evidence, case)
-
-
-def _environment(case: Case) -> Environment:
-    """The machine as the ledger sees it for this case."""
-    return session.environment(case.device).at(case.isa, case.threads)
 
 
 def _key(outcome: Outcome) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import random
 import time
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import machine, roofline, timing
-from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Timeable, Unsupported
+from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Sparing, Timeable, Unsupported
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
@@ -51,6 +52,8 @@ class Request:
         ceilings: of the machine; ``None``: measure them.
         pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
             "backend problem"; an earlier process of the run has picked.
+        spared: candidates that a backend need not time to pick one, by "backend problem"; see
+            :class:`pytest_gemm.backend.Sparing`.
         commit: of the tree that is measured.
         turns: descriptor of this process's end where a session of another environment is timed in alternation with this
             one; ``None``: nobody else times.
@@ -66,6 +69,7 @@ class Request:
     timed: bool = True
     ceilings: Ceilings | None = None
     pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    spared: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     commit: str = ""
     turns: int | None = None
     begins: bool = False
@@ -164,19 +168,26 @@ class Meter:
         self._turns = Turns(self.request.turns, first=self.request.begins) if self.request.turns is not None else None
         self._parent = os.getppid()
         self._is_cross_checked = False
-        self._ranking: tuple[str, ...] = ()
+        self._timings: Mapping[str, float] = {}
+        self._test = ""
         self._fresh: list[_Work] = []
         self._works: list[_Work] = []
         self._ceilings = self.request.ceilings
         self._write(session_line(self._head()))
 
-    def __call__(self, case: Case) -> None:
-        """Compile and judge a case; if it passes it is timed, now or when the others are as far."""
+    def __call__(self, case: Case, test: str) -> None:
+        """Compile and judge a case; if it passes it is timed, now or when the others are as far.
+
+        Args:
+            case: what to time.
+            test: name of the test function that asks.
+        """
         from pytest_gemm.fillings import fillings_for
 
         self._begin(case)
-        if held := self._withheld(case):
-            self._write(sample_line(held))
+        self._test = test
+        if held := self._withheld(case, ""):
+            self._write(sample_line(_sample(case, held, {})))
             self._end()
             return
         fillings = fillings_for(case.problem)
@@ -184,9 +195,17 @@ class Meter:
         filling = ("rand",) if "rand" in fillings else fillings[:1]
         pinned = self.request.pinned_of(case.backend.name, case.problem.line)
         judged = dataclasses.replace(case, fillings=filling, choices=pinned[0] if pinned else case.choices or "winner")
+        spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
+        if spared and isinstance(case.backend, Sparing):
+            judged = dataclasses.replace(judged, backend=case.backend.sparing(spared))
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
-        for outcome in self._judge.judge(judged, timing=self._take if self.request.timed else self._note_ranking):
+        taking = self._take if self.request.timed else self._note_timings
+
+        def withheld(choice: str) -> Outcome | None:
+            return None if pinned else self._withheld(case, choice)  # the backend itself has picked what is pinned
+
+        for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
             compiled += outcome.seconds.compile
             if outcome.status is Status.DROPPED and outcome.choice != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
@@ -213,9 +232,12 @@ class Meter:
             artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
+        ranking = tuple(sorted(self._timings, key=self._timings.__getitem__))
         for outcome in last.values():
-            self._write(sample_line(dataclasses.replace(_sample(case, outcome, spent), ranking=self._ranking)))
-        self._ranking = ()
+            sample = dataclasses.replace(_sample(case, outcome, spent), ranking=ranking)
+            seconds = tuple(self._timings[name] for name in ranking)
+            self._write(sample_line(dataclasses.replace(sample, ranking_seconds=seconds)))
+        self._timings = {}
         self._end()
         if self._judge.has_lost(case.device):
             os._exit(LOST)  # the context is gone; nothing that pytest would do now can reach the device either
@@ -229,16 +251,16 @@ class Meter:
             self._turns.close()
         self._write(json.dumps({"end": {"seconds": round(time.perf_counter() - self._started, 3)}}) + "\n")
 
-    def _withheld(self, case: Case) -> Sample | None:
-        """The sample of a case that the ledger forbids to run; ``None`` of any other."""
-        from pytest_gemm.session import environment
+    def _withheld(self, case: Case, choice: str) -> Outcome | None:
+        """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
+        from pytest_gemm.session import forbidding
 
-        entry = self._config.ledger.applicable(case.backend.name, case.problem, "", environment(case.device))
+        entry = forbidding(self._config.ledger, case, self._test, choice)
         if entry is None:
             return None
         reason = Reason("can-crash", f"{entry.id}: not run, it can kill the process: {entry.reason}")
-        key = CaseKey(case.backend.name, case.problem.line)
-        return Sample(key, case.device, Status.KNOWN_FAILURE, reason)
+        line = case.problem.line
+        return Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
 
     def _begin(self, case: Case) -> None:
         if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now
@@ -273,9 +295,10 @@ class Meter:
         with (self.folder / SESSION).open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def _note_ranking(self, _: Case, prepared: Prepared, given: Operands) -> object:
-        """Remember how the backend's own timing ranked its candidates."""
-        self._ranking = tuple(getattr(prepared, "ranking", ()))
+    def _note_timings(self, _: Case, prepared: Prepared, given: Operands) -> object:
+        """Remember what the backend measured of its candidates to pick one."""
+        timings: Mapping[str, float] = getattr(prepared, "timings", {})
+        self._timings = {name: seconds for name, seconds in timings.items() if math.isfinite(seconds)}
         return prepared.run(given)
 
     def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
@@ -413,8 +436,12 @@ class Meter:
         if not count or not isinstance(backend, Choosing):
             return {}
         mine = frozenset(prepared.proof().chosen)
-        ranked = [name for name in self.request.pinned_of(backend.name, case.problem.line) if name not in mine]
-        names = [name for name in backend.choices(case.problem, given) if name not in mine] if not ranked else []
+
+        def others(names: Sequence[str]) -> list[str]:
+            return [name for name in names if name not in mine and self._withheld(case, name) is None]
+
+        ranked = others(self.request.pinned_of(backend.name, case.problem.line))
+        names = others(backend.choices(case.problem, given)) if not ranked else []
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
         for name in ranked[:count] or picked(names, str(count)):

@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm import coverage, machine, report, results
 from pytest_gemm.backend import names_candidates
 from pytest_gemm.config import has_cuda_device
-from pytest_gemm.ledger import Environment, Ledger, LedgerUse
+from pytest_gemm.ledger import Entry, Environment, Ledger, LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
+    from pytest_gemm.judge import Case
 
-__all__ = ["RunState", "environment", "environment_elsewhere", "explain"]
+__all__ = [
+    "RunState",
+    "eager_is_safe",
+    "environment",
+    "environment_elsewhere",
+    "environment_of",
+    "explain",
+    "forbidding",
+]
 
 
 @dataclasses.dataclass
@@ -126,6 +135,25 @@ def environment(device: str) -> Environment:
     import torch
 
     return dataclasses.replace(_installed(device), threads=torch.get_num_threads())
+
+
+def environment_of(case: Case) -> Environment:
+    """The same as a case sees it that has CPU threads of its own, or code for a lower instruction set."""
+    return environment(case.device).at(case.isa, case.threads)
+
+
+def forbidding(ledger: Ledger, case: Case, test: str, choice: str = "") -> Entry | None:
+    """The entry of the ledger that forbids to run a case, because it can kill the process; ``None`` where it may run.
+
+    Whoever is about to run a case asks here: the judge of a test, and a session that is to time it.
+
+    Args:
+        ledger: of the run.
+        case: what is to be run.
+        test: name of the test function.
+        choice: the one candidate of it that is meant, "" for the case as a whole.
+    """
+    return ledger.applicable(case.backend.name, case.problem, test, environment_of(case), choice, case.mode)
 
 
 @functools.cache  # a process that has lost its device cannot be asked again

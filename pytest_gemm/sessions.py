@@ -32,7 +32,7 @@ import pytest
 
 from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
 from pytest_gemm.ahead import Display
-from pytest_gemm.backend import Tuning
+from pytest_gemm.backend import Sparing, Tuning
 from pytest_gemm.config import cores
 from pytest_gemm.measure import LOST, NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
@@ -46,6 +46,8 @@ from pytest_gemm.speed import (
     Verdict,
     by_case,
     read_session,
+    sample_line,
+    session_line,
 )
 
 if TYPE_CHECKING:
@@ -64,12 +66,17 @@ __all__ = [
     "resolve",
     "share",
     "shared",
+    "slow",
 ]
 
 Timed = tuple[str, str]  # backend and problem line of a case
 
 # Fewer cases than this are compiled by the first session itself.
 _WORTH_WHILE: Final = 4
+# A candidate that took this many times as long as the fastest one, when several processes compiled and timed at once,
+# is not the fastest one alone; and so many of the fastest by then are timed alone in any case.
+_FAR: Final = 1.5
+_SHORTEST_LIST: Final = 8
 # A session that loses its process goes on in another one; a run does not follow a machine into the abyss.
 _RESTARTS: Final = 20
 
@@ -293,6 +300,8 @@ class _Runner:
         self._device = device
         self._scratch = scratch
         self._count = 0
+        self._samples = config.speed.samples or scratch / f"samples-{device}"
+        self._samples.mkdir(parents=True, exist_ok=True)
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
         self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
@@ -309,20 +318,44 @@ class _Runner:
         jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
         # On a CPU Inductor's own rule picks; whether anything was timed shows once it is compiled.
         tuned = {case for case in cases if self._device != "cpu" and isinstance(self._config.registry[case[0]], Tuning)}
+        crowded: list[Sample] = []
         if jobs > 1:
-            samples = self._compile(arm, cases, jobs, "compiling and judging")
-            tuned = {(s.case.backend, s.case.problem) for s in samples if s.ranking}
+            crowded = self._compile(arm, cases, jobs, "compiling and judging")
+            tuned = {(s.case.backend, s.case.problem) for s in crowded if s.ranking}
         if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
-            for sample in self._compile(arm, todo, 1, "picking candidates for"):
-                if sample.ranking and sample.picked:
-                    others = (name for name in sample.ranking if name not in sample.picked)
-                    key = f"{sample.case.backend} {sample.case.problem}"
-                    self._pinned[arm.name][key] = (sample.picked[0], *others)
+            self._pick(arm, todo, crowded)
 
-    def _compile(self, arm: Arm, cases: Sequence[Timed], jobs: int, what: str) -> list[Sample]:
+    def _pick(self, arm: Arm, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:
+        """Have backends pick their candidates; ``crowded`` is what they measured when all were at work at once."""
+        started = time.perf_counter()
+        spared = {
+            f"{sample.case.backend} {sample.case.problem}": names
+            for sample in crowded
+            if isinstance(self._config.registry[sample.case.backend], Sparing)
+            and (names := slow(sample, max(_SHORTEST_LIST, 1 + self._config.speed.regret)))
+        }
+        alone = [s for s in self._compile(arm, cases, 1, "picking candidates for", spared) if s.ranking]
+        for sample in alone:
+            if sample.picked:
+                others = (name for name in sample.ranking if name not in sample.picked)
+                key = f"{sample.case.backend} {sample.case.problem}"
+                self._pinned[arm.name][key] = (sample.picked[0], *others)
+        if alone:
+            seconds = time.perf_counter() - started
+            self.notes.append(f"picking in {arm.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
+
+    def _compile(
+        self,
+        arm: Arm,
+        cases: Sequence[Timed],
+        jobs: int,
+        what: str,
+        spared: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
         dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
-        open_ = [_Open(self, arm, Request(tuple(dealt[i::jobs]), self._device, timed=False)) for i in range(jobs)]
+        requests = [Request(tuple(dealt[i::jobs]), self._device, timed=False, spared=spared or {}) for i in range(jobs)]
+        open_ = [_Open(self, arm, request) for request in requests]
         with contextlib.ExitStack() as stack:
             for one in open_:
                 stack.enter_context(one)
@@ -410,9 +443,15 @@ class _Runner:
         session = one.result()
         self.ceilings = session.ceilings
         self._note_failures(session.samples)
-        if self._config.speed.samples is not None:
-            one.keep(self._config.speed.samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
         return session
+
+    def rescued(self) -> Path:
+        """Folder of the samples so far, which outlives the run: the user's, or else one among the temporary ones."""
+        if self._config.speed.samples is None:
+            safe = Path(tempfile.mkdtemp(prefix="pytest-gemm-samples-"))
+            self._samples = Path(shutil.copytree(self._samples, safe, dirs_exist_ok=True))
+        return self._samples
 
     def _shuffled(self, cases: Sequence[Timed], index: int) -> list[Timed]:
         """Another order each time, so that no case always comes after the same one.
@@ -431,7 +470,9 @@ class _Runner:
 
     def _note_failures(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
-            if sample.status is not Status.PASSED and sample.status is not Status.DROPPED:
+            # A candidate that was dropped, or that the ledger forbids to run, is none of the others' faults.
+            withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.choice)
+            if sample.status not in {Status.PASSED, Status.DROPPED} and not withheld:
                 self.failed.setdefault((sample.case.backend, sample.case.problem), sample)
 
     def start(self, arm: Arm, request: Request, folder: Path) -> subprocess.Popen[bytes]:
@@ -461,6 +502,39 @@ class _Runner:
         made = self._scratch / f"{self._device}-{self._count:03}"
         made.mkdir()
         return made
+
+
+def slow(sample: Sample, fewest: int) -> tuple[str, ...]:
+    """The candidates that a backend need not time again when it is alone, by what it measured among others at work.
+
+    Others make a figure worse by chance: it is good enough to tell who cannot be the fastest, and no better.  What
+    failed among them is not here, and is tried again.
+
+    Args:
+        sample: of the case, with its ranking.
+        fewest: so many of the fastest are timed again in any case.
+    """
+    if not sample.ranking_seconds:
+        return ()
+    limit = _FAR * sample.ranking_seconds[0]
+    ranked = list(zip(sample.ranking, sample.ranking_seconds, strict=True))
+    return tuple(name for name, seconds in ranked[fewest:] if seconds > limit)
+
+
+def _timed_alone(samples: Iterable[Sample], spared: Mapping[str, Sequence[str]]) -> str:
+    """How many candidates each backend timed alone, of how many that it had timed before."""
+    totals: dict[str, tuple[int, int, int]] = {}
+    for sample in samples:
+        backend = sample.case.backend
+        alone, others, cases = totals.get(backend, (0, 0, 0))
+        more = len(spared.get(f"{backend} {sample.case.problem}", ()))
+        totals[backend] = alone + len(sample.ranking), others + more, cases + 1
+    parts = []
+    for backend, (alone, others, cases) in totals.items():
+        count = f"{alone} of {alone + others}" if others else f"all {alone}"
+        why = f"; the others took over {_FAR}x of the fastest when several processes were at it" if others else ""
+        parts.append(f"{backend} timed {count} candidates of {speed_report.plural(cases, 'case')} alone{why}")
+    return ". ".join(parts)
 
 
 class _Open:
@@ -545,10 +619,13 @@ class _Open:
         )
 
     def keep(self, path: Path) -> None:
-        """Copy the readings; of a session that lost its process, what each process wrote."""
-        path.write_text("".join(file.read_text(encoding="utf-8") for file in self._files[:1]), encoding="utf-8")
-        for number, file in enumerate(self._files[1:], 2):
-            shutil.copyfile(file, path.with_name(f"{path.stem}-{number}{path.suffix}"))
+        """Copy the readings; of a session that lost its process, what all of its processes wrote as one."""
+        if len(self._files) == 1:
+            shutil.copyfile(self._files[0], path)
+            return
+        whole = self.result()
+        end = json.dumps({"end": {"seconds": round(whole.seconds, 3)}}) + "\n"
+        path.write_text("".join([session_line(whole), *map(sample_line, whole.samples), end]), encoding="utf-8")
 
     def _all(self) -> list[Sample]:
         return [sample for part in self._parts for sample in part.samples]
@@ -670,22 +747,28 @@ def _measure(
     store = baseline.Store(config.speed.baselines, hardware)
     if base is None:  # a store that cannot be read is said before anything is measured
         made.stored = store.load_all(dict.fromkeys(backend for backend, _ in cases))
-    head = Arm("head")
-    with clock("compile"):
-        for arm in (head, *([base] if base else [])):
-            runner.compile(arm, cases)
-    if config.speed.record:
-        made.mode = "record"
-        with clock("record"):
-            _sessions(runner, head, cases, config.speed.sessions or baseline.SESSIONS, made, "recording")
-        _record(config, store, made, policy)
-        made.judgements = _with_every_case({}, made)
-    elif base is not None:
-        made.mode = "against"
-        _against(runner, head, base, cases, policy, made, clock)
-    else:
-        made.mode = "baseline"
-        _gate(runner, head, cases, policy, store, made, clock)
+    try:
+        head = Arm("head")
+        with clock("compile"):
+            for arm in (head, *([base] if base else [])):
+                runner.compile(arm, cases)
+        made.notes += runner.notes
+        if config.speed.record:
+            made.mode = "record"
+            with clock("record"):
+                _sessions(runner, head, cases, config.speed.sessions or baseline.SESSIONS, made, "recording")
+            _record(config, store, made, policy)
+            made.judgements = _with_every_case({}, made)
+        elif base is not None:
+            made.mode = "against"
+            _against(runner, head, base, cases, policy, made, clock)
+        else:
+            made.mode = "baseline"
+            _gate(runner, head, cases, policy, store, made, clock)
+    except (KeyboardInterrupt, SessionFailed, baseline.BaselineError):
+        for line in _cut_short(config, runner, made, command):
+            display.line(f"speed: {line}")
+        raise
     made.failed = runner.failed
     order = {case: place for place, case in enumerate(cases)}  # each session has another one
     made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[pair[0].backend, pair[0].problem]))
@@ -695,6 +778,28 @@ def _measure(
         f"speed: {len(made.sessions) + len(made.base)} sessions on {device} in {sum(made.seconds.values()):.0f} s"
     )
     return made
+
+
+def _cut_short(config: GemmConfig, runner: _Runner, made: Measured, command: Command) -> list[str]:
+    """What is left of a run that does not come to its end, and the command that records from it."""
+    speed, done = config.speed, len(made.sessions)
+    if not speed.record:
+        kept = f"are in {speed.samples}" if speed.samples else "are not kept; --gemm-samples=DIR keeps them"
+        what, whose = ("session is", "its") if done == 1 else ("sessions are", "their")
+        return [f"cut short on {made.device}: {done} {what} complete" + (f", {whose} samples {kept}" if done else "")]
+    asked = speed.sessions or baseline.SESSIONS
+    first = f"the recording on {made.device} was cut short: {done} of {asked} sessions are complete"
+    if not done:
+        return [f"{first}, so there is nothing to record from"]
+    folder = runner.rescued()
+    stay = "" if speed.samples else ", a folder that stays until you delete it"
+    words = ["python", "-m", "pytest_gemm.baseline", "record", str(folder), f"--sessions={min(done, asked)}"]
+    place = speed.baselines.absolute()
+    if place != command.folder.absolute() / "baselines":
+        words.append(f"--baselines={place}")
+    words += ["--force"] * speed.force + [f"--accept={case}" for case in speed.accept]
+    words += [f"--reason={speed.reason}"] * bool(speed.reason)
+    return [f"{first}; their samples are in {folder}{stay}", f"to record from these: {shlex.join(words)}"]
 
 
 class _Clock:

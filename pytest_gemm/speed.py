@@ -91,6 +91,7 @@ class Sample:
         disturbed: why the figure is not to be trusted although it was retaken; "" when it is.
         picked: choices that the backend chose, as its proof says.
         ranking: candidates that the backend timed in order to choose, the fastest first.
+        ranking_seconds: seconds a call of each of them, as the backend measured it.
         kernels: names of the kernels that ran.
         rivals: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
@@ -110,6 +111,7 @@ class Sample:
     disturbed: str = ""
     picked: tuple[str, ...] = ()
     ranking: tuple[str, ...] = ()
+    ranking_seconds: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
     rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     telemetry: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -295,7 +297,7 @@ def session_line(session: Session) -> str:
     return json.dumps({"session": facts}) + "\n"
 
 
-_TUPLES: Final = ("subject", "comparator", "picked", "ranking", "kernels", "windows")
+_TUPLES: Final = ("subject", "comparator", "picked", "ranking", "ranking_seconds", "kernels", "windows")
 
 
 def _sample(data: Mapping[str, Any]) -> Sample:

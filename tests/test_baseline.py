@@ -783,6 +783,21 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     assert len(store.load("cpp")[CaseKey("cpp", SMALL)].subject_us) == 5
 
 
+def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for one in sessions(*([sample(10.0 + 0.01 * i)] for i in range(5))):
+        for hardware in ("amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"):
+            text = session_line(dataclasses.replace(one, hardware=hardware))
+            text += "".join(map(sample_line, one.samples)) + '{"end": {"seconds": 1.0}}\n'
+            (folder / f"{hardware}-{one.index}.jsonl").write_text(text, encoding="utf-8")
+    said = run(capsys, "record", folder, "--baselines", store.folder, "--sessions", 5)
+    assert said.count(f"new cpp-{SMALL}: 10.02 us") == 2
+    assert baseline.hardware_keys(store.folder) == ["amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"]
+
+
 def test_show_counts_what_is_stored(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     record(store, entry(SMALL), days_later(entry(LARGE), 5.0, 4, software={}), entry(case=CaseKey("aten", SMALL)))
     assert run(capsys, "show", store.folder).splitlines() == [

@@ -27,8 +27,10 @@ from pytest_gemm.backend import (
     Contract,
     Dropped,
     Proof,
+    Sparing,
     Unsupported,
     names_candidates,
+    tuned,
 )
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import cutedsl, naming, tensor_core, torch_compat
@@ -966,6 +968,21 @@ def test_an_operator_that_leaves_its_output_alone_returns_poison(operators: list
     backend = cutedsl.CuteDslBackend()
     assert not backend.prepare_choice(problem, first, "op_b").run(first).isnan().any()
     assert backend.prepare_choice(problem, first, "op_lazy").run(first).isnan().all()
+
+
+def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
+    operators: list[Operator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, first = given("mm:f16:nn:16x24x32")
+    speeds = iter((3e-6, 1e-6, 2e-6))
+    monkeypatch.setattr(cutedsl, "_device_seconds", lambda call: next(speeds))
+    backend = cutedsl.CuteDslBackend()
+    assert isinstance(backend, Sparing)
+    picking = tuned(backend.sparing(["op_a", "op_lazy"]), "winner")
+    prepared: Any = picking.prepare(problem, first)
+    assert prepared.timings == {"op-a": 3e-6, "op_a@2": 1e-6, "op_b": 2e-6}
+    assert prepared.proof().chosen == ("op_a@2",)
+    assert [operator.compiled for operator in operators] == [1, 0, 1, 1, 0]  # nothing that is spared
 
 
 # -- the ledger ----------------------------------------------------------------------------------------

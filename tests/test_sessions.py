@@ -357,8 +357,9 @@ def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.
     result.stdout.fnmatch_lines(
         [f"*{LINES[1]} on dies: crashed: the process that timed it ended with signal 9 (SIGKILL)*"]
     )
-    timed = {s.case.problem for session in kept(folder) for s in session.samples if s.is_timed}
-    assert timed == {LINES[0], LINES[2]}
+    (session,) = kept(folder)  # of two processes, as one that can be recorded from
+    assert session.complete
+    assert {s.case.problem for s in session.samples if s.is_timed} == {LINES[0], LINES[2]}
 
 
 def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytester) -> None:
@@ -366,7 +367,7 @@ def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytest
     ledger = timing_project.path / "ledger.toml"
     ledger.write_text(
         '[[known-failure]]\nid = "deadly"\nbackend = "dies"\nreason = "planted"\ncrashes = true\n'
-        f'problem = "{LINES[1]}"\n'
+        f'problem = "{LINES[1]}"\ntest = "test_speed"\n'
     )
     result = run(
         timing_project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-known-failures={ledger}", sessions=1

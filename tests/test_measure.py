@@ -1,0 +1,376 @@
+"""What a session does with a case before it times it, driven in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from pytest_gemm import baseline, session, sessions
+from pytest_gemm.ahead import Display
+from pytest_gemm.backend import Availability, Prepared, Proof, Registry
+from pytest_gemm.config import GemmConfig, SpeedConfig
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger
+from pytest_gemm.measure import SESSION, Meter, Request
+from pytest_gemm.operands import Operands
+from pytest_gemm.outcome import Activity, Outcome, Status
+from pytest_gemm.problem import Problem
+from pytest_gemm.replay import Replay
+from pytest_gemm.sessions import Command, Measured
+from pytest_gemm.speed import CaseKey, Sample, Session, read_session, sample_line, session_line
+from pytest_gemm.speed_check import SpeedCheck
+
+MM = Problem.parse("mm:f32:nn:4x8x8")
+
+
+class Several:
+    """A backend of three candidates, for any instruction set and in any mode."""
+
+    name = "several"
+    devices = ("cpu",)
+
+    def availability(self, device: str) -> Availability:
+        return Availability()
+
+    def supports(self, problem: Problem) -> None:
+        return None
+
+    def at_isa(self, isa: str) -> Several:
+        return self
+
+    def in_mode(self, mode: str, device: str) -> Several:
+        return self
+
+    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+        return ("big", "medium", "small")
+
+    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+        return self.prepare_choice(problem, operands, "big")
+
+    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> Prepared:
+        registry = Registry()
+        registry.add_callable(choice, torch.matmul)
+        made: Any = registry[choice].prepare(problem, operands)
+        made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
+        prepared: Prepared = made
+        return prepared
+
+
+def case(**axes: Any) -> Case:
+    return Case(Several(), MM, (), 0, "cpu", **axes)
+
+
+def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = None) -> tuple[Sample, ...]:
+    """The samples of a session that compiles and judges this one case under a ledger of this one entry."""
+    line = (asked.backend.name, MM.line)
+    (request or Request((line,), "cpu", timed=False)).write(folder)
+    registry = Registry()
+    registry.add(asked.backend)
+    speed = SpeedConfig(session=folder)
+    config = GemmConfig(
+        registry, (), False, "fail", "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None, speed=speed
+    )
+
+    def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    meter = Meter(config, Judge(), lambda *_: True, watch)
+    meter(asked, "test_speed")
+    meter.close()
+    return read_session(folder / SESSION).samples
+
+
+@pytest.mark.parametrize(
+    ("conditions", "axes", "held"),
+    [
+        ({"threads": (Comparison("==", 1),)}, {"threads": 1}, True),
+        ({"threads": (Comparison("==", 1),)}, {"threads": 2}, False),
+        ({"threads": (Comparison("==", 4),)}, {"threads": 1}, False),  # the run's are no matter
+        ({"threads": (Comparison("==", 4),)}, {}, True),
+        ({"isa": Globs(("avx512*",))}, {}, True),
+        ({"isa": Globs(("avx512*",))}, {"isa": "avx2"}, False),
+        ({"isa": Globs(("!avx512*",))}, {"isa": "avx2"}, True),
+        ({"mode": Globs(("aoti",))}, {"mode": "aoti"}, True),
+        ({"mode": Globs(("aoti",))}, {}, False),
+        ({"test": Globs(("test_speed",))}, {}, True),
+        ({"test": Globs(("test_product",))}, {}, False),
+    ],
+)
+def test_a_session_asks_the_ledger_as_a_judgement_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any], axes: dict[str, Any], held: bool
+) -> None:
+    here = Environment("2.13.0", ("avx2", "avx512f"), threads=4)
+    monkeypatch.setattr(session, "environment", lambda _: here)
+    entry = Entry("deadly", "planted", Globs(("several",)), crashes=True, **conditions)
+    asked = case(**axes)
+    assert (session.forbidding(Ledger((entry,)), asked, "test_speed") is entry) is held
+    (sample,) = judged(tmp_path, asked, entry)
+    assert sample.status is (Status.KNOWN_FAILURE if held else Status.PASSED)
+    if held:
+        assert "deadly: not run" in str(sample.reason)
+
+
+def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed(tmp_path: Path) -> None:
+    entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
+    samples = judged(tmp_path, case(choices="all"), entry)
+    held = Status.KNOWN_FAILURE
+    assert {s.case.choice: s.status for s in samples} == {"big": Status.PASSED, "medium": held, "small": Status.PASSED}
+    speed = SpeedConfig(baselines=tmp_path)
+    config: Any = SimpleNamespace(speed=speed, seed=0)
+    runner = sessions._Runner(config, Command((), tmp_path, xdist=False), Display(None), "cpu", tmp_path)
+    runner._note_failures(samples)
+    assert runner.left([("several", MM.line)]) == [("several", MM.line)]
+
+
+def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
+    entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
+    line = ("several", MM.line)
+    request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
+    (sample,) = judged(tmp_path, case(), entry, request)
+    assert (sample.status, sample.picked) == (Status.PASSED, ("medium",))
+
+
+class Ends:
+    """Stands for what ends a test: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[Status, str]] = []
+        self.asked_again = False
+
+    def __call__(self, _: Case) -> None:
+        self.asked_again = True
+
+    def finish(self, _: Case, outcomes: list[Outcome]) -> None:
+        self.outcomes += [(outcome.status, outcome.choice) for outcome in outcomes]
+
+
+@pytest.mark.parametrize("left_out", [Status.DROPPED, Status.KNOWN_FAILURE])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_timed(
+    left_out: Status, alone: bool
+) -> None:
+    other = Sample(CaseKey("several", MM.line, "medium"), "cpu", left_out)
+    timed = Sample(CaseKey("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
+    made = Measured("cpu", sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
+    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
+    config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
+    ends: Any = Ends()
+    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(choices="all"))
+    assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
+    assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
+
+
+# -- picking ---------------------------------------------------------------------------------------------
+
+
+class Timing(Several):
+    """A backend that picks by timing its candidates itself."""
+
+    def __init__(self, spared: Iterable[str] = ()) -> None:
+        self.seconds = {"big": 1e-5, "medium": 1.4e-5, "small": 2e-5}
+        self.spared = frozenset(spared)
+
+    def picking(self, how: str) -> Timing:
+        return self
+
+    def sparing(self, names: Iterable[str]) -> Timing:
+        return Timing(names)
+
+    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+        timings = {name: seconds for name, seconds in self.seconds.items() if name not in self.spared}
+        prepared: Any = self.prepare_choice(problem, operands, min(timings, key=timings.__getitem__))
+        prepared.timings = {**timings, "failed": float("inf")}
+        made: Prepared = prepared
+        return made
+
+
+class Compilers(Several):
+    """A backend whose compiler picks."""
+
+    name = "compiler"
+
+    def picking(self, how: str) -> Compilers:
+        return self
+
+
+def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did_not_leave_out(tmp_path: Path) -> None:
+    asked = dataclasses.replace(case(), backend=Timing())
+    entry = Entry("other", "planted", Globs(("other",)), crashes=True)
+    (tmp_path / "all").mkdir()
+    (sample,) = judged(tmp_path / "all", asked, entry)
+    assert (sample.ranking, sample.ranking_seconds) == (("big", "medium", "small"), (1e-5, 1.4e-5, 2e-5))
+    (tmp_path / "some").mkdir()
+    line = ("several", MM.line)
+    request = Request((line,), "cpu", timed=False, spared={" ".join(line): ("big",)})
+    (sample,) = judged(tmp_path / "some", asked, entry, request)
+    assert (sample.picked, sample.ranking) == (("medium",), ("medium", "small"))
+
+
+def ranked(backend: str, seconds: Mapping[str, float]) -> Sample:
+    key = CaseKey(backend, MM.line)
+    names = tuple(seconds)
+    return Sample(key, "cuda", Status.PASSED, picked=names[:1], ranking=names, ranking_seconds=tuple(seconds.values()))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fewest", "left_out"),
+    [
+        ((1.0, 1.2, 1.49, 1.51, 3.0), 2, (3, 4)),
+        ((1.0, 1.2, 1.49, 1.51, 3.0), 4, (4,)),
+        ((1.0, 3.0, 4.0), 8, ()),
+        ((1.0, 1.1, 1.2), 1, ()),
+        ((), 2, ()),
+    ],
+)
+def test_what_is_far_behind_in_a_crowd_need_not_be_timed_alone(
+    seconds: tuple[float, ...], fewest: int, left_out: tuple[int, ...]
+) -> None:
+    sample = ranked("several", {f"c{i}": s for i, s in enumerate(seconds)})
+    assert sessions.slow(sample, fewest) == tuple(f"c{i}" for i in left_out)
+
+
+def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    registry.add(Timing())
+    registry.add(Compilers())
+    speed = SpeedConfig(root=tmp_path)
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, choices="")
+    runner = sessions._Runner(config, Command((), tmp_path, xdist=False), Display(None), "cuda", tmp_path)
+    crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
+    asked: list[dict[str, Sequence[str]]] = []
+
+    def compiling(*given: Any) -> list[Sample]:
+        jobs, spared = given[2], dict(*given[4:])
+        asked.append(spared)
+        mine = {name: s for name, s in crowd.items() if name not in spared.get(f"several {MM.line}", ())}
+        # Alone, the second one is the fastest.
+        alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"} | {"c0": 9.0}
+        return [ranked("several", alone), ranked("compiler", crowd)]
+
+    monkeypatch.setattr(runner, "_compile", compiling)
+    head = sessions.Arm("head")
+    runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
+    assert asked == [{}, {f"several {MM.line}": ("c8", "c9", "c10", "c11")}]
+    pinned = runner._pinned["head"]
+    assert pinned[f"several {MM.line}"] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
+    assert len(pinned[f"compiler {MM.line}"]) == len(crowd)
+    (note,) = runner.notes
+    assert "several timed 8 of 12 candidates of 1 case alone; the others took over 1.5x of the fastest" in note
+    assert "compiler timed all 12 candidates of 1 case alone" in note
+
+
+# -- a run that is cut short -----------------------------------------------------------------------------
+
+
+class Answer:
+    """Stands for a session's process: some have an answer, and then the user has had enough."""
+
+    left: ClassVar[list[BaseException | None]] = []
+
+    def __init__(self, _: object, arm: sessions.Arm, request: Request) -> None:
+        self.request, self.arm, self.now, self.done = request, arm, "", 0
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def poll(self) -> bool:
+        if (end := self.left.pop(0)) is not None:
+            raise end
+        return True
+
+    def result(self) -> Session:
+        times = tuple(1e-3 + 1e-6 * i for i in range(4))
+        sample = Sample(CaseKey("several", MM.line), "cpu", Status.PASSED, subject=times)
+        date = f"2026-01-01T00:00:0{self.request.index}+0000"
+        return Session("amd", {"torch": "2"}, "c", "head", self.request.index, date, "12ab", samples=(sample,))
+
+    def keep(self, path: Path) -> None:
+        session = self.result()
+        end = '{"end": {"seconds": 1.0}}\n'
+        path.write_text(session_line(session) + "".join(map(sample_line, session.samples)) + end)
+
+
+class Lines(Display):
+    """A display that keeps its lines."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("end", "raised"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (sessions.SessionFailed("planted", ""), pytest.UsageError)],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException], kept: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sessions, "_Open", Answer)
+    monkeypatch.setattr(Answer, "left", [None, None, None, end])
+    registry = Registry()
+    registry.add(Several())
+    speed = SpeedConfig(record=True, sessions=5, accept=("a *",), reason="so be it", baselines=tmp_path / "b")
+    speed = dataclasses.replace(speed, samples=tmp_path / "mine" if kept else None)
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
+    display = Lines()
+    with pytest.raises(raised):
+        sessions.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+    first, then = display.lines
+    assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
+    assert ("stays until you delete it" in first) is not kept
+    _, _, command = then.partition(": to record from these: ")
+    python, flag, module, *words = shlex.split(command)
+    assert (python, flag, module, words[0]) == ("python", "-m", "pytest_gemm.baseline", "record")
+    assert (words[1] == str(tmp_path / "mine")) is kept
+    assert words[-2:] == ["--accept=a *", "--reason=so be it"]
+    assert not (tmp_path / "b").exists()
+    assert baseline.main(words) == 0
+    ((key, stored),) = baseline.Store(tmp_path / "b", "amd").load("several").items()
+    assert (key.problem, len(stored.subject_us)) == (MM.line, 3)
+
+
+@pytest.mark.parametrize(
+    ("record", "kept", "complete", "says"),
+    [
+        (True, False, 0, "0 of 5 sessions are complete, so there is nothing to record from"),
+        (False, False, 0, "cut short on cpu: 0 sessions are complete"),
+        (False, False, 1, "1 session is complete, its samples are not kept; --gemm-samples=DIR keeps them"),
+        (False, True, 2, "2 sessions are complete, their samples are in "),
+    ],
+)
+def test_any_other_run_that_is_cut_short_says_how_far_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bool, kept: bool, complete: int, says: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sessions, "_Open", Answer)
+    monkeypatch.setattr(Answer, "left", [None] * complete + [KeyboardInterrupt()])
+    registry = Registry()
+    registry.add(Several())
+    samples = tmp_path / "mine" if kept else None
+    speed = SpeedConfig(record=record, sessions=5, baselines=tmp_path / "b", root=tmp_path, samples=samples)
+    config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
+    display = Lines()
+    with pytest.raises(KeyboardInterrupt):
+        sessions.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+    (said,) = display.lines
+    assert says in said
+    assert not list(tmp_path.glob("pytest-gemm-samples-*"))
