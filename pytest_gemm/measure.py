@@ -422,9 +422,7 @@ class Meter:
         try:
             comparator = backend.prepare(case.problem, given)
             comparator.run(given)
-        except (
-            Exception
-        ):  # whatever it is, it is none of the subject's faults; the sample says that nobody stood beside
+        except Exception:  # none of the subject's faults, whatever it is; the sample says that nobody stood beside
             return "", None
         return name, comparator
 
@@ -455,7 +453,7 @@ class Meter:
         earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
         if earlier and isinstance(backend, Choosing):
             mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
-            moved = bool(mine) and earlier not in mine
+            moved = bool(mine) and earlier not in mine and self._withheld(case, earlier) is None
             if moved and (earlier in ranked or earlier in backend.choices(case.problem, given)):
                 with contextlib.suppress(Dropped, Unsupported):
                     found[earlier] = backend.prepare_choice(case.problem, given, earlier)
