@@ -1,0 +1,42 @@
+"""woq_int8:bf16-i8-bf16:nt:5x64x1000 on aten: torch._weight_int8pack_mm in bf16 reads past its operands where K is no
+multiple of 32 and the CPU has AVX-512.
+
+Seen on torch 2.11.0 and 2.13.0, also without the guard pages that this puts behind the operands.
+Needs torch alone.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.
+"""
+import ctypes, mmap, subprocess, sys, traceback
+import torch
+
+
+
+def tensor(shape, stride, offset, dtype, seed):
+    n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride)))
+    i = 31 * n * n + 17 * n + seed
+    flat = (i % 1021 % 5 - 2).to(dtype)
+    size = -(-flat.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + mmap.PAGESIZE + size), mmap.PAGESIZE, 0)  # nobody may touch it
+    here = torch.frombuffer(memory, dtype=dtype, offset=mmap.PAGESIZE + size - flat.nbytes, count=flat.numel())
+    return here.copy_(flat).as_strided(shape, stride, offset)
+
+
+def program(a, b, scale):
+    _weight_int8pack_mm = torch._weight_int8pack_mm(a, b, scale)
+    return _weight_int8pack_mm
+
+
+torch.set_num_threads(1)
+if "child" not in sys.argv:
+    status = subprocess.run([sys.executable, __file__, "child"]).returncode
+    print("the process ended with status", status)
+    sys.exit(int(status != 0))
+given = dict(a=tensor((5, 1000), (1000, 1), 0, torch.bfloat16, 1), b=tensor((64, 1000), (1000, 1), 0, torch.int8, 2),
+             scale=tensor((64,), (1,), 0, torch.bfloat16, 3))
+try:
+    actual = program(**given)
+except Exception as error:
+    traceback.print_exc()
+    sys.exit(2)
+print("it came to its end")
+sys.exit(0)
