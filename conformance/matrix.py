@@ -385,7 +385,7 @@ def _addends(level: str) -> tuple[Problem, ...]:
                 p["bias"] == "bias" if p["dtype"] == "f32" else p["factors"] == factors[1] or p["bias"] == "bias-mn"
             )
         )
-    # A minus before a fused multiply-add: on Hopper's tensor cores ptxas left the product out (triton-ptxas-drops-wgmma).
+    # The sign of a sum: on Hopper ptxas left the product out (triton-ptxas-drops-wgmma in the ledger).
     minus = Cases().combine(dtype=("bf16", "f16")).problems("addmm:{dtype}:nt:64x16x64:bias+alpha--1+beta-0.5")
     return cases.problems("addmm:{dtype}:nn:{shape}:{bias}{factors}") + minus
 

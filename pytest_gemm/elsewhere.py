@@ -257,12 +257,12 @@ def judged(
     device = config.device_of(backend)
     env = session.environment(device)
 
-    def held(problem: Problem, choice: str = "") -> Outcome | None:
-        entry = config.ledger.applicable(backend.name, problem, PRODUCT, env, choice)
+    def held(case: Case, choice: str = "") -> Outcome | None:
+        entry = session.forbidding(config.ledger, case, PRODUCT, choice)
         if entry is None:
             return None
         reason = Reason("can-crash", f"not run, it can kill the process: {entry.reason}")
-        found = Outcome(backend.name, problem.line, "", trial.seed, Status.KNOWN_FAILURE, reason, choice=choice)
+        found = Outcome(backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
         return dataclasses.replace(found, known_failure=entry.id)
 
     def explained(problem: Problem, test: str, judging: Callable[[], Iterator[Outcome]]) -> Iterator[Outcome]:
@@ -278,12 +278,12 @@ def judged(
     well = True
     for problem in trial.problems:
         begin(env)
-        if (withheld := held(problem)) is not None:
+        case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
+        if (withheld := held(case)) is not None:
             well = False
             yield withheld
             continue
-        case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
-        judging = functools.partial(judge.judge, case, withheld=functools.partial(held, problem))
+        judging = functools.partial(judge.judge, case, withheld=functools.partial(held, case))
         for outcome in explained(problem, PRODUCT, judging):
             well = well and outcome.status in {Status.PASSED, Status.DROPPED}
             yield outcome
