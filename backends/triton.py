@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class TritonBackend(InductorBackend):
             return Availability(reason)
         if importlib.util.find_spec("triton") is None:
             return Availability(Reason("no-triton", "the package triton is not installed", "pip install triton"))
-        return Availability(versions=installed("triton"))
+        return Availability(versions=(*installed("triton"), *_assembler()))
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """mm, addmm, bmm, baddbmm, linear, int_mm, mixed_mm, scaled_mm and grouped_mm in f16, bf16, f32 (and int32)."""
@@ -125,6 +126,25 @@ class TritonBackend(InductorBackend):
         (``max_num_imprecise_acc_default`` is 2^30 on Hopper).
         """
         return tensor_core.contract(problem, promote_every=_BLOCK_K)
+
+
+def _assembler() -> tuple[tuple[str, str], ...]:
+    """The version of the ptxas that Triton calls for this device, or nothing where Triton does not say.
+
+    It decides as much as Triton does (docs/results/h200.md, "The sign of a sum"), and ``TRITON_PTXAS_PATH`` changes it.
+    """
+    import torch
+
+    try:
+        from triton.backends.nvidia import compiler
+
+        # It asks for the architecture since Triton 3.6, which brings two of them.
+        major, minor = torch.cuda.get_device_capability()
+        takes_one = bool(inspect.signature(compiler.get_ptxas).parameters)
+        tool = compiler.get_ptxas(10 * major + minor) if takes_one else compiler.get_ptxas()
+        return (("ptxas", str(tool.version)),)
+    except Exception:  # internals of a third party, for a report: no answer is no reason to fail
+        return ()
 
 
 def _scaled(problem: Problem) -> Unsupported | None:

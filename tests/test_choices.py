@@ -12,6 +12,7 @@ import types
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,6 +35,7 @@ from pytest_gemm.backend import (
 )
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import cutedsl, naming, tensor_core, torch_compat
+from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
@@ -460,6 +462,28 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
     assert artifact.proof().foreign == ()
     compiled.foreign_calls = ("extern_kernels.mm",)
     assert artifact.proof().foreign == ("extern_kernels.mm",)
+
+
+@pytest.mark.parametrize(
+    ("get_ptxas", "versions"),
+    [
+        (lambda arch: SimpleNamespace(version="13.4" if arch == 90 else "12.9"), (("ptxas", "13.4"),)),
+        (lambda: SimpleNamespace(version="12.8"), (("ptxas", "12.8"),)),  # before Triton 3.6
+        (lambda: 1 / 0, ()),
+    ],
+)
+def test_triton_names_the_assembler_that_it_calls_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, get_ptxas: Callable[..., Any], versions: tuple[tuple[str, str], ...]
+) -> None:
+    """A fake module: of Triton's own only the name of a function is known, and that differs between releases."""
+    compiler = types.ModuleType("triton.backends.nvidia.compiler")
+    vars(compiler)["get_ptxas"] = get_ptxas
+    names = ("triton", "triton.backends", "triton.backends.nvidia")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    vars(sys.modules[names[-1]])["compiler"] = compiler
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert triton_module._assembler() == versions
 
 
 def test_triton_candidates_come_from_where_inductor_has_them() -> None:
