@@ -8,6 +8,7 @@ It counts what the generated code says (``Outcome.configuration``), not what was
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -16,13 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import results
+from pytest_gemm import machine, results
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.micro_kernels import Product, Registered
+from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
 
-__all__ = ["COLUMNS", "Matrix", "Row", "main", "matrix", "text"]
+__all__ = ["COLUMNS", "Matrix", "Row", "explained", "main", "matrix", "text"]
 
 # What each column counts.  With sizes M x N x K and a register block Mr x Nr x Kr:
 COLUMNS: Mapping[str, str] = {
@@ -141,9 +143,14 @@ def _order(row: Row) -> tuple[object, ...]:
 
 
 def _kind(outcome: Outcome) -> str:
-    """How a case counts: ``passed``, ``failed``, ``known``; "" for one that says nothing of a kernel."""
+    """How a case counts: ``passed``, ``failed``, ``known``; "" for one that says nothing of a kernel.
+
+    Nobody judges what another kernel than the one that was meant has computed.
+    """
     if outcome.status is Status.PASSED:
         return "passed"
+    if outcome.status is Status.FELL_BACK:
+        return ""
     if outcome.status is Status.KNOWN_FAILURE:  # one that can end the process is not run
         return "" if outcome.reason is not None and outcome.reason.code == "can-crash" else "known"
     return "failed" if outcome.status.is_failure else ""
@@ -349,6 +356,27 @@ def _ranges(numbers: Sequence[int]) -> str:
 # -- the command ----------------------------------------------------------------------------------------------
 
 
+def explained(record: results.Record, ledger: Ledger) -> list[Outcome]:
+    """A record's outcomes; what failed, and this ledger knows, is a known failure, whatever ledger the run had.
+
+    A record tells release and level of its machine.  How many threads a case had is read off its generated code: of one
+    that ended before there was any, an entry that asks for threads explains nothing.
+    """
+    release = str(record.run.get("versions", {}).get("torch", ""))
+    here = Environment(release, machine.flags_of(str(record.run.get("isa", ""))))
+    found = []
+    for outcome in record.outcomes:
+        entry = None
+        if outcome.status.is_failure:
+            products = filter(None, map(micro_kernels.parse, outcome.configuration))
+            threads = outcome.threads or max((one.threads for one in products), default=0)
+            with contextlib.suppress(ProblemError):  # of another release's lines nothing is known
+                entry = ledger.match(outcome, Problem.parse(outcome.problem), here.at(outcome.isa, threads))
+        facts: dict[str, Any] = {"status": Status.KNOWN_FAILURE, "known_failure": entry.id} if entry else {}
+        found.append(dataclasses.replace(outcome, **facts))
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -357,12 +385,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
     parser.add_argument("--title", default="", help="heading of the page")
     parser.add_argument("--json", action="store_true", help="the data instead of a page")
+    parser.add_argument(
+        "--known-failures", type=Path, metavar="FILE", help="a ledger that knows what failed, in place of the runs' own"
+    )
     given = parser.parse_args(arguments)
     try:
         records = [results.read(path) for path in given.records]
+        ledger = Ledger.load(given.known_failures) if given.known_failures else Ledger()
+        outcomes = [outcome for record in records for outcome in explained(record, ledger)]
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    outcomes = [outcome for record in records for outcome in record.outcomes]
     levels = [str(record.run["isa"]) for record in records if record.run.get("isa")]
     heads = [line for record in records for line in _head(record)]
     found = matrix(outcomes, levels)

@@ -207,7 +207,7 @@ def scheduler(config: pytest.Config, log: Any, diaries: Diaries | None) -> objec
             terminal = config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None and config.option.verbose >= 0:
                 why = outcome.reason.text if outcome.reason else ""
-                case = f"{outcome.problem} on {outcome.backend}"
+                case = f"{outcome.problem} on {outcome.who}"
                 terminal.ensure_newline()
                 terminal.write_line(f"{case}: {outcome.status}: {why}; another worker goes on behind it")
             return True

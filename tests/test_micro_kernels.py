@@ -26,6 +26,7 @@ from pytest_gemm.backend import Contract, Proof, Unsupported
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
+from pytest_gemm.ledger import Ledger
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem import Problem
 
@@ -398,6 +399,7 @@ def outcomes() -> list[Outcome]:
         ),
         judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=f"{VEC},grouped"),
         judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},grouped,cache=2.2.8"),
+        judged(flat, Status.FELL_BACK, product()),
         judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
         judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), choice=VEC),
         Outcome("aten", flat, "rand", 0, Status.PASSED),
@@ -463,6 +465,29 @@ def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         coverage.main([str(path)])
     assert "line 1 is no line of a run record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asks", "known"),
+    [
+        ('torch = ">=2.11,<2.12"\nthreads = ">1"\nisa = "!avx512*"', True),
+        ('isa = "avx512*"', False),  # not at avx2, where the code was generated for
+        ('threads = ">2"', False),
+        ('torch = ">=2.12"', False),
+    ],
+)
+def test_a_later_ledger_explains_what_a_record_holds(tmp_path: Path, asks: str, known: bool) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(f'[[known-failure]]\nid = "it"\nreason = "so"\nbackend = "cpp"\n{asks}\n')
+    line = "linear:f32:nt:20x33x40"
+    wrong = judged(line, Status.INCORRECT, product(threads=2), isa="avx2")
+    right = judged(line, Status.PASSED, product(threads=2), isa="avx2")
+    record = results.Record({"isa": "amx", "versions": {"torch": "2.11.0"}}, [wrong, right], {})
+    found = coverage.explained(record, Ledger.load(path))
+    assert [(one.status, one.known_failure) for one in found] == [
+        (Status.KNOWN_FAILURE, "it") if known else (Status.INCORRECT, ""),
+        (Status.PASSED, ""),
+    ]
 
 
 def test_a_coverage_file_says_by_its_name_what_it_is() -> None:
