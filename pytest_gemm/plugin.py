@@ -630,14 +630,16 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 class _Collector:
     """Gathers reports in the process that writes the summary; not registered in xdist's workers."""
 
-    def __init__(self, state: RunState) -> None:
-        self._state = state
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take in what a test judged."""
         judged = getattr(report, "gemm", None)
         if judged is not None:
-            self._state.absorb(judged["outcomes"], judged["use"], judged["process"])
+            self._config.stash[_STATE].absorb(judged["outcomes"], judged["use"], judged["process"])
+            if diaries := self._config.stash.get(_DIARIES, None):
+                diaries.unfinished.discard(report.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -651,7 +653,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[_ELSEWHERE] = Elsewhere(settings)  # before a backend is asked whether it is available
     if not _is_worker(session.config) and not settings.screen:
         session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
-        session.config.pluginmanager.register(_Collector(session.config.stash[_STATE]), "gemm-collector")
+        session.config.pluginmanager.register(_Collector(session.config), "gemm-collector")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -672,6 +674,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
     else:
         state.notes += ahead.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
+        _absorb_unfinished(session.config)
         state.close_record()
         state.write_coverage()
     if session.config.stash[_CONFIG].compile_only and exitstatus == pytest.ExitCode.OK:
@@ -687,6 +690,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         and state.is_red
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _absorb_unfinished(config: pytest.Config) -> None:
+    """Take in the tests in which a process died, where the run has ended before another one was through with them."""
+    diaries = config.stash.get(_DIARIES, None)
+    if diaries is None:
+        return
+    for test in sorted(diaries.unfinished):
+        judged, use = _explained(config, diaries.outcomes(test), None)
+        config.stash[_STATE].absorb(map(text.to_record, judged), use.to_dict(), "main")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -293,10 +293,12 @@ class Diaries:
 
     Attributes:
         folder: where they lie; removed by :meth:`close`.
+        unfinished: node ids of the tests that another process goes on with and has not reported yet.
     """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
+        self.unfinished: set[str] = set()
 
     def words(self, process: str) -> Words | None:
         """The last words of a process; ``None`` when it left none."""
@@ -329,6 +331,7 @@ class Diaries:
         words = self.words(process)
         if words is None or words.test != test or words.activity is None:
             return None
+        self.unfinished.add(test)
         if words.ended == "lost-device":  # it has written down the case itself
             return self.outcomes(test)[-1]
         outcome = death(words, status)

@@ -330,6 +330,25 @@ def test_with_xdist_s_own_scopes_another_worker_goes_on_too(pytester: pytest.Pyt
     assert [o["status"] for o in outcomes if "8x16x32" in o["problem"]] == ["passed", "crashed"]
 
 
+def test_a_run_that_is_interrupted_keeps_the_cases_that_ended_a_process(pytester: pytest.Pytester) -> None:
+    """Ctrl-C comes when the next worker has taken over the test that the first one died in."""
+    project(pytester, '8: ("run", lambda: (open("died", "w").close(), segfault()))', range(8, 17, 8))
+    with (pytester.path / "conftest.py").open("a") as file:
+        file.write(
+            "\ndef pytest_runtest_protocol():\n"
+            "    if os.path.exists('died'):\n"
+            "        os.kill(os.getppid(), signal.SIGINT)\n"
+            "        time.sleep(5)\n"
+        )
+    result, outcomes = run(pytester, "-n1", backends="planted")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert [(o["status"], o["problem"]) for o in outcomes] == [
+        ("passed", "mm:f32:nn:8x16x32"),
+        ("crashed", "mm:f32:nn:8x16x32"),
+    ]
+    result.stdout.fnmatch_lines(["planted  mm *", "1 cases of 1 problems judged*"])
+
+
 def test_where_xdist_hands_out_the_tests_the_controller_reports_the_case(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", segfault), 16: ("run", endless)', range(8, 25, 8))
     ledger = pytester.path / "known.toml"
