@@ -153,6 +153,9 @@ class CppBackend(InductorBackend):
             return refusal
         if op in _NO_CHOICE:
             return Unsupported("no-candidate", _NO_CHOICE[op])
+        if op == "qlinear" and self.mode == "dynamic" and problem.shape.k > 1:
+            text = "PyTorch's shape function of qlinear_pointwise leaves K a symbol, of which the template takes none"
+            return Unsupported("dynamic-k", text, "dyn-m, which is a symbol for M alone")
         if op in {"qlinear", "da8w8", "woq_int4"}:
             return _quantised(problem, self._executes("avx512"))
         if problem.dtypes.out.name not in _TEMPLATE_DTYPES:

@@ -56,6 +56,12 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
 
 
+def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:
+    outer = Problem.parse("bmm:f32-f32-bf16:nt:2x9x10x1")
+    outcomes = list(Judge().judge(Case(AtenBackend(), outer, ("rand", "int-2"), 0, "cpu", mode="static")))
+    assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
+
+
 @pytest.mark.parametrize("counted", [(), ("kernel_1",)])
 def test_a_graph_that_the_compile_has_recorded_is_proved_by_the_compile_s_calls(counted: tuple[str, ...]) -> None:
     calls: list[str] = []
