@@ -348,6 +348,9 @@ class CppBackend(InductorBackend):
         return isa in machine.isas(machine.cpu().flags)
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
+        if self.mode == "dynamic" and not problem.constant_b:
+            text = "compiled for any size, N and K of a B that is an argument are symbols, and the template takes none"
+            return Unsupported("dynamic-nk", text, "const-b")
         if problem.autocast:
             return None  # the conversion writes matrices of its own
         if refusal := _rows_of_a(problem):

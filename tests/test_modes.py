@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gemm import report, selection
+from pytest_gemm import operands, report, selection
 from pytest_gemm.backend import MODES, Contract, Unsupported, in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
@@ -54,6 +54,24 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
     outcomes = list(Judge().judge(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode="dynamic")))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "qlinear:u8-i8-f32:nt:3x16x2:static+bias:reduce-range",  # whose K is a symbol
+        "qlinear:u8-i8-f32:nt:3x16x1:static+bias:reduce-range",
+        "bmm:f32:nn:3x4x5x6",  # whose N and K are
+        "bmm:f32:nn:3x4x5x6::const-b",
+    ],
+)
+def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line: str) -> None:
+    problem = Problem.parse(line)
+    backend = in_mode(CppBackend(threads=1), "dynamic", "cpu")
+    assert isinstance(backend, CppBackend)
+    found, _ = backend.picks(problem, operands.make(problem, "int-2", 0))
+    candidates = [name for name, _ in found if name.startswith("CppMicro")]
+    assert (backend.supports(problem) is None) == bool(candidates)
 
 
 def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:

@@ -312,16 +312,6 @@ def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
     assert (own is None) == ("avx512" in machine.isas(machine.cpu().flags))
 
 
-@pytest.mark.parametrize("k", [1, 2])
-def test_compiled_for_any_size_cpp_claims_a_quantised_linear_where_inductor_has_a_candidate(k: int) -> None:
-    problem = Problem.parse(f"qlinear:u8-i8-f32:nt:3x16x{k}:static+bias:reduce-range")
-    backend = CppBackend(threads=1).in_mode("dynamic", "cpu")
-    assert isinstance(backend, CppBackend)
-    found, _ = backend.picks(problem, make(problem.line, "int-2"))
-    candidates = [name for name, _ in found if name.startswith("CppMicro")]
-    assert (backend.supports(problem) is None) == bool(candidates)
-
-
 @pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:rowwise"])
 def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
     refusal = TritonBackend().supports(Problem.parse(line))
