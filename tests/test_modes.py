@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,3 +153,18 @@ def test_a_ledger_entry_may_speak_of_modes(tmp_path: Path, patterns: str, explai
     path.write_text(f'[[known-failure]]\nid = "x"\nreason = "y"\nbackend = "cpp"\nmode = {patterns}\n')
     found = Ledger.load(path).match(MODED, MM, Environment(torch.__version__))
     assert bool(found) is explains
+
+
+def test_a_loaded_package_is_let_go_of_when_the_process_ends() -> None:
+    text = """
+import ctypes
+from pytest_gemm.backends import torch_compat
+class Package:
+    def __call__(self): print("called")
+    def __del__(self): print("folder removed")
+program = torch_compat.until_exit(Package())
+program()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(program))  # whom nobody destroys
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["called", "folder removed", ""]
