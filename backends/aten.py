@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor import InductorBackend, unclaimed
+from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.backends.artifact import InductorPrepared
+    from pytest_gemm.backends.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands import Operands
 
 __all__ = ["AtenBackend", "AtenPrepared", "CompiledAten"]
@@ -133,6 +133,18 @@ class CompiledAten(InductorBackend):
     def sum(self, problem: Problem) -> Contract:
         """As eager ATen."""
         return AtenPrepared(problem, self._device).contract
+
+    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
+        """As for every backend of Inductor, but for a product under autocast that Inductor writes itself.
+
+        It skips the conversions of A and B there, as it does with any conversion to a half type and back: the factors
+        of each product are off by u of the half type, and both together by 2u + u^2.
+        """
+        found = super().contract(problem, artifact)
+        if not problem.autocast or has_no_kernel(problem, self._device) is None:
+            return found
+        half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
+        return dataclasses.replace(found, input_error=u * (2.0 + u), input_bits=half.precision)
 
     def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
         """Compile the problem.

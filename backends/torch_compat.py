@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 
@@ -61,6 +61,7 @@ __all__ = [
     "same_bits",
     "session",
     "torch_release",
+    "until_exit",
     "vector_isa",
     "why_dropped",
 ]
@@ -1319,7 +1320,22 @@ def ahead_of_time(
         with zipfile.ZipFile(path) as package:
             names = [name for name in package.namelist() if name.endswith((".cpp", ".cu"))]
             text = "\n".join(package.read(name).decode() for name in names)
-        return torch._inductor.aoti_load_package(path), text
+        return until_exit(torch._inductor.aoti_load_package(path)), text
+
+
+def until_exit(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The same program, let go of when the process ends at the latest.
+
+    A package that is loaded lies in a folder of its own, which its destructor removes.  Python need not destroy what is
+    left at exit, and then the folder stays in the temporary directory for good.
+    """
+    held = [model]
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        return held[0](*args, **kwargs)
+
+    finalize(program, held.clear)
+    return program
 
 
 def graphs_skipped() -> int:

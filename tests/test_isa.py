@@ -353,3 +353,11 @@ def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pyte
     assert doctor._levels() == (
         "  --gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
     )
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_an_empty_linear_with_a_bias_is_claimed_where_inductor_has_a_candidate(isa: str) -> None:
+    problem = Problem.parse("linear:bf16:nt:16x0x16:bias")
+    backend = CppBackend(threads=1).listing_at(isa)
+    found, _ = backend.picks(problem, operands.make(problem, "int-2", 0))
+    assert (backend.supports(problem) is None) == any(name.startswith("CppMicro") for name, _ in found)

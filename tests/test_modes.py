@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pytest_gemm import report, selection
+from pytest_gemm import operands, report, selection
 from pytest_gemm.backend import MODES, Contract, Unsupported, in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
@@ -54,6 +56,30 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
     outcomes = list(Judge().judge(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode="dynamic")))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "qlinear:u8-i8-f32:nt:3x16x2:static+bias:reduce-range",  # whose K is a symbol
+        "qlinear:u8-i8-f32:nt:3x16x1:static+bias:reduce-range",
+        "bmm:f32:nn:3x4x5x6",  # whose N and K are
+        "bmm:f32:nn:3x4x5x6::const-b",
+    ],
+)
+def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line: str) -> None:
+    problem = Problem.parse(line)
+    backend = in_mode(CppBackend(threads=1), "dynamic", "cpu")
+    assert isinstance(backend, CppBackend)
+    found, _ = backend.picks(problem, operands.make(problem, "int-2", 0))
+    candidates = [name for name, _ in found if name.startswith("CppMicro")]
+    assert (backend.supports(problem) is None) == bool(candidates)
+
+
+def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:
+    outer = Problem.parse("bmm:f32-f32-bf16:nt:2x9x10x1")
+    outcomes = list(Judge().judge(Case(AtenBackend(), outer, ("rand", "int-2"), 0, "cpu", mode="static")))
+    assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
 
 
 @pytest.mark.parametrize("counted", [(), ("kernel_1",)])
@@ -127,3 +153,18 @@ def test_a_ledger_entry_may_speak_of_modes(tmp_path: Path, patterns: str, explai
     path.write_text(f'[[known-failure]]\nid = "x"\nreason = "y"\nbackend = "cpp"\nmode = {patterns}\n')
     found = Ledger.load(path).match(MODED, MM, Environment(torch.__version__))
     assert bool(found) is explains
+
+
+def test_a_loaded_package_is_let_go_of_when_the_process_ends() -> None:
+    text = """
+import ctypes
+from pytest_gemm.backends import torch_compat
+class Package:
+    def __call__(self): print("called")
+    def __del__(self): print("folder removed")
+program = torch_compat.until_exit(Package())
+program()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(program))  # whom nobody destroys
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["called", "folder removed", ""]
