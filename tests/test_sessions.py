@@ -551,11 +551,13 @@ def test_a_pick_that_makes_a_case_slower_has_to_recur(
     assert runner.asked == len(picks)
 
 
-@pytest.mark.parametrize(("before", "expected"), [("c", ["c"]), ("b", ["b"]), ("a", []), ("gone", []), ("", [])])
+@pytest.mark.parametrize(
+    ("before", "expected"), [("c", ["c"]), ("b", ["b"]), ("a", []), ("deadly", []), ("gone", []), ("", [])]
+)
 def test_the_pick_of_the_baseline_is_timed_beside_another_one(before: str, expected: list[str]) -> None:
     key = f"several {LINES[0]}"
-    request = Request((), "cuda", pinned={key: ("a", "b", "c")}, before={key: before})
-    meter: Any = SimpleNamespace(request=request)
+    request = Request((), "cuda", pinned={key: ("a", "b", "c", "deadly")}, before={key: before})
+    meter: Any = SimpleNamespace(request=request, _withheld=lambda _, name: object() if name == "deadly" else None)
     backend = SimpleNamespace(
         **dict.fromkeys(("devices", "availability", "supports", "prepare", "choices"), lambda *_: ()),
         name="several",
