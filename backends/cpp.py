@@ -162,14 +162,14 @@ class CppBackend(InductorBackend):
             return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
         if refusal := has_no_kernel(problem, "cpu"):
             return refusal
+        if op == "bmm":  # the one template that takes a B that is an argument
+            return self._supports_bmm(problem)
         if problem.has("unfrozen") and self.mode != "aoti":
             return Unsupported(
                 "weight-not-constant",
                 "a parameter that is not frozen is an argument, but in a package of AOTInductor's",
                 "--gemm-modes=aoti",
             )
-        if op == "bmm":
-            return self._supports_bmm(problem)
         if problem.has("concat") and str(problem.dtypes) != "bf16-i8-bf16":
             return Unsupported("dtype", "Inductor puts int8 weights together under bf16 only", "bf16-i8-bf16")
         if not problem.constant_b:
@@ -351,7 +351,7 @@ class CppBackend(InductorBackend):
         return isa in machine.isas(machine.cpu().flags)
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
-        if self.mode == "dynamic" and not problem.constant_b:
+        if self.mode == "dynamic" and not problem.frozen:
             text = "compiled for any size, N and K of a B that is an argument are symbols, and the template takes none"
             return Unsupported("dynamic-nk", text, "const-b")
         if problem.autocast:

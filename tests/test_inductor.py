@@ -215,6 +215,7 @@ def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
 _CLAIMS = {
     "mm:f32:nn:20x33x40": "",
     "bmm:f32:nn:3x20x33x40": "",
+    "bmm:f32:nn:3x20x33x40::const-b+unfrozen": "",
     "bmm:bf16:nn:3x20x33x40::bcast-a": "a-strided",
     "bmm:f32:tn:3x20x33x40": "a-transposed",
     # One row of a transposed A is a row like any other, unless its elements lie apart.

@@ -201,6 +201,8 @@ def test_what_is_put_together_is_claimed_and_the_rest_has_its_reason() -> None:
     assert code("linears:f32:nt:2x16x32x52::var-b+dyn-m") == "weight-not-constant"
     assert code("mm:f32:nn:16x32x52::unfrozen") == "weight-not-constant"
     assert code("mm:f32:nn:16x32x52::unfrozen", "aoti") == ""
+    assert code("bmm:f32:nn:3x16x32x52::const-b+unfrozen") == code("bmm:f32:nn:3x16x32x52::const-b", "dynamic") == ""
+    assert code("bmm:f32:nn:3x16x32x52::const-b+unfrozen", "dynamic") == "dynamic-nk"
     assert code("bmm:f32:nn:3x16x32x52::mid-b") == ""
     assert code("bmm:f32:nn:3x16x32x52::mid-a") == "a-strided"
 
