@@ -366,11 +366,13 @@ def _lines(
             "ExternKernelCaller.output_node = lambda self: (found.add(self.name), node(self))[1]",
         ]
     if died:
+        # A lost device is an exception of the child's; on a CPU nothing but a signal is a dead process.
+        verdict = "int(status != 0)" if cuda else "1 if status < 0 else 2 * (status > 0)"
         lines += [
             'if "child" not in sys.argv:',
             '    status = subprocess.run([sys.executable, __file__, "child"]).returncode',
             '    print("the process ended with status", status)',
-            "    sys.exit(int(status != 0))",
+            f"    sys.exit({verdict})",
         ]
     if saved:
         device = "cuda" if cuda else "cpu"
@@ -401,8 +403,12 @@ def _fence(side: str) -> tuple[str, ...]:
     """In the function ``tensor`` of a script whose kernel leaves its operands: they end, or begin, with a page."""
     before = side == "begin"
     protected = "start" if before else "start + mmap.PAGESIZE + size"
-    offset = "mmap.PAGESIZE" if before else "mmap.PAGESIZE + size - flat.nbytes"
+    offset = "mmap.PAGESIZE" if before else "mmap.PAGESIZE + size - room"
+    room = "    room = -(-flat.nbytes // 64) * 64 if offset else flat.nbytes  # a view stays as unaligned as it is"
     return (
+        "    if not flat.numel():",
+        "        return flat.as_strided(shape, stride, offset)",
+        *(() if before else (room,)),
         "    size = -(-flat.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE",
         "    memory = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)",
         "    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))",

@@ -115,6 +115,23 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
     compile(made.text, "repro.py", "exec")
 
 
+def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_address() -> None:
+    """And a script whose child ends with an exception has not shown that the process dies."""
+    problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32::off-a")
+    given = operands.make(problem, "int-2", 0)
+    outcome = failed(problem.line, Status.CRASHED, "process-died")
+    text = pin.script(pin.Case(outcome, CppBackend().recipe(problem, given, ""), given)).text
+    scope: dict[str, Any] = {}
+    exec(
+        text[: text.index("def program")].replace("import torch, torch._inductor.config", "import torch"), scope
+    )  # the function of the script
+    tensor = scope["tensor"]
+    assert tensor((1, 32), (32, 1), 1, torch.bfloat16, 1).data_ptr() % 64 == 2
+    assert (tensor((4, 32), (32, 1), 0, torch.bfloat16, 1).data_ptr() + 256) % 4096 == 0
+    assert tensor((17, 0), (1, 1), 0, torch.float32, 1).shape == (17, 0)
+    assert "sys.exit(1 if status < 0 else 2 * (status > 0))" in text
+
+
 def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_gemm.backends.cutlass.cutlass_tree", lambda: "/somewhere/cutlass-tree")
     monkeypatch.setattr("pytest_gemm.backends.cutlass.nvcc", lambda: "/usr/local/cuda/bin/nvcc")
