@@ -88,13 +88,7 @@ class GemmCheck:
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        held = session.forbidding(self._config.ledger, case, self._test, choice)
-        if held is None:
-            return None
-        reason = Reason("can-crash", f"not run, it can kill the process: {held.reason}")
-        line = case.problem.line
-        known = {"choice": choice, "known_failure": held.id, **case.axes}
-        return Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
+        return session.withheld(self._config.ledger, case, self._test, choice)
 
     def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""

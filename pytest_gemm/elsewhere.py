@@ -258,12 +258,7 @@ def judged(
     env = session.environment(device)
 
     def held(case: Case, choice: str = "") -> Outcome | None:
-        entry = session.forbidding(config.ledger, case, PRODUCT, choice)
-        if entry is None:
-            return None
-        reason = Reason("can-crash", f"not run, it can kill the process: {entry.reason}")
-        found = Outcome(backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
-        return dataclasses.replace(found, known_failure=entry.id)
+        return session.withheld(config.ledger, case, PRODUCT, choice)
 
     def explained(problem: Problem, test: str, judging: Callable[[], Iterator[Outcome]]) -> Iterator[Outcome]:
         try:

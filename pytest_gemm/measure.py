@@ -253,14 +253,13 @@ class Meter:
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        from pytest_gemm.session import forbidding
+        from pytest_gemm.session import withheld
 
-        entry = forbidding(self._config.ledger, case, self._test, choice)
-        if entry is None:
-            return None
-        reason = Reason("can-crash", f"{entry.id}: not run, it can kill the process: {entry.reason}")
-        line = case.problem.line
-        return Outcome(case.backend.name, line, "", case.seed, Status.KNOWN_FAILURE, reason, choice=choice)
+        held = withheld(self._config.ledger, case, self._test, choice)
+        if held is None or held.reason is None:
+            return held
+        named = f"{held.known_failure}: {held.reason.text}"  # of an outcome a sample keeps the reason alone
+        return dataclasses.replace(held, reason=dataclasses.replace(held.reason, text=named))
 
     def _begin(self, case: Case) -> None:
         if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now

@@ -380,12 +380,11 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         value = _wrap_int32(reference.c)
         tier = "exact"
         span = _Span(value, value)
-        start = value
     else:
-        value = start = _with_addend(problem, operands, reference.c, _addend(problem, operands))
+        value = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         span, tier = _product_span(problem, operands, reference, contract, value)
         free = _undecided(problem, operands, reference, contract)
-    return _through(problem, operands, contract, span, tier, start, free)
+    return _through(problem, operands, contract, span, tier, value, free)
 
 
 def _through(
@@ -537,7 +536,7 @@ def _product_span(
     unrounded = None
     if problem.autocast and contract.epilogue != "eager":
         unrounded = _addend(problem, operands, stored=True)
-    if addend is not None and unrounded is not None:
+    if unrounded is not None:
         as_it_is = _with_addend(problem, operands, reference.c, unrounded)
         span = _union(span, _sum_span(problem, operands, reference, contract, unrounded, as_it_is)[0])
     plain = addend is None and scale is None and problem.alpha == 1.0

@@ -32,6 +32,7 @@ __all__ = [
     "environment_of",
     "explain",
     "forbidding",
+    "withheld",
 ]
 
 
@@ -145,8 +146,6 @@ def environment_of(case: Case) -> Environment:
 def forbidding(ledger: Ledger, case: Case, test: str, choice: str = "") -> Entry | None:
     """The entry of the ledger that forbids to run a case, because it can kill the process; ``None`` where it may run.
 
-    Whoever is about to run a case asks here: the judge of a test, and a session that is to time it.
-
     Args:
         ledger: of the run.
         case: what is to be run.
@@ -154,6 +153,19 @@ def forbidding(ledger: Ledger, case: Case, test: str, choice: str = "") -> Entry
         choice: the one candidate of it that is meant, "" for the case as a whole.
     """
     return ledger.applicable(case.backend.name, case.problem, test, environment_of(case), choice, case.mode)
+
+
+def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome | None:
+    """The outcome of what the ledger forbids to run; ``None`` where it may run.  Arguments as of :func:`forbidding`.
+
+    Whoever is about to run a case asks here: the judge of a test, that of fuzzing, and a session that is to time it.
+    """
+    entry = forbidding(ledger, case, test, choice)
+    if entry is None:
+        return None
+    reason = Reason("can-crash", f"not run, it can kill the process: {entry.reason}")
+    known = {"choice": choice, "known_failure": entry.id, **case.axes}
+    return Outcome(case.backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
 
 
 @functools.cache  # a process that has lost its device cannot be asked again

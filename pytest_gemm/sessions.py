@@ -329,7 +329,7 @@ class _Runner:
         """Have backends pick their candidates; ``crowded`` is what they measured when all were at work at once."""
         started = time.perf_counter()
         spared = {
-            f"{sample.case.backend} {sample.case.problem}": names
+            _key(sample.case): names
             for sample in crowded
             if isinstance(self._config.registry[sample.case.backend], Sparing)
             and (names := slow(sample, max(_SHORTEST_LIST, 1 + self._config.speed.regret)))
@@ -338,8 +338,7 @@ class _Runner:
         for sample in alone:
             if sample.picked:
                 others = (name for name in sample.ranking if name not in sample.picked)
-                key = f"{sample.case.backend} {sample.case.problem}"
-                self._pinned[arm.name][key] = (sample.picked[0], *others)
+                self._pinned[arm.name][_key(sample.case)] = (sample.picked[0], *others)
         if alone:
             seconds = time.perf_counter() - started
             self.notes.append(f"picking in {arm.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
@@ -527,7 +526,7 @@ def _timed_alone(samples: Iterable[Sample], spared: Mapping[str, Sequence[str]])
     for sample in samples:
         backend = sample.case.backend
         alone, others, cases = totals.get(backend, (0, 0, 0))
-        more = len(spared.get(f"{backend} {sample.case.problem}", ()))
+        more = len(spared.get(_key(sample.case), ()))
         totals[backend] = alone + len(sample.ranking), others + more, cases + 1
     parts = []
     for backend, (alone, others, cases) in totals.items():
