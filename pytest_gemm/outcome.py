@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status", "first_line", "who"]
+__all__ = [
+    "Activity",
+    "FileError",
+    "Outcome",
+    "Reason",
+    "Seconds",
+    "Status",
+    "first_line",
+    "kind_of",
+    "message",
+    "printable",
+    "who",
+]
 
 
 class FileError(ValueError):
@@ -24,9 +38,55 @@ class FileError(ValueError):
         super().__init__(f"{where}: {problem}; {remedy}")
 
 
+# Characters of a foreign text that are kept, and of an outcome's details.
+_MOST = 4000
+_DETAILS = 20_000
+
+
+def printable(text: object, most: int = _MOST) -> str:
+    """Foreign text that a terminal, a file and another process can be given.
+
+    Newlines and tabs stay.  Every other character that is not printable is shown as its escape: control characters,
+    terminal escapes, lone surrogates.  A long text is cut.
+
+    Args:
+        text: of a backend; what is no ``str`` is shown as one.
+        most: characters of it that are kept.
+    """
+    if not isinstance(text, str):
+        text = _asked(str, text)
+    found = str.__getitem__(text, slice(most))  # a plain str, also of a subclass that overrides its methods
+    if (left := str.__len__(text) - most) > 0:
+        found += f"... ({left} more characters)"
+    if found.isprintable():
+        return found
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in found)
+
+
+def _asked(function: Callable[[Any], object], foreign: Any) -> str:
+    """What a function of a foreign object says; the name of the exception where it raises one."""
+    try:
+        said = function(foreign)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"<{function.__name__}() of it raised {kind_of(error)}>"
+    return said if isinstance(said, str) else ""
+
+
+def message(error: BaseException, most: int = _MOST) -> str:
+    """The message of an exception, :func:`printable`; of one whose ``__str__`` raises it says that."""
+    return printable(_asked(str, error), most)
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of an exception's class, :func:`printable`."""
+    return printable(type.__dict__["__name__"].__get__(type(error)), 100)
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that says something; "" where none does."""
-    return next((line for line in str(error).splitlines() if line.strip()), "")
+    """The first line of an exception's message that says something, :func:`printable`; "" where none does."""
+    return next((line for line in message(error).splitlines() if line.strip()), "")
 
 
 class Status(enum.Enum):
@@ -68,6 +128,10 @@ class Reason:
     code: str
     text: str
     remedy: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("code", "text", "remedy"):  # often a backend's words
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.text} ({self.remedy})" if self.remedy else self.text
@@ -163,6 +227,11 @@ class Outcome:
     configuration: tuple[str, ...] = ()
     fused: bool | None = None
     fusions: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "details", printable(self.details, _DETAILS))
+        for name in ("kernels", "chosen", "configuration"):  # a backend's words
+            object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
 
     @property
     def who(self) -> str:
