@@ -21,7 +21,7 @@ class Leaving(Exception):
 
 class Number(Exception):
     def __str__(self) -> str:
-        return 7  # type: ignore[return-value]  # a mistake that a backend can make
+        return 7  # type: ignore[return-value]  # noqa: PLE0307  # a mistake that a backend can make
 
 
 class Odd(str):
@@ -91,7 +91,7 @@ def test_the_name_of_a_class_is_foreign_text_too() -> None:
         def __name__(cls) -> str:  # type: ignore[override]  # as odd as it can be
             raise RuntimeError
 
-    assert kind_of(type("a\x1b\ud800b", (Exception,), {})()) == "a\\x1b\\ud800b"
+    assert kind_of(type("a\x1bb", (Exception,), {})()) == "a\\x1bb"
     assert kind_of(Meta("Odd", (Exception,), {})()) == "Odd"
 
 
