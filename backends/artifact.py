@@ -678,6 +678,8 @@ class Artifact:
             self._try_to_rebind(tensors)
         if self.rebind_reason:
             self._compile_for(tensors)
+        if spec.mode == "cudagraphs":
+            self.run(tensors)  # PyTorch may skip the graph: a refusal that has to come before a judged run
 
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
         self.compiles += 1

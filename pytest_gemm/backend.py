@@ -638,7 +638,7 @@ class Registry:
         *,
         dtypes: Iterable[str] = ("f32", "f16", "bf16"),
         batched: bool = True,
-        accumulate: Literal["f64", "f32", "f16"] = "f32",
+        accumulate: Literal["f64", "f32", "f16"] | None = None,
         deterministic: bool = True,
     ) -> None:
         """Register a plain function ``matmul(a, b) -> c``; bias and epilogue are added by eager PyTorch.
@@ -654,16 +654,13 @@ class Registry:
                 product's dtype (int32 for int8).
             dtypes: dtype names of A and B that it takes.
             batched: whether it takes 3-D tensors.
-            accumulate: type of its partial sums, what the bound is derived from.
+            accumulate: type of its partial sums, what the bound is derived from; by default f64 for a product in f64
+                and f32 for any other.
             deterministic: whether the same call again gives the same bits.
         """
         from pytest_gemm.plain import CallableBackend  # needs torch at run time only
 
-        self.add(
-            CallableBackend(
-                name, matmul, frozenset(dtypes), batched, Contract(accumulate, "eager", deterministic=deterministic)
-            )
-        )
+        self.add(CallableBackend(name, matmul, frozenset(dtypes), batched, accumulate, deterministic))
 
     def __getitem__(self, name: str) -> Backend:
         try:

@@ -140,6 +140,11 @@ class Comparison:
         """Whether the result is right."""
         return self.mismatch is None
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the result has elements to be set beside others: it has the right type, device and shape."""
+        return self.mismatch is None or not self.mismatch.code.startswith("wrong-")
+
 
 def compare(
     actual: object,

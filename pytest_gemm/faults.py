@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, first_line, message
 
 __all__ = ["device_error", "lost", "out_of_memory", "release"]
 
@@ -53,7 +53,7 @@ def out_of_memory(error: BaseException, phase: str, device: str) -> Reason | Non
         device: where the case computes, ``cpu`` or ``cuda``; the exception itself decides whose memory it was.
     """
     for part in _chain(error):
-        text = str(part)
+        text = message(part)
         on_device = isinstance(part, torch.OutOfMemoryError) or ("CUDA" in text and device == "cuda")
         if not (
             isinstance(part, MemoryError | torch.OutOfMemoryError)
@@ -147,11 +147,11 @@ def lost(error: BaseException, last: BaseException, phase: str) -> Reason:
         last: what the device has raised since, see :func:`device_error`.
         phase: where it showed.
     """
-    message = next((m[1] for part in (*_chain(error), last) if (m := _CUDA_ERROR.search(str(part)))), "")
-    message = message or next((line for line in str(last).splitlines() if line.strip()), type(last).__name__)
-    code = "illegal-address" if "illegal memory access" in message else "cuda-error"
+    found = next((m[1] for part in (*_chain(error), last) if (m := _CUDA_ERROR.search(message(part)))), "")
+    found = found or first_line(last) or type(last).__name__
+    code = "illegal-address" if "illegal memory access" in found else "cuda-error"
     return Reason(
         code,
-        f"CUDA error in {phase}: {message}; the process has lost the device",
+        f"CUDA error in {phase}: {found}; the process has lost the device",
         "such errors show late: run the case alone with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
     )

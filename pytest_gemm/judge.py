@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, metamorphic, moves, operands, oracle, program, sampled
+from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, moves, operands, oracle, program, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -43,7 +43,8 @@ from pytest_gemm.backend import (
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
 from pytest_gemm.fillings import FILLINGS
-from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line
+from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
+from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line, kind_of, message
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
 
@@ -115,11 +116,13 @@ class Evidence:
 class _Truth:
     """What is known about a problem and a filling whoever computes it.
 
-    ``intervals`` are kept for the contract that came last: the candidates of a backend mostly share one.
+    ``intervals`` are kept for the contract that came last: the candidates of a backend mostly share one.  ``spoiled``:
+    a backend has taken the memory of an operand away.
     """
 
     operands: operands.Operands
     digest: str
+    spoiled: bool = False
     reference: oracle.Reference | None = None
     intervals: tuple[Contract, tuple[oracle.Interval, ...]] | None = None
     eager: tuple[torch.Tensor, ...] | Exception | None = None
@@ -232,17 +235,12 @@ class Judge:
         if case.device in self._lost:
             yield self._not_run(case)
             return
-        try:
-            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
-            case = dataclasses.replace(case, backend=reached)
-            refusal = case.backend.supports(case.problem)
-        except Unsupported as none:
-            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
+        case, end = _reached(case)
+        if end is not None:
+            yield end
             return
-        except Exception as error:  # any exception of a backend is its case's failure
-            yield _crash(case, "", error, "supports", Seconds())
-            return
-        if refusal is None and case.mode == "aoti":
+        refusal = None
+        if case.mode == "aoti":
             refusal = Unsupported(
                 "aoti-property", "a package has its constants inside: each property would be a compile"
             )
@@ -252,22 +250,25 @@ class Judge:
         if refusal is not None:
             yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
             return
-        started, phase = time.perf_counter(), "prepare"
+        started = time.perf_counter()
         try:
             first = operands.make(case.problem, asked[0].filling, case.seed, case.device)
-            with self._doing(case, "compile", asked[0].filling), _quiet():
-                prepared = case.backend.prepare(case.problem, first)
-            seconds, phase = Seconds(compile=time.perf_counter() - started), "run"
-            bases: dict[str, torch.Tensor] = {}
-            for one in asked:
-                yield self._related(case, prepared, one, bases, seconds)
-                seconds = _NO_TIME
-                if self.has_lost(case.device):
-                    return
+            with self._doing(case, "compile", asked[0].filling):
+                prepared = _prepare(case, "", first)
         except Unsupported as late:
             yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
-        except Exception as error:  # as above
-            yield self._crashed(case, asked[0].filling, error, phase, Seconds(compile=time.perf_counter() - started))
+            return
+        except Exception as error:  # any exception of a backend is its case's failure
+            seconds = Seconds(compile=time.perf_counter() - started)
+            yield self._crashed(case, asked[0].filling, error, "prepare", seconds)
+            return
+        seconds = Seconds(compile=time.perf_counter() - started)
+        bases: dict[str, torch.Tensor] = {}
+        for one in asked:
+            yield self._related(case, prepared, one, bases, seconds)
+            seconds = _NO_TIME
+            if self.has_lost(case.device):
+                return
 
     def _related(
         self,
@@ -284,20 +285,25 @@ class Judge:
 
         def run(given: operands.Operands) -> torch.Tensor:
             other = given.problem != case.problem
-            artifact = case.backend.prepare(given.problem, given) if other else prepared
-            return _run(artifact, given, case.device)[-1].detach().clone()
+            artifact = _prepare(dataclasses.replace(case, problem=given.problem), "", given) if other else prepared
+            results = _run(artifact, given, case.device)
+            wrong = _miscounted(given.problem, results) or _complaint(given.problem, results, given)
+            if wrong is not None:
+                raise Misconduct(wrong.code, wrong.text)
+            last: torch.Tensor = results[-1].clone()
+            return last
 
         started, kernels = time.perf_counter(), _kernels_of(prepared)
         try:
-            with self._doing(case, "run", one.filling, kernels), _quiet():
+            with self._doing(case, "run", one.filling, kernels):
                 if one.filling not in bases:
                     bases[one.filling] = run(make(case.problem))
-                    if (objection := prepared.proof().objection()) is not None:
+                    if (objection := _proof(prepared).objection()) is not None:
                         del bases[one.filling]
                         return _outcome(
                             case, one.filling, Status.FELL_BACK, objection, kernels=kernels, seconds=seconds
                         )
-                bench = metamorphic.Bench(case.problem, prepared.contract, make, run, bases[one.filling])
+                bench = metamorphic.Bench(case.problem, _contract(prepared), make, run, bases[one.filling])
                 text = one.check(bench)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
@@ -328,18 +334,9 @@ class Judge:
         withheld: Callable[[str], Outcome | None],
         timing: Timing | None,
     ) -> Iterator[Outcome]:
-        try:
-            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
-            case = dataclasses.replace(case, backend=reached)
-            refusal = case.backend.supports(case.problem)
-        except Unsupported as none:
-            yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
-            return
-        except Exception as error:  # any exception of a backend is its case's failure
-            yield _crash(case, "", error, "supports", Seconds())
-            return
-        if refusal is not None:
-            yield _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
+        case, end = _reached(case)
+        if end is not None:
+            yield end
             return
         if not case.fillings:
             reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
@@ -377,7 +374,13 @@ class Judge:
                     dropped.append(outcome)
                 yield outcome
         if case.choices == "all" and isinstance(case.backend, Refusing):
-            for choice, why in case.backend.refused(case.problem, first.operands).items():
+            try:
+                with _quiet(), calling(compiling=True):
+                    refused = dict(case.backend.refused(case.problem, hand(first.operands).operands))
+            except Exception as error:  # as above
+                yield self._crashed(case, case.fillings[0], error, "refused", Seconds())
+                return
+            for choice, why in refused.items():
                 if choice not in done:
                     yield _outcome(case, "", Status.UNSUPPORTED, why, choice=choice)
         # A user who names candidates may name one that is dropped; nobody else is content with nothing judged.
@@ -399,11 +402,13 @@ class Judge:
             if not names_candidates(wanted):
                 return ("",)
             raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted}")
-        with self._doing(case, "compile"), _quiet():
-            names = backend.choices(case.problem, given)
-        found = picked(names, wanted)
-        if not found and names_candidates(wanted) and isinstance(backend, Parametrised):
-            found = backend.named(case.problem, given, wanted)
+        handed = hand(given)
+        with self._doing(case, "compile"), _quiet(), calling(compiling=True):
+            names = tuple(map(str, backend.choices(case.problem, handed.operands)))
+            found = picked(names, wanted)
+            if not found and names_candidates(wanted) and isinstance(backend, Parametrised):
+                found = backend.named(case.problem, handed.operands, wanted)
+        handed.check()
         if not found:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             listed = ", ".join(names[:_NAMES]) + more
@@ -423,8 +428,9 @@ class Judge:
         first = next(iter(truths.values()))
         started = time.perf_counter()
         try:
-            with self._doing(case, "compile", choice=choice), _quiet():
+            with self._doing(case, "compile", choice=choice):
                 prepared = _prepare(case, choice, first.operands)
+                dropped = _dropped(prepared)
         except Unsupported as late:
             yield _outcome(case, "", Status.UNSUPPORTED, late.reason, choice=choice)
             return
@@ -439,7 +445,7 @@ class Judge:
             yield self._crashed(case, case.fillings[0], error, "prepare", seconds, choice=choice)
             return
         compile_seconds = time.perf_counter() - started
-        for name, reason in _dropped(prepared).items():
+        for name, reason in dropped.items():
             yield _outcome(case, "", Status.DROPPED, reason, choice=name)
 
         runs: list[_Run] = []
@@ -455,7 +461,7 @@ class Judge:
                 return
         if timing is not None and len(runs) == len(truths):
             truth, filling = runs[-1].truth, runs[-1].truth.operands.filling
-            timed = functools.partial(timing, case, prepared, truth.operands)
+            timed = functools.partial(timing, case, prepared)
             yield self._judge_filling(case, choice, prepared, filling, truth, runs, Seconds(), timed)
 
     # -- one filling -----------------------------------------------------------------------------
@@ -469,7 +475,7 @@ class Judge:
         truth: _Truth,
         runs: list[_Run],
         seconds: Seconds,
-        timed: Callable[[], Any] | None = None,
+        timed: Callable[[operands.Operands], Any] | None = None,
     ) -> Outcome:
         """One result: of a run, or with ``timed`` the one that it returns."""
         given = truth.operands
@@ -478,25 +484,22 @@ class Judge:
         try:
             with (
                 self._doing(case, "run" if timed is None else "time", filling, kernels, choice),
-                _quiet(),
                 contextlib.nullcontext() if self._fence is None else self._fence.running(),
             ):
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
-                    results = _run(prepared, given, case.device) if timed is None else _timed(given, timed)
-            proof = dataclasses.replace(prepared.proof(), profiled=None if profiled is None else tuple(profiled))
-        except Unsupported as late:
-            return _outcome(case, filling, Status.UNSUPPORTED, late.reason, choice=choice)
+                    results = _run(prepared, given, case.device, timed)
+            proof = dataclasses.replace(_proof(prepared), profiled=None if profiled is None else tuple(profiled))
+            kernels, objection, contract = proof.kernels, proof.objection(), _contract(prepared)
         except Exception as error:  # as above
+            truth.spoiled = isinstance(error, Misconduct)
             seconds += Seconds(run=time.perf_counter() - started)
             return self._crashed(case, filling, error, "run", seconds, kernels, choice)
         seconds += Seconds(run=time.perf_counter() - started)
-        kernels = proof.kernels
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
             return _outcome(case, filling, status, reason, seconds=seconds, **_proved(proof, choice), **facts)
 
-        objection = proof.objection()
         if objection is not None:
             return end(Status.FELL_BACK, objection)
         if (wrong := _miscounted(case.problem, results)) is not None:
@@ -510,10 +513,11 @@ class Judge:
                 if written:
                     names = ", ".join(written)
                     return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {names}"))
-                judged = self._judged(case, truth, results, prepared.contract)
+                judged = self._judged(case, truth, results, contract)
             phase = "eager"
             with self._doing(case, phase, filling, ("eager ATen",), choice):
-                eager = "" if judged[-1].note else self._beside_eager(case, truth, results, prepared.contract)
+                beside = not judged[-1].note and all(one.comparison.is_comparable for one in judged)
+                eager = self._beside_eager(case, truth, results, contract) if beside else ""
         except Exception as error:
             seconds += Seconds(reference=time.perf_counter() - started)
             return self._fault_or_raise(case, filling, error, phase, seconds, kernels, choice)
@@ -582,13 +586,15 @@ class Judge:
         started = time.perf_counter()
 
         def end(code: str, text: str) -> Outcome:
-            proved, seconds = _proved(prepared.proof(), choice), Seconds(run=time.perf_counter() - started)
+            proved, seconds = _proved(proof, choice), Seconds(run=time.perf_counter() - started)
             return _outcome(case, filling, Status.INCORRECT, Reason(code, text), seconds=seconds, **proved)
 
         try:
-            with self._doing(case, "run again", filling, kernels, choice), _quiet():
+            with self._doing(case, "run again", filling, kernels, choice):
                 second = _run(prepared, first.truth.operands, case.device)
+                proof, contract = _proof(prepared), _contract(prepared)
         except Exception as error:  # as above
+            first.truth.spoiled = isinstance(error, Misconduct)
             seconds = Seconds(run=time.perf_counter() - started)
             return self._crashed(case, filling, error, "run again", seconds, kernels, choice)
         for run in runs:
@@ -599,8 +605,8 @@ class Judge:
             return end("not-deterministic", "the same call gave something of another type or shape the second time")
         if first.kept is None or _bytes(second) == first.kept:
             return None
-        if not prepared.contract.deterministic:
-            return self._judge_again(case, prepared.contract, first.truth, second, end)
+        if not contract.deterministic:
+            return self._judge_again(case, contract, first.truth, second, end)
         count = sum(int((new != old).sum()) for new, old in zip(second, first.results, strict=True))
         total = sum(result.numel() for result in second)
         return end(
@@ -648,9 +654,12 @@ class Judge:
         """The outcome of an exception that the backend has to answer for."""
         crash = _crash(case, filling, error, phase, seconds)
         outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
-        if isinstance(error, moves.WrongShape):  # it came to its end: what it returned is wrong
-            reason = Reason("wrong-shape", str(error))
-            return dataclasses.replace(outcome, status=Status.INCORRECT, reason=reason, details="")
+        if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
+            return dataclasses.replace(outcome, status=Status.INCORRECT, reason=error.reason, details="")
+        if isinstance(error, Unsupported):
+            text = f"the backend claimed the problem and refused it in {phase}: {error.reason.text}"
+            reason = Reason("late-refusal", text, "refuse in supports() or prepare(), before anything runs")
+            return dataclasses.replace(outcome, reason=reason)
         return self._fault(outcome, error, phase, case.device) or outcome
 
     def _fault_or_raise(
@@ -703,7 +712,7 @@ class Judge:
         known = truths.get(filling)
         with self._doing(case, "operands", filling, choice=choice):
             # A backend that wrote to its inputs must not spoil the next one's.
-            if known is None or known.operands.changed(known.digest):
+            if known is None or known.spoiled or known.operands.changed(known.digest):
                 made = operands.make(case.problem, filling, case.seed, case.device)
                 made = made if self._fence is None else self._fence.place(made)
                 known = truths[filling] = _Truth(made, made.digest())
@@ -742,8 +751,8 @@ def run_once(case: Case, threads: int) -> None:
         return
     torch.set_num_threads(case.threads or threads)
     given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
-    with _quiet(), contextlib.suppress(Unsupported):
-        case.backend.prepare(case.problem, given).run(given)
+    with contextlib.suppress(Unsupported):
+        _run(_prepare(case, "", given), given, case.device)
 
 
 def _threaded(case: Case, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
@@ -794,16 +803,38 @@ def _rounding(fillings: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f for f in fillings if not FILLINGS[f].exact)[:1] or fillings[:1]
 
 
+def _reached(case: Case) -> tuple[Case, Outcome | None]:
+    """The case on the backend as it is asked for, and its outcome where that refuses."""
+    try:
+        with _quiet(), asking():
+            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
+            refusal = reached.supports(case.problem)
+            if refusal is not None and not isinstance(refusal, Unsupported):
+                raise TypeError(f"supports() returned {refusal!r}; return None, or Unsupported for a refusal")
+    except Unsupported as none:
+        return case, _outcome(case, "", Status.UNSUPPORTED, none.reason)
+    except Exception as error:  # any exception of a backend is its case's failure
+        return case, _crash(case, "", error, "supports", Seconds())
+    case = dataclasses.replace(case, backend=reached)
+    return case, None if refusal is None else _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
+
+
 def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
-    if not choice:
-        return case.backend.prepare(case.problem, given)
-    assert isinstance(case.backend, Choosing)
-    return case.backend.prepare_choice(case.problem, given, choice)
+    handed = hand(given)
+    with _quiet(), calling(compiling=True):
+        if not choice:
+            prepared = case.backend.prepare(case.problem, handed.operands)
+        else:
+            assert isinstance(case.backend, Choosing)
+            prepared = case.backend.prepare_choice(case.problem, handed.operands, choice)
+    handed.check()
+    return prepared
 
 
 def _dropped(prepared: Prepared) -> dict[str, Reason]:
     """Candidates that the backend left out by itself, where it says so."""
-    found: dict[str, Reason] = getattr(prepared, "dropped", {})
+    with asking():
+        found: dict[str, Reason] = dict(getattr(prepared, "dropped", {}))
     return found
 
 
@@ -817,15 +848,49 @@ def _all_dropped(dropped: Sequence[Outcome]) -> Reason:
 # -- parts -------------------------------------------------------------------------------------------
 
 
-def _run(prepared: Prepared, given: operands.Operands, device: str) -> tuple[torch.Tensor, ...]:
-    """The results in the product's places, of which there are two with ``tap``; the device has finished."""
-    made = _tuple(prepared.run(given))
-    _wait_for(device)
-    return moves.in_product(given.problem, made)
+def _run(
+    prepared: Prepared,
+    given: operands.Operands,
+    device: str,
+    timed: Callable[[operands.Operands], Any] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The results in the product's places, of which there are two with ``tap``; the device has finished.
+
+    Args:
+        prepared: what computes them.
+        given: on these.
+        device: where.
+        timed: what to call instead of its ``run``.
+
+    Raises:
+        Misconduct: for results, or for things done beside them, that no contract allows.
+        Exception: whatever the backend raises.
+    """
+    handed = hand(given)
+    with _quiet(), calling():
+        made = (prepared.run if timed is None else timed)(handed.operands)
+        _wait_for(device)
+    handed.check()
+    try:
+        return moves.in_product(given.problem, plain(_tuple(made), given))
+    except moves.WrongShape as wrong:
+        raise Misconduct("wrong-shape", str(wrong)) from None
 
 
-def _timed(given: operands.Operands, timed: Callable[[], Any]) -> tuple[torch.Tensor, ...]:
-    return moves.in_product(given.problem, _tuple(timed()))
+def _proof(prepared: Prepared) -> Proof:
+    with asking():
+        proof = prepared.proof()
+    if not isinstance(proof, Proof):
+        raise TypeError(f"proof() returned {type(proof).__name__}, not a Proof")
+    return proof
+
+
+def _contract(prepared: Prepared) -> Contract:
+    with asking():
+        contract = prepared.contract
+    if not isinstance(contract, Contract):
+        raise TypeError(f"the attribute contract is {type(contract).__name__}, not a Contract")
+    return contract
 
 
 def _places(output: Problem) -> str:
@@ -839,6 +904,12 @@ def _miscounted(problem: Problem, results: tuple[torch.Tensor, ...]) -> Reason |
     if len(results) == expected:
         return None
     return Reason("wrong-outputs", f"{len(results)} results came back, and the program has {expected}")
+
+
+def _complaint(problem: Problem, results: tuple[torch.Tensor, ...], given: operands.Operands) -> Reason | None:
+    """What is wrong with the type or shape of the last result; ``None`` for nothing."""
+    found = None if problem.several else compare.complaint_of(results[-1], problem.outputs[-1], given)
+    return None if found is None else Reason(*found)
 
 
 def _tuple(made: Any) -> tuple[torch.Tensor, ...]:
@@ -916,7 +987,7 @@ def _wait_for(device: str) -> None:
 def _kernels_of(prepared: Prepared) -> tuple[str, ...]:
     """Names of the kernels that a run will use, as far as the backend knows them before it has run."""
     try:
-        proof = prepared.proof()
+        proof = _proof(prepared)
     except Exception:  # it need not have an answer yet
         return ()
     return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
@@ -950,9 +1021,11 @@ _FRAMES = 4
 
 def _crash(case: Case, filling: str, error: Exception, phase: str, seconds: Seconds) -> Outcome:
     """An exception of a backend, with its innermost frames; ours are left out."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) != Path(__file__)]
+    raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
+    ours = {Path(__file__), Path(foreign.__file__), Path(contextlib.__file__)}
+    frames = [f for f in traceback.extract_tb(raised.__traceback__) if Path(f.filename) not in ours]
     where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
-    first = first_line(error)
-    reason = Reason(f"{phase.replace(' ', '-')}-{type(error).__name__}", f"{type(error).__name__} in {phase}: {first}")
-    details = f"{where}\n{type(error).__name__}: {str(error)[:2000]}"
+    kind, said = kind_of(raised), message(raised)
+    reason = Reason(f"{phase.replace(' ', '-')}-{kind}", f"{kind} in {phase}: {first_line(raised)}")
+    details = f"{where}\n{kind}: {said[:2000]}"
     return _outcome(case, filling, Status.CRASHED, reason, details=details, seconds=seconds)

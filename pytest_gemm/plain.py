@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
 from pytest_gemm.problem import Problem
@@ -34,13 +34,20 @@ class CallableBackend:
         matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         dtypes: frozenset[str],
         batched: bool,
-        contract: Contract,
+        accumulate: Literal["f64", "f32", "f16"] | None,
+        deterministic: bool,
     ) -> None:
         self.name = name
         self.matmul = matmul
         self.dtypes = dtypes
         self.batched = batched
-        self.contract = contract
+        self.accumulate = accumulate
+        self.deterministic = deterministic
+
+    def contract(self, problem: Problem) -> Contract:
+        """What is claimed for a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
+        accumulate = self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32")
+        return Contract(accumulate, "eager", deterministic=self.deterministic)
 
     def availability(self, device: str) -> Availability:
         """Always: a function that was registered is there."""
@@ -94,7 +101,7 @@ class CallablePrepared:
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
         from pytest_gemm import precision, program
 
-        self.contract = precision.as_allowed(backend.contract, problem)
+        self.contract = precision.as_allowed(backend.contract(problem), problem)
         self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
         self._problem = problem
         self._program = program.build(problem, backend.matmul)

@@ -11,7 +11,6 @@ import torch
 from planted_memory import honest, reads_on
 
 from pytest_gemm import fence, operands, program, report, sanitizer
-from pytest_gemm.backend import Contract
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
 from pytest_gemm.guarded import GuardedJudge
@@ -68,7 +67,7 @@ def guarded() -> Iterator[GuardedJudge]:
 
 
 def plain(matmul: object, name: str = "mine") -> CallableBackend:
-    return CallableBackend(name, matmul, frozenset({"f32"}), True, Contract("f32", "eager"))  # type: ignore[arg-type]  # a function
+    return CallableBackend(name, matmul, frozenset({"f32"}), True, None, True)  # type: ignore[arg-type]  # a function
 
 
 def test_who_reads_past_an_operand_is_one_crashed_case_that_names_it(guarded: GuardedJudge) -> None:

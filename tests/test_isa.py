@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pytest_gemm import config, doctor, machine, operands, report, selection
-from pytest_gemm.backend import Contract, Generation, Proof, Unsupported, at_isa
+from pytest_gemm.backend import Generation, Proof, Unsupported, at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend, compiler
@@ -130,7 +130,7 @@ def test_what_all_left_out_is_said_in_the_summary() -> None:
 
 
 def test_only_what_generates_code_for_the_cpu_has_twins() -> None:
-    mine = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+    mine = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
     asked: Any = SimpleNamespace(isas=("avx2", ""), device_of=lambda _: "cpu")
     assert selection._levels(CppBackend(), asked) == ("avx2", "")
     for other in (mine, AtenBackend()):

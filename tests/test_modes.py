@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pytest_gemm import operands, report, selection
-from pytest_gemm.backend import MODES, Contract, Unsupported, in_mode
+from pytest_gemm.backend import MODES, Unsupported, in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
@@ -23,7 +23,7 @@ from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem import Problem
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
-MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
 MODED = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti")
 
 

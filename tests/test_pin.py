@@ -34,7 +34,7 @@ def judged(tmp_path: Path, problem: Problem, filling: str) -> tuple[Judge, Case,
     path.write_text(WRONG)
     space: dict[str, Any] = {}
     exec(compile(WRONG, str(path), "exec"), space)
-    backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, Contract("f32", "eager"))
+    backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, None, True)
     judge, case = Judge(), Case(backend, problem, (filling,), 0, "cpu")
     assert [o.status for o in judge.judge(case)] == [Status.INCORRECT]
     return judge, case, path
@@ -148,7 +148,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
 
 def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
     judge, case, _ = judged(tmp_path, MM, "rand")
-    backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, Contract("f32", "eager"))
+    backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, None, True)
     judge = Judge()
     case = Case(backend, MM, ("rand",), 0, "cpu")
     list(judge.judge(case))

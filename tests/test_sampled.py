@@ -56,7 +56,7 @@ def store(c: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def judged(matmul: Matmul, line: str, fillings: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
     names = frozenset({"f64", "f32", "bf16", "f16", "i8", "i32"})
-    return list(outcomes_of(CallableBackend("some", matmul, names, True, EAGER), line, fillings, mode))
+    return list(outcomes_of(CallableBackend("some", matmul, names, True, None, True), line, fillings, mode))
 
 
 def outcomes_of(backend: Backend, line: str, fillings: tuple[str, ...] = (), mode: str = "auto") -> Iterator[Outcome]:

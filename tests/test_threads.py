@@ -43,7 +43,7 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
         seen.append(torch.get_num_threads())
         return a @ b
 
-    mine = CallableBackend("mine", matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+    mine = CallableBackend("mine", matmul, frozenset({"f32"}), True, None, True)
     before = torch.get_num_threads()
     more = before + 3  # than there are cores, perhaps
     for outcome in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, "cpu", threads=more)):
