@@ -30,7 +30,7 @@ import enum
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 __all__ = [
@@ -566,16 +566,11 @@ _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted f
 
 # How many weights the flag concat speaks of: as many as Inductor's pattern has.
 THIRDS: Final = 3
-# Ops that take a weight in a packed form, which is made before the program is.
-_PACKED: Final = frozenset({"qlinear", "woq_int4"})
 # Ops that add a bias of shape (N,) themselves.
 OWN_BIAS: Final = frozenset({"linear", "linears", "qlinear", "da8w8", "scaled_mm"})
 # Steps that the op qlinear takes behind its product, each in the order binary, unary.
 QLINEAR_UNARY: Final = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu", "clamp")
 QLINEAR_BINARY: Final = ("add", "sum")
-
-# Ops whose product PyTorch can be told to compute with less precision, by the flags tf32 and reduced.
-_PRECISION_OPS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm"})
 
 OPS: Final[Mapping[str, Op]] = {
     op.name: op
@@ -958,9 +953,8 @@ class Problem:
 
     # -- contradictions --------------------------------------------------------------------------
 
-    def _wrong(self, field: str, problem: str, allowed: str, token: int | str = 0) -> ProblemError:
-        """An error about a token of a field: a flag, or the number of a step, size or dtype."""
-        index = self.flags.index(token) if isinstance(token, str) else token
+    def _wrong(self, field: str, problem: str, allowed: str, index: int = 0) -> ProblemError:
+        """An error about a token of a field, by its number: a flag, a step, a size."""
         return ProblemError(self._text(), field, problem, allowed, index)
 
     def _check(self) -> None:
@@ -971,8 +965,6 @@ class Problem:
             allowed = f"allowed: {' '.join(map(str, op.layouts))}"
             raise self._wrong("layout", f"{op.name} cannot be {self.layout}", allowed)
         self._check_shape()
-        if self.flags:
-            self._check_known_flags()
         self._check_epilogue()
         if self.op.name == "linears":
             self._check_linears()
@@ -1132,12 +1124,16 @@ class Problem:
             problem = f"{step} leaves the result of {_by(shape)} as it is"
             raise self._wrong("epilogue", problem, f"drop {step}", index)
 
-    def _refuse_beside(self, flag: str, others: Iterable[str]) -> None:
-        for other in others:
-            if self.has(flag) and self.has(other):
-                raise self._wrong("flags", f"{flag} and {other} contradict each other", f"drop {other}", other)
+    def _check_linears(self) -> None:
+        shape = self.shape
+        if not 2 <= (shape.batch or 0) <= _MOST_LINEARS:
+            allowed = f"write for example 2x{shape.m}x{shape.n}x{shape.k}"
+            raise self._wrong("shape", f"linears are two or more products, up to {_MOST_LINEARS}", allowed)
+        for index, step in enumerate(self.epilogue):
+            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
+                raise self._wrong("epilogue", f"linears do not take {step}", f"drop {step}", index)
 
-    def _check_known_flags(self) -> None:
+    def _check_flags(self) -> None:
         for index, flag in enumerate(self.flags):
             if not flag:
                 raise self._wrong("flags", "an empty token", "flags tokens are joined by one '+'", index)
@@ -1146,176 +1142,179 @@ class Problem:
                 raise self._wrong("flags", problem, f"known: {' '.join(ALL_FLAGS)}", index)
             if flag in self.flags[:index]:
                 raise self._wrong("flags", f"duplicate flag: {flag}", "give it once", index)
+            if self.op.name not in _TAKERS.get(flag, OPS):
+                problem = f"{self.op.name} does not take {flag}"
+                raise self._wrong("flags", problem, f"drop {flag}, or use {' '.join(_TAKERS[flag])}", index)
+            for other in _CONTRADICTIONS.get(flag, ()):
+                if self.has(other):
+                    problem = f"{flag} and {other} contradict each other"
+                    raise self._wrong("flags", problem, f"drop {other}", self.flags.index(other))
+        for index, flag in enumerate(self.flags):
+            for is_broken, problem, allowed in _RULES[flag](self, flag) if flag in _RULES else ():
+                if is_broken:
+                    raise self._wrong("flags", problem, allowed, index)
 
-    def _check_flags(self) -> None:
-        shape = self.shape
-        if self.has("self"):
-            if shape.m != shape.n:
-                raise self._wrong("flags", "self needs M = N", f"write {shape.m}x{shape.m}x{shape.k}", "self")
-            if self.dtypes.a != self.dtypes.b:
-                raise self._wrong("flags", "self needs one dtype for A and B", "drop self", "self")
-            if self.layout not in (Layout.NT, Layout.TN):
-                raise self._wrong("flags", "self: B is A transposed", "self goes with nt or tn", "self")
-            if self.op.batch == "optional" and shape.batch is not None:
-                problem = f"{self.op.name} has one B for the whole batch, and self one for each A"
-                raise self._wrong("flags", problem, "drop self", "self")
-            self._refuse_beside("self", ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "square", "mid-b"))
-        self._check_views()
-        if self.op.name != "linears":
-            for flag in ("in-3d", "flat", *_OF_ONE):
-                if self.has(flag):
-                    problem = f"{flag} is about several products of one input"
-                    raise self._wrong("flags", problem, "linears has it", flag)
-        self._refuse_beside("const-b", ("var-b",))
-        for flag in ("bcast-a", "bcast-b"):
-            if self.has(flag) and self.op.batch != "always":
-                raise self._wrong("flags", f"{flag} needs a batch", "use bmm or baddbmm", flag)
-            if self.has(flag) and (shape.batch or 0) < 2:
-                problem = f"{flag}: one matrix for a batch of {shape.batch}"
-                raise self._wrong("flags", problem, f"give a batch of 2 or more, or drop {flag}", flag)
-        if self.grouped:
-            for flag in ("self", "bcast-a"):
-                if self.has(flag):
-                    problem = f"{flag}: the A of grouped_mm is one matrix, its B are several"
-                    raise self._wrong("flags", problem, f"drop {flag}", flag)
-        if self.has("reduce-range") and (self.op.name != "qlinear" or self.dtypes.a.name != "u8"):
-            problem = "reduce-range is about quantised activations in u8"
-            raise self._wrong("flags", problem, "qlinear:u8-... has it", "reduce-range")
-        if self.has("concat"):
-            if self.op.name != "woq_int8":
-                allowed = "woq_int8 has it; linears for float ones"
-                raise self._wrong("flags", "concat is about weights in int8", allowed, "concat")
-            if shape.n % THIRDS:
-                problem = f"concat: N={shape.n} is not the columns of {THIRDS} equal weights"
-                raise self._wrong("flags", problem, "a multiple of 3", "concat")
-            for flag in ("var-b", "self", "again", "unfrozen"):
-                if self.has(flag):
-                    problem = f"concat and {flag}: the {THIRDS} weights are parameters"
-                    raise self._wrong("flags", problem, f"drop {flag}", flag)
-        if self.op.name in _PACKED:
-            for flag in ("var-b", "self", "tap", "fork", "res-a"):
-                if self.has(flag):
-                    problem = f"{flag}: {self.op.name} takes a weight that was packed before"
-                    raise self._wrong("flags", problem, f"drop {flag}", flag)
-        if self.has("fast-acc") and self.op.name != "scaled_mm":
-            raise self._wrong("flags", "fast-acc is about fp8 products", "scaled_mm has it", "fast-acc")
-        self._check_precision()
-        if self.has("tap") and not self.chain:
-            problem = "tap needs a step: it returns the value before the last one"
-            raise self._wrong("flags", problem, "add one, for example relu", "tap")
-        if self.has("fork"):
-            self._check_fork()
-        if self.has("again"):
-            self._check_again()
-        if self.has("res-a"):
-            self._check_residual()
 
-    def _check_views(self) -> None:
-        """Batches in the middle, A with itself, and parameters that are not frozen."""
-        shape = self.shape
-        for flag, other in (("mid-a", "bcast-a"), ("mid-b", "bcast-b")):
-            if self.has(flag) and self.op.name not in {"bmm", "baddbmm"}:
-                raise self._wrong("flags", f"{flag} needs a batch of both", "use bmm or baddbmm", flag)
-            self._refuse_beside(flag, (other,))
-        if self.has("square"):
-            if not shape.m == shape.n == shape.k:
-                allowed = f"write {dataclasses.replace(shape, n=shape.m, k=shape.m)}"
-                raise self._wrong("flags", "square needs M = N = K", allowed, "square")
-            if self.dtypes.a != self.dtypes.b or self.op.name not in {"mm", "bmm"}:
-                problem = "square needs one dtype for A and B"
-                raise self._wrong("flags", problem, "use mm or bmm of one dtype", "square")
-            if self.layout not in (Layout.NN, Layout.TT):
-                raise self._wrong("flags", "square: B is A", "square goes with nn or tt", "square")
-            self._refuse_beside("square", ("pad-ldb", "off-b", "bcast-b", "mid-b", "const-b", "dyn-m"))
-        if self.has("unfrozen") and not self.constant_b:
-            flag = next((flag for flag in ("var-b", "self", "square") if self.has(flag)), "")
-            allowed = f"drop {flag}" if flag else "add const-b"
-            raise self._wrong("flags", "unfrozen is about a weight", allowed, "unfrozen")
+# -- flags -----------------------------------------------------------------------------------------
 
-    def _check_linears(self) -> None:
-        shape = self.shape
-        if not 2 <= (shape.batch or 0) <= _MOST_LINEARS:
-            allowed = f"write for example 2x{shape.m}x{shape.n}x{shape.k}"
-            raise self._wrong("shape", f"linears are two or more products, up to {_MOST_LINEARS}", allowed)
-        for flag in ("self", "square", "bcast-a", "bcast-b", "tap", "fork", "again", "res-a"):
-            if self.has(flag):
-                raise self._wrong("flags", f"linears do not have {flag}", f"drop {flag}", flag)
-        for index, step in enumerate(self.epilogue):
-            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
-                raise self._wrong("epilogue", f"linears do not have {step}", f"drop {step}", index)
-        if self.has("in-3d") and (shape.m % 2 or self.has("dyn-m") or self.layout.a_transposed):
-            allowed = "give an even M and layout nt, and drop dyn-m"
-            raise self._wrong("flags", "in-3d halves the rows of A", allowed, "in-3d")
-        if self.has("flat") and not self.has("in-3d"):
-            raise self._wrong("flags", "flat undoes in-3d", "add in-3d", "flat")
-        for what, there in (("bias", self.step("bias") is not None), ("steps", bool(self.passes))):
-            flags = [flag for flag in (f"{what}-first", f"{what}-last") if self.has(flag)]
-            if flags and (not there or len(flags) > 1):
-                allowed = "keep one, and give them in the epilogue"
-                raise self._wrong("flags", f"{' and '.join(flags)}: which {what}?", allowed, flags[-1])
-        for flag in ("steps-first", "steps-last"):
-            for step in self.passes if self.has(flag) else ():
-                if step.kind in (StepKind.JOIN, StepKind.CAST):
-                    problem = f"{flag}: {step} is no step of one product alone"
-                    raise self._wrong("flags", problem, f"drop {flag}", flag)
 
-    def _check_fork(self) -> None:
-        if self.has("tap"):
-            raise self._wrong("flags", "tap and fork: each names another two results", "keep one", "fork")
-        last = self.chain[-2:]
-        if len(last) < 2 or last[0].kind not in (StepKind.UNARY, StepKind.BINARY):
-            problem = "fork needs two steps at the end, the first of which computes"
-            raise self._wrong("flags", problem, "for example relu+sigmoid", "fork")
-        if all(step.kind is StepKind.BINARY for step in last):
-            problem = f"fork: {last[0]} and {last[1]} have a residual each"
-            raise self._wrong("flags", problem, "let one of the two steps have none", "fork")
+def _ops_but(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in OPS if name not in names)
 
-    def _check_again(self) -> None:
-        for flag in ("tap", "fork", "self", "res-a"):
-            if self.has(flag):
-                problem = f"{flag} and again: the program has two results already"
-                raise self._wrong("flags", problem, f"drop {flag}", flag)
-        if self.op.name not in {"mm", "linear", "bmm"} or self.dtypes.a != self.dtypes.out:
-            problem = f"again multiplies the result by B, which {self.op.name} cannot"
-            raise self._wrong("flags", problem, "use mm, linear or bmm", "again")
-        if self.shape.n != self.shape.k:
-            wanted = dataclasses.replace(self.shape, k=self.shape.n)
-            raise self._wrong("flags", "again needs N = K", f"write {wanted}", "again")
-        if self.moves or self.result_dtype != self.dtypes.a:
-            problem = "again needs a first result that could be A"
-            raise self._wrong("flags", problem, "drop the steps that move or cast", "again")
 
-    def _check_precision(self) -> None:
-        for flag, names in (("tf32", frozenset({"f32"})), ("reduced", _HALVES)):
-            if self.has(flag) and (self.op.name not in _PRECISION_OPS or self.input_dtype.name not in names):
-                problem = f"{flag} is about products in {' or '.join(sorted(names))}"
-                allowed = f"these ops have it: {' '.join(sorted(_PRECISION_OPS))}"
-                raise self._wrong("flags", problem, allowed, flag)
+# The ops that take a flag; a flag that is not here goes with any.  A weight that was packed before the program is made
+# can be no argument of it, and A of grouped_mm is one matrix where its B are several.
+_TAKERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bcast-a": ("bmm", "baddbmm"),
+    "bcast-b": ("bmm", "baddbmm", "grouped_mm"),
+    "self": _ops_but("linears", "mixed_mm", "woq_int8", "woq_int4", "qlinear", "grouped_mm"),
+    "var-b": _ops_but("woq_int4", "qlinear"),
+    **dict.fromkeys(("tf32", "reduced"), ("mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm")),
+    **dict.fromkeys(("res-a", "tap", "fork"), _ops_but("linears", "woq_int4", "qlinear")),
+    "reduce-range": ("qlinear",),
+    "again": ("mm", "bmm", "linear"),
+    "fast-acc": ("scaled_mm",),
+    **dict.fromkeys(("mid-a", "mid-b"), ("bmm", "baddbmm")),
+    "square": ("mm", "bmm"),
+    "concat": ("woq_int8",),
+    **dict.fromkeys(("in-3d", "flat", *_OF_ONE), ("linears",)),
+}
+# Flags beside which others mean nothing: those to drop.
+_CONTRADICTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "self": ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "square", "mid-b"),
+    "square": ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "mid-b"),
+    "const-b": ("var-b",),
+    "unfrozen": ("var-b", "self", "square"),
+    "mid-a": ("bcast-a",),
+    "mid-b": ("bcast-b",),
+    "fork": ("tap",),
+    "again": ("tap", "fork", "self", "res-a"),
+    "concat": ("var-b", "unfrozen"),
+    "in-3d": ("dyn-m",),
+    "bias-last": ("bias-first",),
+    "steps-last": ("steps-first",),
+}
 
-    def _check_residual(self) -> None:
-        """``res-a``: A must have the result's shape, and the dtype of the value that it meets."""
+# What else can be wrong with a flag: whether it is, the complaint, and what would be right.
+_Rules = Iterator[tuple[bool, str, str]]
 
-        def wrong(problem: str, allowed: str) -> ProblemError:
-            return self._wrong("flags", problem, allowed, "res-a")
 
-        if self.shape.n != self.shape.k:
-            wanted = dataclasses.replace(self.shape, k=self.shape.n)
-            raise wrong("res-a needs N = K: A has the result's shape then", f"write {wanted}")
-        dtype = self.dtypes.out
-        for step in self.passes:
-            if step.kind is StepKind.CAST:
-                dtype = step.dtype
-            if step.kind is StepKind.BINARY:
-                break
-        else:
-            raise wrong("res-a needs a residual", "add add, sub or mul to the epilogue")
-        if step.name == "div":
-            raise wrong("res-a would divide by A, which holds zeros", "use add, sub or mul first")
-        if step.extent or self.residuals[0][1]:
-            problem = f"res-a has A's own shape, which {step} does not meet"
-            raise wrong(problem, "use add, sub or mul before any move")
-        if dtype != self.dtypes.a:
-            raise wrong(f"res-a needs a value of A's dtype, not {dtype.name}", "move or drop the cast, or drop res-a")
+def _rules_of_self(p: Problem, _: str) -> _Rules:
+    shape, name = p.shape, p.op.name
+    yield shape.m != shape.n, "self needs M = N", f"write {shape.m}x{shape.m}x{shape.k}"
+    yield p.dtypes.a != p.dtypes.b, "self needs one dtype for A and B", "drop self"
+    yield p.layout not in (Layout.NT, Layout.TN), "self: B is A transposed", "self goes with nt or tn"
+    deep = p.op.batch == "optional" and shape.batch is not None
+    yield deep, f"{name} has one B for the whole batch, and self one for each A", "drop self"
+
+
+def _rules_of_square(p: Problem, _: str) -> _Rules:
+    m = p.shape.m
+    yield not m == p.shape.n == p.shape.k, "square needs M = N = K", f"write {_but(p.shape, n=m, k=m)}"
+    yield p.layout not in (Layout.NN, Layout.TT), "square: B is A", "square goes with nn or tt"
+
+
+def _rules_of_bcast(p: Problem, flag: str) -> _Rules:
+    batch = p.shape.batch or 0
+    yield batch < 2, f"{flag}: one matrix for a batch of {batch}", f"give a batch of 2 or more, or drop {flag}"
+
+
+def _rules_of_precision(p: Problem, flag: str) -> _Rules:
+    names = ("f32",) if flag == "tf32" else ("bf16", "f16")
+    given = p.input_dtype.name
+    yield given not in names, f"{flag} is for products in {' or '.join(names)}, not {given}", f"drop {flag}"
+
+
+def _rules_of_reduce_range(p: Problem, flag: str) -> _Rules:
+    yield p.dtypes.a.name != "u8", f"{flag} is for activations in u8", "write qlinear:u8-..."
+
+
+def _rules_of_concat(p: Problem, _: str) -> _Rules:
+    n = p.shape.n
+    yield n % THIRDS != 0, f"concat: N={n} is not the columns of {THIRDS} equal weights", "a multiple of 3"
+
+
+def _rules_of_unfrozen(p: Problem, _: str) -> _Rules:
+    yield not p.constant_b, "unfrozen is about a weight", "add const-b"
+
+
+def _rules_of_tap(p: Problem, _: str) -> _Rules:
+    yield not p.chain, "tap needs a step: it returns the value before the last one", "add one, for example relu"
+
+
+def _rules_of_fork(p: Problem, _: str) -> _Rules:
+    last = p.chain[-2:]
+    computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
+    yield not computes, "fork needs two steps at the end, the first of which computes", "for example relu+sigmoid"
+    both = all(step.kind is StepKind.BINARY for step in last)
+    yield both, f"fork: {' and '.join(map(str, last))} have a residual each", "let one of the two steps have none"
+
+
+def _rules_of_again(p: Problem, _: str) -> _Rules:
+    yield p.shape.n != p.shape.k, "again needs N = K", f"write {_but(p.shape, k=p.shape.n)}"
+    other = bool(p.moves) or not p.dtypes.a == p.dtypes.out == p.result_dtype
+    yield other, "again needs a first result that could be A", "drop the steps that move or cast, and autocast"
+
+
+def _rules_of_res_a(p: Problem, _: str) -> _Rules:
+    """A must have the result's shape, and the dtype of the value that it meets."""
+    needs = "res-a needs N = K: A has the result's shape then"
+    yield p.shape.n != p.shape.k, needs, f"write {_but(p.shape, k=p.shape.n)}"
+    dtype = p.dtypes.out
+    for step in p.passes:
+        if step.kind is StepKind.CAST:
+            dtype = step.dtype
+        if step.kind is StepKind.BINARY:
+            break
+    else:
+        yield True, "res-a needs a residual", "add add, sub or mul to the epilogue"
+        return
+    yield step.name == "div", "res-a would divide by A, which holds zeros", "use add, sub or mul first"
+    moved = bool(step.extent or p.residuals[0][1])
+    yield moved, f"res-a has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
+    other = f"res-a needs a value of A's dtype, not {dtype.name}"
+    yield dtype != p.dtypes.a, other, "move or drop the cast, or drop res-a"
+
+
+def _rules_of_in_3d(p: Problem, _: str) -> _Rules:
+    uneven = p.shape.m % 2 != 0 or p.layout.a_transposed
+    yield uneven, "in-3d halves the rows of A", "give an even M and layout nt"
+
+
+def _rules_of_flat(p: Problem, _: str) -> _Rules:
+    yield not p.has("in-3d"), "flat undoes in-3d", "add in-3d"
+
+
+def _rules_of_one(p: Problem, flag: str) -> _Rules:
+    what = flag.partition("-")[0]
+    there = p.step("bias") is not None if what == "bias" else bool(p.passes)
+    yield not there, f"{flag}: which {what}?", "give it in the epilogue"
+    common = [str(step) for step in p.passes if what == "steps" and step.kind in (StepKind.JOIN, StepKind.CAST)]
+    yield bool(common), f"{flag}: {'+'.join(common)} is no step of one product alone", f"drop {flag}"
+
+
+_RULES: Final[Mapping[str, Callable[[Problem, str], _Rules]]] = {
+    "self": _rules_of_self,
+    "square": _rules_of_square,
+    "bcast-a": _rules_of_bcast,
+    "bcast-b": _rules_of_bcast,
+    "tf32": _rules_of_precision,
+    "reduced": _rules_of_precision,
+    "reduce-range": _rules_of_reduce_range,
+    "concat": _rules_of_concat,
+    "unfrozen": _rules_of_unfrozen,
+    "tap": _rules_of_tap,
+    "fork": _rules_of_fork,
+    "again": _rules_of_again,
+    "res-a": _rules_of_res_a,
+    "in-3d": _rules_of_in_3d,
+    "flat": _rules_of_flat,
+    **dict.fromkeys(_OF_ONE, _rules_of_one),
+}
+
+
+def _but(shape: Shape, **sizes: int) -> Shape:
+    return dataclasses.replace(shape, **sizes)
 
 
 def _by(shape: tuple[int, ...]) -> str:

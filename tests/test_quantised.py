@@ -56,7 +56,7 @@ def test_a_quantised_line_reads_both_ways(line: str) -> None:
         ("mm:f32:nn:3x4x5:sum", "write add"),
         ("woq_int8:bf16-i8-bf16:nt:3x64x128::concat", "N=64 is not the columns of 3 equal weights"),
         ("woq_int8:bf16-i8-bf16:nt:3x48x128::concat+var-b", "drop var-b"),
-        ("mm:f32:nn:3x6x5::concat", "woq_int8 has it"),
+        ("mm:f32:nn:3x6x5::concat", "use woq_int8"),
     ],
 )
 def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
