@@ -50,6 +50,7 @@ __all__ = [
     "Shape",
     "Step",
     "StepKind",
+    "canonical_line",
     "did_you_mean",
 ]
 
@@ -1319,6 +1320,14 @@ def _but(shape: Shape, **sizes: int) -> Shape:
 
 def _by(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
+
+
+def canonical_line(line: str) -> str:
+    """The canonical spelling of a line that was stored, perhaps by an earlier version; as it is where it is no line."""
+    try:
+        return Problem.parse(line).line
+    except ProblemError:
+        return line
 
 
 # -- reading ---------------------------------------------------------------------------------------

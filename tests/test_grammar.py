@@ -85,12 +85,12 @@ def _shown(value: Any) -> str:
 @pytest.fixture(autouse=True)
 def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of a stream has the problem's line: without this every token would change the values."""
-    monkeypatch.setattr(operands, "_keys", lambda problem, filling, seed: lambda name: Stream(filling, name))
+    monkeypatch.setattr(operands, "_keys", lambda *_: lambda name: Stream("any problem", name))
 
 
 @functools.cache
 def observed(line: str) -> tuple[Any, ...]:
-    """All that a backend is given for a problem, and all that its program does; () where there are no operands of it."""
+    """All that a backend is given for a problem, and all that its program does; () where it has no operands."""
     problem = Problem.parse(line)
     request = problem.constant_b, problem.frozen, *(problem.has(flag) for flag in ("dyn-m", "tf32", "reduced"))
     try:
