@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_gemm import operands, program
+from pytest_gemm import operands, program, strategies
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.draws import Stream
 from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Problem, ProblemError
@@ -49,16 +50,11 @@ BASES = {
 # As few sizes as every rule about sizes asks for; rows of bf16 and fp8 that grouped_mm and scaled_mm take.
 SHAPES = ("4x6x8", "4x8x8", "8x8x16", "8x8x8", "3x4x6x8", "2x4x6x8", "2x4x8x8", "2x8x8x8", "4x16x32", "16x16x16")
 
-# Of these the steps are looked at around a plain product: ATen's own kernels refuse such small operands, or end the
-# process where they are unaligned.
-_EAGER = ("woq_int8", "woq_int4", "qlinear", "grouped_mm")
 
-
-def matmul(problem: Problem) -> program.Matmul | None:
-    """The product of :data:`_EAGER` ops; ``None`` for the op's own."""
-    if problem.op.name not in _EAGER:
-        return None
-    dtype = program.torch_dtype(problem.value_dtype)
+def matmul(problem: Problem) -> program.Matmul:
+    """A product for any operands; ATen's own kernels refuse some of them, and unaligned ones may end the process."""
+    integers = problem.op.name in {"qlinear", "da8w8", "scaled_mm"}
+    dtype = torch.float32 if integers else program.torch_dtype(problem.dtypes.out)
     return lambda a, b: torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(dtype)
 
 
@@ -92,7 +88,11 @@ def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def observed(line: str) -> tuple[Any, ...]:
     """All that a backend is given for a problem, and all that its program does; () where it has no operands."""
     problem = Problem.parse(line)
-    request = problem.constant_b, problem.frozen, *(problem.has(flag) for flag in ("dyn-m", "tf32", "reduced"))
+    request = (
+        problem.constant_b,
+        problem.frozen,
+        *(problem.has(flag) for flag in ("dyn-m", "tf32", "reduced", "fast-acc")),
+    )
     try:
         given = operands.make(problem, "rand", 0)
     except Unsupported:
@@ -155,3 +155,10 @@ def test_no_step_and_no_flag_is_ignored(op: str) -> None:
         problems(op, STEP_TOKENS, ((),)), problems(op, KINDS, flags), problems(op, ("relu",), pairs)
     )
     assert not ignored(found)
+
+
+@given(strategies.problems(work=1 << 9))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_token_of_a_drawn_problem_is_ignored(problem: Problem) -> None:
+    assert Problem.parse(problem.line) == problem
+    assert not ignored(iter([problem]))
