@@ -366,8 +366,10 @@ class StepSpec:
         # The sum turns -0 into 0: a parameter has no sign of zero.
         numbers = tuple(float(part) + 0.0 for part in parts)
         for part, number in zip(parts, numbers, strict=True):
-            if not (_LEAST <= abs(number) <= 1.0 / _LEAST or _ZERO.fullmatch(part)):
-                raise wrong(f"{part} of {name} is out of range", f"a number is 0, or from {_LEAST:g} to 1e30 in size")
+            if not (_LEAST <= abs(number) <= _MOST or _ZERO.fullmatch(part)):
+                raise wrong(
+                    f"{part} of {name} is out of range", f"a number is 0, or from {_LEAST:g} to {_MOST:g} in size"
+                )
         if not self.fits(*numbers):
             raise wrong(f"{name}-{text} is no {self.rule}", self.help, 0)
         return "" if numbers == self.defaults else "_".join(map(_shortest, numbers))
@@ -375,6 +377,7 @@ class StepSpec:
 
 # Numbers of an epilogue: smaller and larger ones are no normal numbers of f32, or no factors that a product survives.
 _LEAST: Final = 1e-30
+_MOST: Final = 1e30
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
 _ZERO: Final = re.compile(r"-?[0.]+(e.*)?")
 # A result has up to 10 dimensions, so that each of them is named by one digit.
@@ -560,7 +563,7 @@ def _one_integer_side(a: str, b: str, out: str) -> bool:
 
 _LINEAR_LAYOUTS: Final = (Layout.NT, Layout.TT)
 
-# Flags that speak of one of several products.
+# Flags about one of several products.
 _OF_ONE: Final = ("bias-first", "bias-last", "steps-first", "steps-last")
 _UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
 _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
@@ -629,7 +632,7 @@ OPS: Final[Mapping[str, Op]] = {
 }
 
 _FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
-# Characters of a line, beyond which nobody types one.
+# Characters that a line may have.
 _LONGEST: Final = 1000
 # What a size is indexed by, 32 bits in BLAS and in kernels, and what the elements of a matrix are counted in.
 _LARGEST: Final = 2**31 - 1

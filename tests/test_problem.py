@@ -228,6 +228,7 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
         ("mm:f32:nn:2x3x1:scale-2e0", "mm:f32:nn:2x3x1:scale-2"),
         ("mm:f32:nn:2x3x1:scale-0.0000001", "mm:f32:nn:2x3x1:scale-1e-7"),
         ("mm:f32:nn:2x3x1:scale-100000000000000000000", "mm:f32:nn:2x3x1:scale-1e20"),
+        ("mm:f32:nn:2x3x1:scale-1e30+scale--1e-30", "mm:f32:nn:2x3x1:scale-1e30+scale--1e-30"),
         ("mm:f32:nn:2x3x1:scale-0.1000000000000000055", "mm:f32:nn:2x3x1:scale-0.1"),
         ("mm:f32:nn:2x3x1:clamp--0_6.0", "mm:f32:nn:2x3x1:clamp-0_6"),
         ("mm:f32:nn:2x3x1:clamp--1_1+leaky_relu-0.01", "mm:f32:nn:2x3x1:clamp+leaky_relu"),
