@@ -368,7 +368,8 @@ class StepSpec:
         for part, number in zip(parts, numbers, strict=True):
             if not (_LEAST <= abs(number) <= _MOST or _ZERO.fullmatch(part)):
                 raise wrong(
-                    f"{part} of {name} is out of range", f"a number is 0, or from {_LEAST:g} to {_MOST:g} in size"
+                    f"{part} of {name} is out of range",
+                    f"a number is 0, or from {_shortest(_LEAST)} to {_shortest(_MOST)} in size",
                 )
         if not self.fits(*numbers):
             raise wrong(f"{name}-{text} is no {self.rule}", self.help, 0)
