@@ -216,6 +216,12 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
     assert str(caught.value).splitlines()[2] == "  " + " " * column + "^"
 
 
+@pytest.mark.parametrize("line", ["mm:f32:nn:" + "9" * 5000 + "x8x8", "mm:f32:nn:8x8x8:" + "relu+" * 2000 + "relu"])
+def test_a_line_without_end_is_refused(line: str) -> None:
+    with pytest.raises(ProblemError, match=rf"a line of {len(line)} characters; up to 1000 are read"):
+        Problem.parse(line)
+
+
 @pytest.mark.parametrize(
     ("typed", "canonical"),
     [
@@ -269,6 +275,8 @@ def test_a_problem_that_is_made_of_parts_is_canonical_too() -> None:
     made = Problem(plain.op, plain.dtypes, plain.layout, Shape(2, 2, 1), steps, ["tf32", "const-b", "pad-lda"])  # type: ignore[arg-type]  # any sequence
     assert made == plain
     assert made.line == plain.line
+    bare = dataclasses.replace(plain, op=OPS["mm"], epilogue=[], flags=[])  # type: ignore[arg-type]  # any sequence
+    assert hash(bare) == hash(Problem.parse("mm:f32:nn:2x2x1"))
     assert Step("scale", "5e-1") == Step("scale")
     assert Step("bias", "n") == Step("bias")
 
