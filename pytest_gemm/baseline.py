@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from pytest_gemm import roofline
 from pytest_gemm.outcome import FileError, Reason
-from pytest_gemm.problem import Problem, did_you_mean
+from pytest_gemm.problem import Problem, canonical_line, did_you_mean
 from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case, read_session
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ class _Line:
         if not isinstance(software, dict) or not all(isinstance(value, str) for value in software.values()):
             self.fail(f"software is {_shown(software)}, not versions by name")
         found = Baseline(
-            case=CaseKey(backend, self.text_of(data, "problem"), self.text_of(data, "choice")),
+            case=CaseKey(backend, canonical_line(self.text_of(data, "problem")), self.text_of(data, "choice")),
             subject_us=self.figures(data, "subject_us"),
             comparator=self.text_of(data, "comparator"),
             comparator_us=self.figures(data, "comparator_us"),

@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from pytest_gemm.machine import flags_at
 from pytest_gemm.outcome import FileError, Outcome, Status
-from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError, did_you_mean
+from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError, Step, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -495,7 +495,21 @@ class _Reader:
             if keys[-1] == "epilogue" and re.fullmatch(r"[a-z_]+(-.*)?", bare) and bare.split("-")[0] not in STEPS:
                 hint = did_you_mean(bare, STEPS)
                 raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(STEPS)}", *keys)
+            if keys[-1] == "epilogue":
+                self.check_step(bare, *keys)
         return Globs(tuple(values))
+
+    def check_step(self, bare: str, *keys: str) -> None:
+        """A step without a wildcard must be one, and in its canonical form, or it never matches."""
+        if re.search(r"[*?\[]", bare):
+            return
+        name, _, text = bare.partition("-")
+        try:
+            canonical = str(Step(name, text))
+        except ProblemError as error:
+            raise self.fail(f"epilogue {bare!r}: {error.problem}", error.allowed, *keys) from None
+        if canonical != bare:
+            raise self.fail(f"epilogue {bare!r} is not canonical", f"write {canonical!r}", *keys)
 
     def check_line(self, pattern: str) -> None:
         """A problem line without a wildcard must be one, and in its canonical form, or it never matches."""

@@ -14,6 +14,12 @@ Examples::
     qlinear:u8-i8-bf16:nt:17x64x128:static-0.02_7+bias+relu
 
 The characters are those that ``pytest -k`` and every shell take unquoted.
+
+A problem has one spelling, the canonical line.  Whatever else means the same is read and shown in it: numbers are
+written in their shortest form, a parameter that is the default goes unwritten (``scale-0.50`` is ``scale``), and so do
+factors of 1 and ``const-b`` or ``var-b`` where the op implies them; scales, bias, alpha and beta stand in this order,
+flags in that of :data:`ALL_FLAGS`; a ``perm`` that swaps the last two dimensions is ``t``.  A token that would change
+nothing else is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ import enum
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 __all__ = [
@@ -44,6 +50,7 @@ __all__ = [
     "Shape",
     "Step",
     "StepKind",
+    "canonical_line",
     "did_you_mean",
 ]
 
@@ -51,21 +58,45 @@ __all__ = [
 class ProblemError(ValueError):
     """A problem line that cannot be read, or that contradicts itself.
 
-    The message is one paragraph for a user: it names the field, points at the character, and says
-    what would be right.
+    The message is one paragraph for a user: it names the field and the token, points at the character,
+    and says what would be right.
 
     Attributes:
         line: the whole line as given.
         field: which field is wrong: ``op``, ``dtypes``, ``layout``, ``shape``, ``epilogue``, ``flags``.
+        problem: what is wrong; ``allowed``: what would be right.
+        index: which token of the field is wrong, from 0; ``offset``: which character of it.
         column: 0-based offset of the offending character in ``line``.
     """
 
-    def __init__(self, line: str, field: str, column: int, problem: str, allowed: str) -> None:
+    def __init__(self, line: str, field: str, problem: str, allowed: str, index: int = 0, offset: int = 0) -> None:
         self.line = line
         self.field = field
-        self.column = column
-        pointer = " " * column + "^"
-        super().__init__(f"{field}: {problem}; {allowed}\n  {line}\n  {pointer}")
+        self.problem = problem
+        self.allowed = allowed
+        self.index = index
+        self.offset = offset
+        self.column = _column(line, field, index, offset)
+        shown = "".join(c if c.isprintable() else "?" for c in line)
+        pointer = f"\n  {shown}\n  {' ' * self.column}^" if line else ""
+        super().__init__(f"{field}: {problem}; {allowed}{pointer}")
+
+    def on(self, line: str) -> ProblemError:
+        """The same complaint about the same token of another text, the one that the user typed."""
+        return ProblemError(line, self.field, self.problem, self.allowed, self.index, self.offset)
+
+
+def _column(line: str, field: str, index: int, offset: int) -> int:
+    """Where in ``line`` a token of a field begins; where the field ought to be if it is missing."""
+    parts = line.split(":")
+    place = _FIELDS.index(field)
+    if place >= len(parts):
+        return len(line)
+    start = sum(len(part) + 1 for part in parts[:place])
+    tokens = parts[place].split({"dtypes": "-", "shape": "x"}.get(field, "+"))
+    if index >= len(tokens):
+        return start
+    return min(start + sum(len(token) + 1 for token in tokens[:index]) + offset, len(line))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +244,21 @@ class Step:
 
     Attributes:
         name: the step's name, a key of :data:`STEPS`.
-        text: its parameter as written, "" when there is none.
+        text: its parameter in canonical form, "" when it is the default or there is none.
+
+    Raises:
+        ProblemError: for an unknown name, and for a parameter that does not fit.
     """
 
     name: str
     text: str = ""
+
+    def __post_init__(self) -> None:
+        spec = STEPS.get(self.name)
+        if spec is None:
+            hint, known = did_you_mean(self.name, STEPS), " ".join(STEPS)
+            raise ProblemError("", "epilogue", f"unknown step {self.name!r}{hint}", f"known: {known}")
+        object.__setattr__(self, "text", spec.canonical(self.name, self.text))
 
     @property
     def kind(self) -> StepKind:
@@ -265,20 +306,96 @@ class Step:
         return f"{self.name}-{self.text}" if self.text else self.name
 
 
+def _always(*_: float) -> bool:
+    return True
+
+
+def _ascending(low: float, high: float) -> bool:
+    return low < high
+
+
+def _scale_and_zero(scale: float, zero: float) -> bool:
+    return scale > 0.0 and zero % 1.0 == 0.0
+
+
 @dataclasses.dataclass(frozen=True)
 class StepSpec:
     """What the grammar allows after a step's name."""
 
     kind: StepKind
-    # "", "numbers", "dtype", "shape" (the first of ``choices`` goes unwritten), "choice" or "places"
+    # "", "numbers", "shape" (the first of ``choices`` is the default), "choice" (no default) or "places"
     parameter: str = ""
     defaults: tuple[float, ...] = ()
     choices: tuple[str, ...] = ()
     help: str = ""
+    # Which numbers make sense, and the same in words.
+    fits: Callable[..., bool] = _always
+    rule: str = ""
+
+    def canonical(self, name: str, text: str) -> str:
+        """The one spelling of a parameter; "" for the default.
+
+        Raises:
+            ProblemError: when it does not fit; its line is empty.
+        """
+
+        def wrong(problem: str, allowed: str, offset: int = len(name) + 1) -> ProblemError:
+            return ProblemError("", "epilogue", problem, allowed, 0, offset)
+
+        if self.parameter == "choice":
+            if text not in self.choices:
+                problem = f"{name} does not take {text!r}" if text else f"{name} needs a parameter"
+                raise wrong(problem, f"write {name}- and one of {' '.join(self.choices)}")
+            return text
+        if self.parameter == "places":
+            if not _PLACES[name].fullmatch(text):
+                raise wrong(f"{text!r} does not fit {name}", self.help)
+            return text if name == "perm" else "x".join(str(int(size)) for size in text.split("x"))
+        if not text:
+            return ""
+        if not self.parameter:
+            raise wrong(f"{name} takes no parameter", f"write {name}")
+        if self.parameter == "shape":
+            if text not in self.choices:
+                kind = "bias" if self.kind is StepKind.BIAS else "residual"
+                raise wrong(f"unknown {kind} shape {text!r}", f"one of {' '.join(self.choices)}")
+            return "" if text == self.choices[0] else text
+        parts = text.split("_")
+        if len(parts) != len(self.defaults) or not all(map(_NUMBER.fullmatch, parts)):
+            raise wrong(f"{text!r} does not fit {name}", self.help)
+        # The sum turns -0 into 0: a parameter has no sign of zero.
+        numbers = tuple(float(part) + 0.0 for part in parts)
+        for part, number in zip(parts, numbers, strict=True):
+            if not (_LEAST <= abs(number) <= _MOST or _ZERO.fullmatch(part)):
+                raise wrong(
+                    f"{part} of {name} is out of range",
+                    f"a number is 0, or from {_shortest(_LEAST)} to {_shortest(_MOST)} in size",
+                )
+        if not self.fits(*numbers):
+            raise wrong(f"{name}-{text} is no {self.rule}", self.help, 0)
+        return "" if numbers == self.defaults else "_".join(map(_shortest, numbers))
+
+
+# Numbers of an epilogue: smaller and larger ones are no normal numbers of f32, or no factors that a product survives.
+_LEAST: Final = 1e-30
+_MOST: Final = 1e30
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
+_ZERO: Final = re.compile(r"-?[0.]+(e.*)?")
+# A result has up to 10 dimensions, so that each of them is named by one digit.
+_PLACES: Final[Mapping[str, re.Pattern[str]]] = {
+    "perm": re.compile(r"[0-9](_[0-9]){1,9}"),
+    "view": re.compile(r"[0-9]+(x[0-9]+){0,9}"),
+}
+
+
+def _shortest(number: float) -> str:
+    """The shortest text that is read as this number: 0.5, 2, 1e-7."""
+    return repr(number).removesuffix(".0").replace("e+", "e").replace("e-0", "e-")
 
 
 _BIAS_SHAPES: Final = ("n", "1n", "m1", "mn")
 _RESIDUAL_SHAPES: Final = ("mn", "n", "m1", "at")
+_SCALE_RULE: Final = "scale and zero point"
 
 STEPS: Final[Mapping[str, StepSpec]] = {
     "bias": StepSpec(StepKind.BIAS, "shape", choices=_BIAS_SHAPES, help="bias of shape (N,), or -1n, -m1, -mn"),
@@ -294,7 +411,14 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "hardswish": StepSpec(StepKind.UNARY),
     "hardsigmoid": StepSpec(StepKind.UNARY),
     "leaky_relu": StepSpec(StepKind.UNARY, "numbers", (0.01,), help="leaky_relu-0.1: negative slope"),
-    "clamp": StepSpec(StepKind.UNARY, "numbers", (-1.0, 1.0), help="clamp-0_6: bounds LOW_HIGH"),
+    "clamp": StepSpec(
+        StepKind.UNARY,
+        "numbers",
+        (-1.0, 1.0),
+        help="clamp-0_6: bounds LOW_HIGH, the lower one first",
+        fits=_ascending,
+        rule="range",
+    ),
     "scale": StepSpec(StepKind.UNARY, "numbers", (0.5,), help="scale-0.125: constant factor"),
     # With a residual of the result's shape; of shape (N,), add-n; of (M, 1), add-m1; or, add-at, of the rows of a table
     # that an index for each row of the result looks up.
@@ -306,9 +430,17 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         StepKind.BINARY,
         "numbers",
         (1.0, 0.0),
-        help="sum: adds to a residual in place, as the op qlinear can; sum-0.5_3: SCALE_ZEROPOINT of one in 8 bits",
+        help="sum: adds to a residual in place, as the op qlinear can; sum-0.5_3: SCALE_ZEROPOINT of one in 8 bits, "
+        "above 0 and an integer",
+        fits=_scale_and_zero,
+        rule=_SCALE_RULE,
     ),
-    "cast": StepSpec(StepKind.CAST, "dtype", help="cast-f32: result in another dtype"),
+    "cast": StepSpec(
+        StepKind.CAST,
+        "choice",
+        choices=tuple(name for name in DTYPES if name != "i4"),  # which only packed weights have
+        help="cast-f32: result in another dtype",
+    ),
     # Where the result is stored, and what later steps meet there.
     "t": StepSpec(StepKind.MOVE, help="the last two dimensions swapped"),
     "perm": StepSpec(StepKind.MOVE, "places", help="perm-1_0_2: the dimensions in this order"),
@@ -324,16 +456,30 @@ STEPS: Final[Mapping[str, StepSpec]] = {
     "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
     "rowwise": StepSpec(StepKind.FACTOR, help="a scale for each row of A and each column of B"),
     "columnwise": StepSpec(StepKind.FACTOR, help="one scale for A and a scale for each column of B"),
-    "group": StepSpec(StepKind.FACTOR, "numbers", (128.0,), help="group-64: K elements that share a scale"),
+    "group": StepSpec(
+        StepKind.FACTOR,
+        "numbers",
+        (128.0,),
+        help="group-64: so many elements of K share a scale; 32, 64, 128 or 256",
+        fits=(32.0, 64.0, 128.0, 256.0).__contains__,
+        rule="size of a group",
+    ),
     "static": StepSpec(
         StepKind.FACTOR,
         "numbers",
         (0.0078125, 7.0),
-        help="static-0.02_7: SCALE_ZEROPOINT of A, constants of the program",
+        help="static-0.02_7: SCALE_ZEROPOINT of A, constants of the program, above 0 and an integer",
+        fits=_scale_and_zero,
+        rule=_SCALE_RULE,
     ),
     "dynamic": StepSpec(StepKind.FACTOR, help="scale and zero point of A are tensors that are computed"),
     "requant": StepSpec(
-        StepKind.FACTOR, "numbers", (0.5, 3.0), help="requant-0.5_3: SCALE_ZEROPOINT of an 8-bit result"
+        StepKind.FACTOR,
+        "numbers",
+        (0.5, 3.0),
+        help="requant-0.5_3: SCALE_ZEROPOINT of an 8-bit result, above 0 and an integer",
+        fits=_scale_and_zero,
+        rule=_SCALE_RULE,
     ),
 }
 
@@ -418,23 +564,18 @@ def _one_integer_side(a: str, b: str, out: str) -> bool:
 
 _LINEAR_LAYOUTS: Final = (Layout.NT, Layout.TT)
 
-# Flags that speak of one of several products.
+# Flags about one of several products.
 _OF_ONE: Final = ("bias-first", "bias-last", "steps-first", "steps-last")
 _UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
 _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
 
 # How many weights the flag concat speaks of: as many as Inductor's pattern has.
 THIRDS: Final = 3
-# Ops that take a weight in a packed form, which is made before the program is.
-_PACKED: Final = frozenset({"qlinear", "woq_int4"})
 # Ops that add a bias of shape (N,) themselves.
 OWN_BIAS: Final = frozenset({"linear", "linears", "qlinear", "da8w8", "scaled_mm"})
 # Steps that the op qlinear takes behind its product, each in the order binary, unary.
 QLINEAR_UNARY: Final = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu", "clamp")
 QLINEAR_BINARY: Final = ("add", "sum")
-
-# Ops whose product PyTorch can be told to compute with less precision, by the flags tf32 and reduced.
-_PRECISION_OPS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm"})
 
 OPS: Final[Mapping[str, Op]] = {
     op.name: op
@@ -491,10 +632,20 @@ OPS: Final[Mapping[str, Op]] = {
     )
 }
 
-# One dimension or flag per line of the table keeps the error messages honest: they are made from it.
-_PLACES: Final[Mapping[str, str]] = {"perm": r"\d(_\d)+", "view": r"\d+(x\d+)*"}
-_STEP_TOKEN: Final = re.compile(r"([a-z_]+)(?:-(.+))?\Z")
 _FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
+# Characters that a line may have.
+_LONGEST: Final = 1000
+# What a size is indexed by, 32 bits in BLAS and in kernels, and what the elements of a matrix are counted in.
+_LARGEST: Final = 2**31 - 1
+_MOST_ELEMENTS: Final = 2**40
+# Each weight of linears is an argument of the program.
+_MOST_LINEARS: Final = 64
+
+# The order of the steps that are parameters of the product: the scales, the bias and its factors before what is done
+# to the result, the requantisation behind it.
+_SCALES: Final = ("tensorwise", "rowwise", "columnwise", "group", "static", "dynamic")
+_RANKS: Final[Mapping[str, int]] = {**dict.fromkeys(_SCALES, 0), "bias": 1, "alpha": 2, "beta": 3, "requant": 5}
+_PASS_RANK: Final = 4
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -503,15 +654,23 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def _rank(step: Step) -> int:
+    return _RANKS.get(step.name, _PASS_RANK)
+
+
+_SWAPPED: Final = Step("t")
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """What is to be computed: op, dtypes, layout, shape, epilogue and flags.
 
-    ``str(problem)`` is its canonical line and ``Problem.parse(str(problem)) == problem``.  A problem
-    says nothing about values (filling, seed) or about who computes it (backend).
+    ``str(problem)`` is its canonical line and ``Problem.parse(str(problem)) == problem``.  Fields may be given in any
+    order and spelling that the grammar takes; they are canonical afterwards.  A problem says nothing about values
+    (filling, seed) or about who computes it (backend).
 
     Raises:
-        ProblemError: when the parts contradict each other.
+        ProblemError: when the parts contradict each other, or one of them has no effect.
     """
 
     op: Op
@@ -522,13 +681,38 @@ class Problem:
     flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        order = list(ALL_FLAGS)
-        object.__setattr__(self, "flags", tuple(sorted(set(self.flags), key=order.index)))
+        object.__setattr__(self, "epilogue", tuple(self.epilogue))
+        object.__setattr__(self, "flags", tuple(self.flags))
         self._check()
+        if self.epilogue:
+            object.__setattr__(self, "epilogue", self._canonical_epilogue())
+        if self.flags:
+            object.__setattr__(self, "flags", self._canonical_flags())
+
+    def _canonical_epilogue(self) -> tuple[Step, ...]:
+        """The steps without factors of 1, parameters of the product before what is done to the result, ``t`` as t."""
+        found = []
+        rank = len(self.result_shape)
+        for step in self.epilogue:
+            if step.name in {"alpha", "beta"} and not step.text:
+                continue
+            if step.name == "view":
+                rank = len(step.sizes)
+            swapped = step.name == "perm" and step.order(rank) == _SWAPPED.order(rank)
+            found.append(_SWAPPED if swapped else step)
+        return tuple(sorted(found, key=_rank))
+
+    def _canonical_flags(self) -> tuple[str, ...]:
+        """The flags in the order of the table, without the one that says of B what the op implies."""
+        implied = "const-b" if self.op.constant_b and not self.is_twin else "var-b"
+        return tuple(flag for flag in ALL_FLAGS if flag in self.flags and flag != implied)
 
     @functools.cached_property
     def line(self) -> str:
         """The canonical text; also the problem's id."""
+        return self._text()
+
+    def _text(self) -> str:
         parts = [self.op.name, str(self.dtypes), str(self.layout), str(self.shape)]
         if self.epilogue or self.flags:
             parts.append("+".join(map(str, self.epilogue)))
@@ -749,78 +933,119 @@ class Problem:
         Raises:
             ProblemError: naming the field and the character that is wrong, and what is allowed there.
         """
-        return _Parser(line).problem()
+        line = line.strip()
+        if len(line) > _LONGEST:
+            raise ProblemError(line[:_LONGEST], "op", f"a line of {len(line)} characters", f"up to {_LONGEST} are read")
+        fields = line.split(":")
+        if len(fields) > len(_FIELDS):
+            offset = len(fields[5]) + 1
+            raise ProblemError(line, "flags", "too many fields", f"the fields are {':'.join(_FIELDS)}", 0, offset)
+        for place, field in enumerate(_FIELDS[:4]):
+            if place >= len(fields) or not fields[place]:
+                allowed = f"a line is {':'.join(_FIELDS[:4])}[:epilogue[:flags]]"
+                raise ProblemError(line, field, "is missing", allowed)
+        try:
+            return cls(
+                _read_op(fields[0]),
+                _read_dtypes(fields[1]),
+                _read_layout(fields[2]),
+                _read_shape(fields[3]),
+                _read_epilogue(fields[4]) if len(fields) > 4 and fields[4] else (),
+                tuple(fields[5].split("+")) if len(fields) > 5 and fields[5] else (),
+            )
+        except ProblemError as error:
+            raise error.on(line) from None  # pointing into the text that the user typed
+
+    # -- contradictions --------------------------------------------------------------------------
+
+    def _wrong(self, field: str, problem: str, allowed: str, index: int = 0) -> ProblemError:
+        """An error about a token of a field, by its number: a flag, a step, a size."""
+        return ProblemError(self._text(), field, problem, allowed, index)
 
     def _check(self) -> None:
-        """Refuse contradictions; the column points at the field of the canonical line."""
-
-        def fail(field: str, problem: str, allowed: str) -> None:
-            line = self.line
-            parts = line.split(":")
-            index = min(_FIELDS.index(field), len(parts) - 1)
-            column = sum(len(p) + 1 for p in parts[:index])
-            raise ProblemError(line, field, column, problem, allowed)
-
         op, names = self.op, (self.dtypes.a.name, self.dtypes.b.name, self.dtypes.out.name)
         if not op.dtypes(*names):
-            fail("dtypes", f"{self.dtypes} makes no {op.name}", f"{op.name} takes {op.dtypes_help}")
+            raise self._wrong("dtypes", f"{self.dtypes} makes no {op.name}", f"{op.name} takes {op.dtypes_help}")
         if self.layout not in op.layouts:
-            fail("layout", f"{op.name} cannot be {self.layout}", f"allowed: {' '.join(map(str, op.layouts))}")
-        if op.batch == "never" and self.shape.batch is not None:
-            fail("shape", f"{op.name} has no batch", "give MxNxK")
-        if op.batch == "always" and self.shape.batch is None:
-            fail("shape", f"{op.name} needs a batch", "give BxMxNxK")
-        self._check_epilogue(fail)
-        self._check_flags(fail)
+            allowed = f"allowed: {' '.join(map(str, op.layouts))}"
+            raise self._wrong("layout", f"{op.name} cannot be {self.layout}", allowed)
+        self._check_shape()
+        self._check_epilogue()
+        if self.op.name == "linears":
+            self._check_linears()
+        if self.flags:
+            self._check_flags()
 
-    def _check_epilogue(self, fail: Callable[[str, str, str], None]) -> None:
-        seen_pass = False
+    def _check_shape(self) -> None:
+        op, shape = self.op, self.shape
+        m, n, k, batch = shape.m, shape.n, shape.k, shape.batch
+        if op.batch == "never" and batch is not None:
+            raise self._wrong("shape", f"{op.name} has no batch", "give MxNxK")
+        if op.batch == "always" and batch is None:
+            raise self._wrong("shape", f"{op.name} needs a batch", "give BxMxNxK")
+        sizes = (m, n, k) if batch is None else (batch, m, n, k)
+        for index, size in enumerate(sizes):
+            if type(size) is not int or size < 0:
+                raise self._wrong("shape", f"{size!r} is not a size", "an integer, 0 or more", index)
+            if size > _LARGEST:
+                raise self._wrong("shape", f"{size} is too large", f"a size is at most {_LARGEST} (2^31 - 1)", index)
+        count = 1 if batch is None else batch
+        elements = max(count * m * max(n, k), (count if op.batch == "always" else 1) * n * k)
+        if elements > _MOST_ELEMENTS:
+            problem = f"a matrix of {shape} has {elements} elements"
+            raise self._wrong("shape", problem, f"at most {_MOST_ELEMENTS} (2^40) are indexed")
+        if self.grouped and count * m > _LARGEST:
+            problem = f"{count * m} rows of all groups"
+            raise self._wrong("shape", problem, f"the ends of groups are int32: at most {_LARGEST}")
+
+    def _check_epilogue(self) -> None:
+        op, names = self.op, [step.name for step in self.epilogue]
+        first_pass = requant = ""
         for index, step in enumerate(self.epilogue):
-            if step.kind in (StepKind.FACTOR, StepKind.BIAS) and step in self.epilogue[:index]:
-                fail("epilogue", f"{step} stands twice", "once is enough")
-            if step.name in {"alpha", "beta"} and not self.op.addend:
-                fail(
-                    "epilogue", f"{self.op.name} has no {step.name}", "addmm and baddbmm take it; scale-X goes anywhere"
-                )
-            if step.name in {"tensorwise", "rowwise", "group"} and step.name not in self.op.scales:
+            kind, rank = step.kind, _rank(step)
+            if kind in (StepKind.FACTOR, StepKind.BIAS, StepKind.JOIN) and step.name in names[:index]:
+                raise self._wrong("epilogue", f"duplicate step: {step}", f"give {step.name} once", index)
+            if rank == 0 and step.name not in op.scales:
                 takers = " ".join(op.name for op in OPS.values() if step.name in op.scales)
-                fail("epilogue", f"{self.op.name} takes no {step.name} scales", f"these do: {takers}")
-            if step.kind is StepKind.JOIN:
-                if self.op.name != "linears" or self.shape.batch != 2:
-                    fail("epilogue", f"{step} joins two products", "linears of shape 2xMxNxK has them")
-                if seen_pass:
-                    fail("epilogue", f"{step} comes after another step", "it goes first, after the bias")
-            if step.name in {"static", "requant", "sum"} and (step.numbers[0] <= 0.0 or step.numbers[1] % 1.0):
-                fail(
-                    "epilogue",
-                    f"{step} is no scale and zero point",
-                    f"write {step.name}-0.5_3: above 0, and an integer",
-                )
-            if step.kind is StepKind.BIAS and seen_pass:
-                fail("epilogue", f"{step} comes after another step", "bias goes first, factors beside it")
-            if step.name == "bias" and step.text not in {"", "n"} and not self.op.addend:
-                fail("epilogue", f"{self.op.name} takes a bias of shape (N,) only", "write bias")
-            seen_pass = seen_pass or step.kind not in (StepKind.FACTOR, StepKind.BIAS)
-        self._check_moves(fail)
-        scales = [step for step in self.epilogue if step.name in self.op.scales]
-        if self.op.scales and len(scales) != 1:
-            problem = f"{' and '.join(map(str, scales))} at once" if scales else f"{self.op.name} needs its scales"
-            fail("epilogue", problem, f"write one of {' '.join(self.op.scales)}")
-        if self.op.name == "qlinear":
-            self._check_qlinear(fail)
-        for name in ("sum", "requant"):
-            if self.step(name) is not None and self.op.name != "qlinear":
-                fail("epilogue", f"{self.op.name} has no {name}", "qlinear has it" if name != "sum" else "write add")
-        if self.op.name == "woq_int4" and (self.group_size < 1 or self.shape.k % self.group_size):
-            fail("epilogue", f"K={self.shape.k} is no multiple of the group {self.group_size}", "add group-32 or so")
-        if self.op.addend and self.step("bias") is None:
-            fail("epilogue", f"{self.op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
-        if self.op.name == "int_mm" and any(s.kind in (StepKind.UNARY, StepKind.BINARY) for s in self.epilogue):
-            first = self.epilogue[0]
-            if first.kind is not StepKind.CAST:
-                fail("epilogue", f"{first} on an int32 product", "cast first, for example cast-f32+relu")
+                raise self._wrong("epilogue", f"{op.name} takes no {step.name} scales", f"these do: {takers}", index)
+            if step.name in {"alpha", "beta"} and not op.addend:
+                allowed = "addmm and baddbmm take it; scale-X goes anywhere"
+                raise self._wrong("epilogue", f"{op.name} has no {step.name}", allowed, index)
+            if step.name in {"sum", "requant"} and op.name != "qlinear":
+                allowed = "qlinear has it" if step.name != "sum" else "write add"
+                raise self._wrong("epilogue", f"{op.name} has no {step.name}", allowed, index)
+            if kind is StepKind.JOIN:
+                if op.name != "linears" or self.shape.batch != 2:
+                    problem = f"{step} joins two products"
+                    raise self._wrong("epilogue", problem, "linears of shape 2xMxNxK has them", index)
+                if first_pass:
+                    problem = f"{step} comes after another step"
+                    raise self._wrong("epilogue", problem, "it goes first, after the bias", index)
+            if step.name == "bias" and step.text and not op.addend:
+                raise self._wrong("epilogue", f"{op.name} takes a bias of shape (N,) only", "write bias", index)
+            if rank < _PASS_RANK and first_pass:
+                problem = f"{step} comes after another step, {first_pass}"
+                raise self._wrong("epilogue", problem, "bias, its factors and scales go first", index)
+            if rank == _PASS_RANK and requant:
+                raise self._wrong("epilogue", f"{step} comes after {requant}", "requant goes last", index)
+            first_pass = first_pass or (str(step) if rank == _PASS_RANK else "")
+            requant = requant or (str(step) if step.name == "requant" else "")
+        scales = [index for index, step in enumerate(self.epilogue) if _rank(step) == 0]
+        if op.scales and len(scales) != 1:
+            given = " and ".join(str(self.epilogue[index]) for index in scales)
+            problem = f"{given} at once" if scales else f"{op.name} needs its scales"
+            raise self._wrong("epilogue", problem, f"write one of {' '.join(op.scales)}", max(scales, default=0))
+        if op.name == "woq_int4" and self.shape.k % self.group_size:
+            problem = f"K={self.shape.k} is no multiple of the group {self.group_size}"
+            raise self._wrong("epilogue", problem, "give another K, or a group of 32, 64, 128 or 256", scales[0])
+        if op.addend and "bias" not in names:
+            raise self._wrong("epilogue", f"{op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
+        if op.name == "qlinear":
+            self._check_qlinear(names)
+        if first_pass:
+            self._check_chain()
 
-    def _check_qlinear(self, fail: Callable[[str, str, str], None]) -> None:
+    def _check_qlinear(self, names: list[str]) -> None:
         """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
         integer = not self.dtypes.out.is_float
         chain = [
@@ -832,320 +1057,342 @@ class Problem:
         known = ("relu",) if binary else QLINEAR_UNARY
         if not set(binary) <= set(QLINEAR_BINARY) or unary not in [[], *([name] for name in known)]:
             allowed = f"one of {' '.join(QLINEAR_UNARY)}, or one of {' '.join(QLINEAR_BINARY)} and then relu"
-            fail("epilogue", f"qlinear has no steps {'+'.join(chain)}", allowed)
-        if integer != (self.step("requant") is not None):
+            place = self.epilogue.index(self.chain[0])
+            raise self._wrong("epilogue", f"qlinear has no steps {'+'.join(chain)}", allowed, place)
+        if integer != ("requant" in names):
             problem = "an 8-bit result needs its scale" if integer else "a float result is not requantised"
-            fail("epilogue", problem, f"{'add' if integer else 'drop'} requant")
+            place = 0 if integer else names.index("requant")
+            raise self._wrong("epilogue", problem, f"{'add' if integer else 'drop'} requant", place)
         total = self.step("sum")
         if total is not None and total.text and not integer:
-            fail("epilogue", f"{total} on a float result, whose residual has no scale", "write sum, or an 8-bit result")
+            problem = f"{total} on a float result, whose residual has no scale"
+            raise self._wrong("epilogue", problem, "write sum, or an 8-bit result", names.index("sum"))
         for name, dtype in (("static", self.dtypes.a), ("requant", self.dtypes.out), ("sum", self.dtypes.out)):
             step = self.step(name)
             low = 0.0 if dtype.name == "u8" else -128.0
             if step is not None and not dtype.is_float and not low <= step.numbers[1] <= dtype.max_finite:
-                fail("epilogue", f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}")
+                problem, allowed = f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}"
+                raise self._wrong("epilogue", problem, allowed, names.index(name))
 
-    def _check_moves(self, fail: Callable[[str, str, str], None]) -> None:
-        """A move must fit the shape that it meets, and no residual may need a copy to lie in the product's places."""
-        shape = self.result_shape
-        moves: list[Step] = []
-        for step in self.chain:
-            if step.kind is StepKind.BINARY and step.extent and moves:
-                fail("epilogue", f"{step} after {moves[-1]}: rows and columns have moved then", f"put {step} first")
+    def _check_chain(self) -> None:
+        """Each step must suit the value that it meets, and make another one of it.
+
+        A move must fit the shape, and no residual may need a copy to lie in the product's places.
+        """
+        chain, shape, value = self.chain, self.result_shape, self.value_dtype
+        move: Step | None = None
+        is_copied = True  # in the order of its dimensions
+        for index, step in enumerate(self.epilogue):
+            if step not in chain:
+                continue
+            if step.kind is StepKind.CAST:
+                if step.dtype == value:
+                    raise self._wrong("epilogue", f"{step}: the value is {value.name} already", f"drop {step}", index)
+                value = step.dtype
+            elif step.kind in (StepKind.UNARY, StepKind.BINARY) and (not value.is_float or value.bits == 8):
+                problem = f"{step} on a value of {value.name}"
+                raise self._wrong("epilogue", problem, "cast first, for example cast-f32+relu", index)
+            if step.kind is StepKind.BINARY and step.extent and move is not None:
+                problem = f"{step} after {move}: rows and columns have moved then"
+                raise self._wrong("epilogue", problem, f"put {step} first", index)
             if step.kind is not StepKind.MOVE:
                 continue
-            if step.name == "view":
-                if moves:
-                    fail("epilogue", f"{step} after {moves[-1]} would copy", "one view, before the other moves")
-                if self.has("dyn-m"):
-                    fail("epilogue", f"{step} has its sizes, and dyn-m every M", "t and perm go with dyn-m")
-                if math.prod(step.sizes) != math.prod(shape):
-                    fail("epilogue", f"{step} has not {math.prod(shape)} elements", f"the result is {_by(shape)}")
-            elif sorted(step.order(len(shape))) != list(range(len(shape))):
-                named = "_".join(map(str, reversed(range(len(shape)))))
-                fail("epilogue", f"{step} does not order the dimensions of {_by(shape)}", f"for example perm-{named}")
-            moves.append(step)
-            shape = step.moved(shape)
+            self._check_move(index, shape, move)
+            if step.name == "dense" and is_copied:
+                problem = "dense: nothing was moved since the value was last in order"
+                raise self._wrong("epilogue", problem, "write t+dense, or drop dense", index)
+            is_copied = step.name == "dense" or (is_copied and step.name == "view")
+            move, shape = step, step.moved(shape)
 
-    def _check_flags(self, fail: Callable[[str, str, str], None]) -> None:
-        shape = self.shape
-        if self.has("self"):
-            if shape.m != shape.n:
-                fail("flags", "self needs M = N", f"write {shape.m}x{shape.m}x{shape.k}")
-            if self.dtypes.a != self.dtypes.b:
-                fail("flags", "self needs one dtype for A and B", "drop self")
-            if self.layout not in (Layout.NT, Layout.TN):
-                fail("flags", "B is A transposed", "self goes with nt or tn")
-            if self.op.batch == "optional" and shape.batch is not None:
-                fail("flags", f"{self.op.name} has one B for the whole batch, and self one for each A", "drop self")
-            for other in ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m"):
-                if self.has(other):
-                    fail("flags", f"self and {other} contradict each other", f"drop {other}")
-        self._check_views(fail)
-        if self.op.name == "linears":
-            self._check_linears(fail)
-        elif found := [flag for flag in ("in-3d", "flat", *_OF_ONE) if self.has(flag)]:
-            fail("flags", f"{found[0]} speaks of several products of one input", "linears has it")
-        if self.has("const-b") and self.has("var-b"):
-            fail("flags", "const-b and var-b contradict each other", "keep one")
-        for flag in ("bcast-a", "bcast-b"):
-            if self.has(flag) and (self.op.batch != "always"):
-                fail("flags", f"{flag} needs a batch", "use bmm or baddbmm")
-        if self.grouped:
-            for flag in ("self", "bcast-a"):
-                if self.has(flag):
-                    fail("flags", f"{flag}: the A of grouped_mm is one matrix, its B are several", f"drop {flag}")
-        if self.has("reduce-range") and (self.op.name != "qlinear" or self.dtypes.a.name != "u8"):
-            fail("flags", "reduce-range speaks of quantised activations in u8", "qlinear:u8-... has it")
-        if self.has("concat"):
-            if self.op.name != "woq_int8":
-                fail("flags", "concat speaks of weights in int8", "woq_int8 has it; linears for float ones")
-            if shape.n % THIRDS:
-                fail("flags", f"concat: N={shape.n} is not the columns of {THIRDS} equal weights", "a multiple of 3")
-            for flag in ("var-b", "self", "again", "unfrozen"):
-                if self.has(flag):
-                    fail("flags", f"concat and {flag}: the {THIRDS} weights are parameters", f"drop {flag}")
-        if self.op.name in _PACKED:
-            for flag in ("var-b", "self", "tap", "fork", "res-a"):
-                if self.has(flag):
-                    fail("flags", f"{flag}: {self.op.name} takes a weight that was packed before", f"drop {flag}")
-        if self.has("fast-acc") and self.op.name != "scaled_mm":
-            fail("flags", "fast-acc speaks of fp8 products", "scaled_mm has it")
-        self._check_precision(fail)
-        if self.has("tap") and not self.chain:
-            fail("flags", "tap needs a step: it returns the value before the last one", "add one, for example relu")
-        if self.has("fork"):
-            self._check_fork(fail)
-        if self.has("again"):
-            self._check_again(fail)
-        if self.has("res-a"):
-            self._check_residual(fail)
-
-    def _check_views(self, fail: Callable[[str, str, str], None]) -> None:
-        """Batches in the middle, A with itself, and parameters that are not frozen."""
-        shape = self.shape
-        for flag, other in (("mid-a", "bcast-a"), ("mid-b", "bcast-b")):
-            if self.has(flag) and self.op.name not in {"bmm", "baddbmm"}:
-                fail("flags", f"{flag} needs a batch of both", "use bmm or baddbmm")
-            if self.has(flag) and self.has(other):
-                fail("flags", f"{flag} and {other} contradict each other", "keep one")
-        if self.has("square"):
-            if not shape.m == shape.n == shape.k:
-                fail("flags", "square needs M = N = K", f"write {dataclasses.replace(shape, n=shape.m, k=shape.m)}")
-            if self.dtypes.a != self.dtypes.b or self.op.name not in {"mm", "bmm"}:
-                fail("flags", "square needs one dtype for A and B", "use mm or bmm of one dtype")
-            if self.layout not in (Layout.NN, Layout.TT):
-                fail("flags", "B is A", "square goes with nn or tt")
-            for other in ("self", "pad-ldb", "off-b", "bcast-b", "mid-b", "const-b", "dyn-m"):
-                if self.has(other):
-                    fail("flags", f"square and {other} contradict each other", f"drop {other}")
-        if self.has("self") and self.has("mid-b"):
-            fail("flags", "self and mid-b contradict each other", "drop mid-b: B lies as A does")
-        if self.has("unfrozen") and not self.constant_b:
-            fail("flags", "unfrozen speaks of a weight", "drop var-b, or add const-b")
-
-    def _check_linears(self, fail: Callable[[str, str, str], None]) -> None:
-        shape = self.shape
-        if (shape.batch or 0) < 2:
-            fail("shape", "linears are two or more products", f"write 2x{shape.m}x{shape.n}x{shape.k}")
-        for flag in ("self", "square", "bcast-a", "bcast-b", "tap", "fork", "again", "res-a"):
-            if self.has(flag):
-                fail("flags", f"{flag} is nothing that linears have", f"drop {flag}")
-        for step in self.chain:
-            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
-                fail("epilogue", f"{step} is nothing that linears have", f"drop {step}")
-        if self.has("in-3d") and (shape.m % 2 or self.has("dyn-m") or self.layout.a_transposed):
-            fail("flags", "in-3d halves the rows of A", "give an even M and layout nt, and drop dyn-m")
-        if self.has("flat") and not self.has("in-3d"):
-            fail("flags", "flat undoes in-3d", "add in-3d")
-        for what, there in (("bias", self.step("bias") is not None), ("steps", bool(self.passes))):
-            flags = [flag for flag in (f"{what}-first", f"{what}-last") if self.has(flag)]
-            if flags and (not there or len(flags) > 1):
-                fail("flags", f"{' and '.join(flags)}: which {what}?", "keep one, and give them in the epilogue")
-        if self.has("steps-first") or self.has("steps-last"):
-            for step in self.passes:
-                if step.kind in (StepKind.JOIN, StepKind.CAST):
-                    fail("flags", f"{step} is no step of one product alone", "drop the flag")
-
-    def _check_fork(self, fail: Callable[[str, str, str], None]) -> None:
-        if self.has("tap"):
-            fail("flags", "tap and fork: each names another two results", "keep one")
-        last = self.chain[-2:]
-        if len(last) < 2 or last[0].kind not in (StepKind.UNARY, StepKind.BINARY):
-            fail("flags", "fork needs two steps at the end, the first of which computes", "for example relu+sigmoid")
-        if all(step.kind is StepKind.BINARY for step in last):
-            fail("flags", f"{last[0]} and {last[1]} have a residual each", "let one of the two steps have none")
-
-    def _check_again(self, fail: Callable[[str, str, str], None]) -> None:
-        for flag in ("tap", "fork", "self", "res-a"):
-            if self.has(flag):
-                fail("flags", f"{flag} and again: the program has two results already", f"drop {flag}")
-        if self.op.name not in {"mm", "linear", "bmm"} or self.dtypes.a != self.dtypes.out:
-            fail("flags", f"again multiplies the result by B, which {self.op.name} cannot", "use mm, linear or bmm")
-        if self.shape.n != self.shape.k:
-            fail("flags", "again needs N = K", f"write {dataclasses.replace(self.shape, k=self.shape.n)}")
-        if self.moves or self.result_dtype != self.dtypes.a:
-            fail("flags", "again needs a first result that could be A", "drop the steps that move or cast")
-
-    def _check_precision(self, fail: Callable[[str, str, str], None]) -> None:
-        for flag, names in (("tf32", frozenset({"f32"})), ("reduced", _HALVES)):
-            if self.has(flag) and (self.op.name not in _PRECISION_OPS or self.input_dtype.name not in names):
-                takers = " ".join(sorted(_PRECISION_OPS))
-                fail(
-                    "flags",
-                    f"{flag} speaks of products in {' or '.join(sorted(names))}",
-                    f"these ops have it: {takers}",
-                )
-
-    def _check_residual(self, fail: Callable[[str, str, str], None]) -> None:
-        """``res-a``: A must have the result's shape, and the dtype of the value that it meets."""
-        if self.shape.n != self.shape.k:
-            wanted = dataclasses.replace(self.shape, k=self.shape.n)
-            fail("flags", "res-a needs N = K: A has the result's shape then", f"write {wanted}")
-        dtype = self.dtypes.out
-        for step in self.passes:
-            if step.kind is StepKind.CAST:
-                dtype = step.dtype
-            if step.kind is StepKind.BINARY:
-                break
+    def _check_move(self, index: int, shape: tuple[int, ...], before: Step | None) -> None:
+        """Whether a move fits the shape that it meets, and leaves not everything where it is."""
+        step = self.epilogue[index]
+        if step.name == "view":
+            if before is not None:
+                allowed = "one view, before the other moves"
+                raise self._wrong("epilogue", f"{step} after {before} would copy", allowed, index)
+            if self.has("dyn-m"):
+                problem = f"{step} has its sizes, and dyn-m every M"
+                raise self._wrong("epilogue", problem, "t and perm go with dyn-m", index)
+            if math.prod(step.sizes) != math.prod(shape) or max(step.sizes) > _LARGEST:
+                problem = f"{step} has not {math.prod(shape)} elements"
+                raise self._wrong("epilogue", problem, f"the result is {_by(shape)}", index)
+            is_idle = step.sizes == shape
         else:
-            fail("flags", "res-a needs a residual", "add add, sub or mul to the epilogue")
-            return
-        if step.name == "div":
-            fail("flags", "res-a would divide by A, which holds zeros", "use add, sub or mul first")
-        if step.extent or self.residuals[0][1]:
-            fail("flags", f"res-a has A's own shape, which {step} does not meet", "use add, sub or mul before any move")
-        if dtype != self.dtypes.a:
-            fail("flags", f"res-a needs a value of A's dtype, not {dtype.name}", "move or drop the cast, or drop res-a")
+            order, places = step.order(len(shape)), tuple(range(len(shape)))
+            if tuple(sorted(order)) != places:
+                problem = f"{step} does not order the dimensions of {_by(shape)}"
+                allowed = f"for example perm-{'_'.join(map(str, reversed(places)))}"
+                raise self._wrong("epilogue", problem, allowed, index)
+            is_idle = step.name == "perm" and order == places
+        if is_idle:
+            problem = f"{step} leaves the result of {_by(shape)} as it is"
+            raise self._wrong("epilogue", problem, f"drop {step}", index)
+
+    def _check_linears(self) -> None:
+        shape = self.shape
+        if not 2 <= (shape.batch or 0) <= _MOST_LINEARS:
+            allowed = f"write for example 2x{shape.m}x{shape.n}x{shape.k}"
+            raise self._wrong("shape", f"linears are two or more products, up to {_MOST_LINEARS}", allowed)
+        for index, step in enumerate(self.epilogue):
+            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
+                raise self._wrong("epilogue", f"linears do not take {step}", f"drop {step}", index)
+
+    def _check_flags(self) -> None:
+        for index, flag in enumerate(self.flags):
+            if not flag:
+                raise self._wrong("flags", "an empty token", "flags tokens are joined by one '+'", index)
+            if flag not in ALL_FLAGS:
+                problem = f"unknown flag {flag!r}{did_you_mean(flag, ALL_FLAGS)}"
+                raise self._wrong("flags", problem, f"known: {' '.join(ALL_FLAGS)}", index)
+            if flag in self.flags[:index]:
+                raise self._wrong("flags", f"duplicate flag: {flag}", "give it once", index)
+            if self.op.name not in _TAKERS.get(flag, OPS):
+                problem = f"{self.op.name} does not take {flag}"
+                raise self._wrong("flags", problem, f"drop {flag}, or use {' '.join(_TAKERS[flag])}", index)
+            for other in _CONTRADICTIONS.get(flag, ()):
+                if self.has(other):
+                    problem = f"{flag} and {other} contradict each other"
+                    raise self._wrong("flags", problem, f"drop {other}", self.flags.index(other))
+        for index, flag in enumerate(self.flags):
+            for is_broken, problem, allowed in _RULES[flag](self, flag) if flag in _RULES else ():
+                if is_broken:
+                    raise self._wrong("flags", problem, allowed, index)
+
+
+# -- flags -----------------------------------------------------------------------------------------
+
+
+def _ops_but(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in OPS if name not in names)
+
+
+# The ops that take a flag; a flag that is not here goes with any.  A weight that was packed before the program is made
+# can be no argument of it, and A of grouped_mm is one matrix where its B are several.
+_TAKERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bcast-a": ("bmm", "baddbmm"),
+    "bcast-b": ("bmm", "baddbmm", "grouped_mm"),
+    "self": _ops_but("linears", "mixed_mm", "woq_int8", "woq_int4", "qlinear", "grouped_mm"),
+    "var-b": _ops_but("woq_int4", "qlinear"),
+    **dict.fromkeys(("tf32", "reduced"), ("mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm")),
+    **dict.fromkeys(("res-a", "tap", "fork"), _ops_but("linears", "woq_int4", "qlinear")),
+    "reduce-range": ("qlinear",),
+    "again": ("mm", "bmm", "linear"),
+    "fast-acc": ("scaled_mm",),
+    **dict.fromkeys(("mid-a", "mid-b"), ("bmm", "baddbmm")),
+    "square": ("mm", "bmm"),
+    "concat": ("woq_int8",),
+    **dict.fromkeys(("in-3d", "flat", *_OF_ONE), ("linears",)),
+}
+# Flags beside which others mean nothing: those to drop.
+_CONTRADICTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "self": ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "square", "mid-b"),
+    "square": ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "mid-b"),
+    "const-b": ("var-b",),
+    "unfrozen": ("var-b", "self", "square"),
+    "mid-a": ("bcast-a",),
+    "mid-b": ("bcast-b",),
+    "fork": ("tap",),
+    "again": ("tap", "fork", "self", "res-a"),
+    "concat": ("var-b", "unfrozen"),
+    "in-3d": ("dyn-m",),
+    "bias-last": ("bias-first",),
+    "steps-last": ("steps-first",),
+}
+
+# What else can be wrong with a flag: whether it is, the complaint, and what would be right.
+_Rules = Iterator[tuple[bool, str, str]]
+
+
+def _rules_of_self(p: Problem, _: str) -> _Rules:
+    shape, name = p.shape, p.op.name
+    yield shape.m != shape.n, "self needs M = N", f"write {shape.m}x{shape.m}x{shape.k}"
+    yield p.dtypes.a != p.dtypes.b, "self needs one dtype for A and B", "drop self"
+    yield p.layout not in (Layout.NT, Layout.TN), "self: B is A transposed", "self goes with nt or tn"
+    deep = p.op.batch == "optional" and shape.batch is not None
+    yield deep, f"{name} has one B for the whole batch, and self one for each A", "drop self"
+
+
+def _rules_of_square(p: Problem, _: str) -> _Rules:
+    m = p.shape.m
+    yield not m == p.shape.n == p.shape.k, "square needs M = N = K", f"write {_but(p.shape, n=m, k=m)}"
+    yield p.layout not in (Layout.NN, Layout.TT), "square: B is A", "square goes with nn or tt"
+
+
+def _rules_of_bcast(p: Problem, flag: str) -> _Rules:
+    batch = p.shape.batch or 0
+    yield batch < 2, f"{flag}: one matrix for a batch of {batch}", f"give a batch of 2 or more, or drop {flag}"
+
+
+def _rules_of_precision(p: Problem, flag: str) -> _Rules:
+    names = ("f32",) if flag == "tf32" else ("bf16", "f16")
+    given = p.input_dtype.name
+    yield given not in names, f"{flag} is for products in {' or '.join(names)}, not {given}", f"drop {flag}"
+
+
+def _rules_of_reduce_range(p: Problem, flag: str) -> _Rules:
+    yield p.dtypes.a.name != "u8", f"{flag} is for activations in u8", "write qlinear:u8-..."
+
+
+def _rules_of_concat(p: Problem, _: str) -> _Rules:
+    n = p.shape.n
+    yield n % THIRDS != 0, f"concat: N={n} is not the columns of {THIRDS} equal weights", "a multiple of 3"
+
+
+def _rules_of_unfrozen(p: Problem, _: str) -> _Rules:
+    yield not p.constant_b, "unfrozen is about a weight", "add const-b"
+
+
+def _rules_of_tap(p: Problem, _: str) -> _Rules:
+    yield not p.chain, "tap needs a step: it returns the value before the last one", "add one, for example relu"
+
+
+def _rules_of_fork(p: Problem, _: str) -> _Rules:
+    last = p.chain[-2:]
+    computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
+    yield not computes, "fork needs two steps at the end, the first of which computes", "for example relu+sigmoid"
+    both = all(step.kind is StepKind.BINARY for step in last)
+    yield both, f"fork: {' and '.join(map(str, last))} have a residual each", "let one of the two steps have none"
+
+
+def _rules_of_again(p: Problem, _: str) -> _Rules:
+    yield p.shape.n != p.shape.k, "again needs N = K", f"write {_but(p.shape, k=p.shape.n)}"
+    other = bool(p.moves) or not p.dtypes.a == p.dtypes.out == p.result_dtype
+    yield other, "again needs a first result that could be A", "drop the steps that move or cast, and autocast"
+
+
+def _rules_of_res_a(p: Problem, _: str) -> _Rules:
+    """A must have the result's shape, and the dtype of the value that it meets."""
+    needs = "res-a needs N = K: A has the result's shape then"
+    yield p.shape.n != p.shape.k, needs, f"write {_but(p.shape, k=p.shape.n)}"
+    dtype = p.dtypes.out
+    for step in p.passes:
+        if step.kind is StepKind.CAST:
+            dtype = step.dtype
+        if step.kind is StepKind.BINARY:
+            break
+    else:
+        yield True, "res-a needs a residual", "add add, sub or mul to the epilogue"
+        return
+    yield step.name == "div", "res-a would divide by A, which holds zeros", "use add, sub or mul first"
+    moved = bool(step.extent or p.residuals[0][1])
+    yield moved, f"res-a has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
+    other = f"res-a needs a value of A's dtype, not {dtype.name}"
+    yield dtype != p.dtypes.a, other, "move or drop the cast, or drop res-a"
+
+
+def _rules_of_in_3d(p: Problem, _: str) -> _Rules:
+    uneven = p.shape.m % 2 != 0 or p.layout.a_transposed
+    yield uneven, "in-3d halves the rows of A", "give an even M and layout nt"
+
+
+def _rules_of_flat(p: Problem, _: str) -> _Rules:
+    yield not p.has("in-3d"), "flat undoes in-3d", "add in-3d"
+
+
+def _rules_of_one(p: Problem, flag: str) -> _Rules:
+    what = flag.partition("-")[0]
+    there = p.step("bias") is not None if what == "bias" else bool(p.passes)
+    yield not there, f"{flag}: which {what}?", "give it in the epilogue"
+    common = [str(step) for step in p.passes if what == "steps" and step.kind in (StepKind.JOIN, StepKind.CAST)]
+    yield bool(common), f"{flag}: {'+'.join(common)} is no step of one product alone", f"drop {flag}"
+
+
+_RULES: Final[Mapping[str, Callable[[Problem, str], _Rules]]] = {
+    "self": _rules_of_self,
+    "square": _rules_of_square,
+    "bcast-a": _rules_of_bcast,
+    "bcast-b": _rules_of_bcast,
+    "tf32": _rules_of_precision,
+    "reduced": _rules_of_precision,
+    "reduce-range": _rules_of_reduce_range,
+    "concat": _rules_of_concat,
+    "unfrozen": _rules_of_unfrozen,
+    "tap": _rules_of_tap,
+    "fork": _rules_of_fork,
+    "again": _rules_of_again,
+    "res-a": _rules_of_res_a,
+    "in-3d": _rules_of_in_3d,
+    "flat": _rules_of_flat,
+    **dict.fromkeys(_OF_ONE, _rules_of_one),
+}
+
+
+def _but(shape: Shape, **sizes: int) -> Shape:
+    return dataclasses.replace(shape, **sizes)
 
 
 def _by(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-class _Parser:
-    """Cuts a line at ``:`` and remembers where every piece began, for the error's pointer."""
+def canonical_line(line: str) -> str:
+    """The canonical spelling of a line that was stored, perhaps by an earlier version; as it is where it is no line."""
+    try:
+        return Problem.parse(line).line
+    except ProblemError:
+        return line
 
-    def __init__(self, line: str) -> None:
-        self.line = line.strip()
-        pieces = self.line.split(":")
-        if len(pieces) > len(_FIELDS):
-            column = sum(len(p) + 1 for p in pieces[: len(_FIELDS)])
-            raise ProblemError(self.line, "flags", column, "too many fields", f"the fields are {':'.join(_FIELDS)}")
-        starts = [sum(len(p) + 1 for p in pieces[:i]) for i in range(len(pieces))]
-        self.fields = dict(zip(_FIELDS, zip(pieces, starts, strict=True), strict=False))
 
-    def fail(self, field: str, offset: int, problem: str, allowed: str) -> ProblemError:
-        """An error at ``offset`` characters into ``field``."""
-        start = self.fields[field][1] if field in self.fields else len(self.line)
-        return ProblemError(self.line, field, start + offset, problem, allowed)
+# -- reading ---------------------------------------------------------------------------------------
+# Each reads the text of one field; the line of its errors is empty, and Problem.parse() fills in what was typed.
 
-    def text(self, field: str) -> str:
-        """A mandatory field."""
-        if field not in self.fields or not self.fields[field][0]:
-            raise self.fail(field, 0, "is missing", f"a line is {':'.join(_FIELDS[:4])}[:epilogue[:flags]]")
-        return self.fields[field][0]
 
-    def problem(self) -> Problem:
-        """The whole line."""
-        op_name = self.text("op")
-        if op_name not in OPS:
-            raise self.fail("op", 0, f"unknown op {op_name!r}{did_you_mean(op_name, OPS)}", f"known: {' '.join(OPS)}")
-        dtypes, layout, shape = self.dtypes(), self.layout(), self.shape()
-        steps = tuple(self.step(token, offset) for token, offset in self.tokens("epilogue"))
-        flags = tuple(self.flag(token, offset) for token, offset in self.tokens("flags"))
+def _read_op(text: str) -> Op:
+    if text not in OPS:
+        problem = f"unknown op {text!r}{did_you_mean(text, OPS)}"
+        raise ProblemError("", "op", problem, f"known: {' '.join(OPS)}")
+    return OPS[text]
+
+
+@functools.lru_cache(maxsize=256)
+def _read_dtypes(text: str) -> DTypes:
+    names = text.split("-")
+    for index, name in enumerate(names):
+        if name not in DTYPES:
+            problem = f"unknown dtype {name!r}{did_you_mean(name, DTYPES)}"
+            raise ProblemError("", "dtypes", problem, f"known: {' '.join(DTYPES)}", index)
+    if len(names) not in (1, 3):
+        raise ProblemError("", "dtypes", f"{len(names)} names", "give one for all, or a-b-out")
+    a, b, out = (DTYPES[n] for n in (names if len(names) == 3 else names * 3))
+    return DTypes(a, b, out)
+
+
+def _read_layout(text: str) -> Layout:
+    try:
+        return Layout(text)
+    except ValueError:
+        raise ProblemError("", "layout", f"unknown layout {text!r}", "one of nn nt tn tt") from None
+
+
+def _read_shape(text: str) -> Shape:
+    sizes = []
+    for index, part in enumerate(text.split("x")):
+        if not (part.isascii() and part.isdigit()):
+            allowed = "write MxNxK or BxMxNxK, each 0 or more"
+            raise ProblemError("", "shape", f"{part!r} is not a size", allowed, index)
+        sizes.append(int(part))
+    if len(sizes) == 3:
+        return Shape(*sizes)
+    if len(sizes) == 4:
+        batch, m, n, k = sizes
+        return Shape(m, n, k, batch)
+    raise ProblemError("", "shape", f"{len(sizes)} sizes", "write MxNxK, or BxMxNxK with a batch")
+
+
+def _read_epilogue(text: str) -> tuple[Step, ...]:
+    found = []
+    for index, token in enumerate(text.split("+")):
+        if not token:
+            raise ProblemError("", "epilogue", "an empty token", "epilogue tokens are joined by one '+'", index)
         try:
-            return Problem(OPS[op_name], dtypes, layout, shape, steps, flags)
+            found.append(_read_step(token))
         except ProblemError as error:
-            # The same complaint, pointing into the text that the user typed.
-            head, _, _ = str(error).partition("\n")
-            problem, _, allowed = head.removeprefix(f"{error.field}: ").rpartition("; ")
-            raise self.fail(error.field, 0, problem, allowed) from None
+            raise ProblemError("", error.field, error.problem, error.allowed, index, error.offset) from None
+    return tuple(found)
 
-    def dtypes(self) -> DTypes:
-        text = self.text("dtypes")
-        names = text.split("-")
-        offset = 0
-        for name in names:
-            if name not in DTYPES:
-                hint = did_you_mean(name, DTYPES)
-                raise self.fail("dtypes", offset, f"unknown dtype {name!r}{hint}", f"known: {' '.join(DTYPES)}")
-            offset += len(name) + 1
-        if len(names) not in (1, 3):
-            raise self.fail("dtypes", 0, f"{len(names)} names", "give one for all, or a-b-out")
-        a, b, out = (DTYPES[n] for n in (names if len(names) == 3 else names * 3))
-        return DTypes(a, b, out)
 
-    def layout(self) -> Layout:
-        text = self.text("layout")
-        try:
-            return Layout(text)
-        except ValueError:
-            raise self.fail("layout", 0, f"unknown layout {text!r}", "one of nn nt tn tt") from None
-
-    def shape(self) -> Shape:
-        text = self.text("shape")
-        offset = 0
-        sizes = []
-        for part in text.split("x"):
-            if not (part.isascii() and part.isdigit()):
-                raise self.fail("shape", offset, f"{part!r} is not a size", "write MxNxK or BxMxNxK, each 0 or more")
-            sizes.append(int(part))
-            offset += len(part) + 1
-        if len(sizes) == 3:
-            m, n, k = sizes
-            return Shape(m, n, k)
-        if len(sizes) == 4:
-            batch, m, n, k = sizes
-            return Shape(m, n, k, batch)
-        raise self.fail("shape", 0, f"{len(sizes)} sizes", "write MxNxK, or BxMxNxK with a batch")
-
-    def tokens(self, field: str) -> list[tuple[str, int]]:
-        """The ``+`` separated tokens of an optional field with their offsets."""
-        text = self.fields.get(field, ("", 0))[0]
-        if not text:
-            return []
-        # A plus sign that follows a digit and an "e" belongs to a number (1e+3); the grammar has none.
-        tokens, offset = [], 0
-        for token in text.split("+"):
-            if not token:
-                raise self.fail(field, offset, "an empty token", f"{field} tokens are joined by one '+'")
-            tokens.append((token, offset))
-            offset += len(token) + 1
-        return tokens
-
-    def step(self, token: str, offset: int) -> Step:
-        match = _STEP_TOKEN.match(token)
-        name, text = (match[1], match[2] or "") if match else (token, "")
-        if name not in STEPS:
-            known = " ".join(STEPS)
-            raise self.fail("epilogue", offset, f"unknown step {name!r}{did_you_mean(name, STEPS)}", f"known: {known}")
-        spec = STEPS[name]
-        at = offset + len(name) + 1
-        if not spec.parameter and text:
-            raise self.fail("epilogue", at, f"{name} takes no parameter", f"write {name}")
-        if spec.parameter == "shape" and text and text not in spec.choices:
-            kind = "bias" if spec.kind is StepKind.BIAS else "residual"
-            raise self.fail("epilogue", at, f"unknown {kind} shape {text!r}", f"one of {' '.join(spec.choices)}")
-        if spec.parameter == "choice" and text not in spec.choices:
-            raise self.fail("epilogue", at, f"unknown {text!r}", f"write {name}- and one of {' '.join(spec.choices)}")
-        if spec.parameter == "places" and not re.fullmatch(_PLACES[name], text):
-            raise self.fail("epilogue", at, f"{text!r} does not fit {name}", spec.help)
-        if spec.parameter == "dtype" and text not in DTYPES:
-            raise self.fail("epilogue", at, f"{text!r} is no dtype", f"write {name}-DTYPE, one of {' '.join(DTYPES)}")
-        if spec.parameter == "numbers" and text:
-            self.check_numbers(name, text, at, spec)
-        canonical = "" if spec.parameter == "shape" and text == spec.choices[0] else text
-        return Step(name, canonical)
-
-    def check_numbers(self, name: str, text: str, at: int, spec: StepSpec) -> None:
-        parts = text.split("_")
-        good = len(parts) == len(spec.defaults) and all(re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", p) for p in parts)
-        if not good:
-            raise self.fail("epilogue", at, f"{text!r} does not fit {name}", spec.help)
-
-    def flag(self, token: str, offset: int) -> str:
-        if token not in ALL_FLAGS:
-            hint = did_you_mean(token, ALL_FLAGS)
-            raise self.fail("flags", offset, f"unknown flag {token!r}{hint}", f"known: {' '.join(ALL_FLAGS)}")
-        return token
+@functools.lru_cache(maxsize=1024)
+def _read_step(token: str) -> Step:
+    name, _, text = token.partition("-")
+    return Step(name, text) if text else Step(token)

@@ -269,7 +269,8 @@ def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
     if "self" in flags:
         n = m
     batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
-    batch = max(2, min(batch, 5)) if op.name == "linears" else min(batch, 5)
+    several = op.name == "linears" or not {"bcast-a", "bcast-b"}.isdisjoint(flags)
+    batch = max(2, min(batch, 5)) if several else min(batch, 5)
     shape = _within(m, n, k, batch if batched else None, work, square="self" in flags)
     group = next((int(step.numbers[0]) for step in epilogue if step.name == "group"), 1)
     shape = dataclasses.replace(shape, k=-(-shape.k // group) * group)

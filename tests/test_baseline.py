@@ -106,6 +106,13 @@ def test_what_was_recorded_is_loaded(store: Store, one: Baseline) -> None:
     assert store.load("cpp") == {one.case: dataclasses.replace(one, epochs=(one.beginning(),))}
 
 
+def test_a_case_that_was_stored_under_another_spelling_is_found(store: Store) -> None:
+    record(store, entry(f"{SMALL}:scale"))
+    path = file_of(store)
+    path.write_text(path.read_text(encoding="utf-8").replace(":scale", ":scale-0.50"), encoding="utf-8")
+    assert [case.problem for case in store.load("cpp")] == [f"{SMALL}:scale"]
+
+
 def test_files_are_sorted_by_case_and_hold_one_backend_each(store: Store) -> None:
     other = entry(case=CaseKey("triton", SMALL))
     recorded = record(store, entry(LARGE), other, entry(SMALL), entry(MIDDLE))

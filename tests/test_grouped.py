@@ -48,8 +48,8 @@ def compared(o: room.Operands, actual: torch.Tensor) -> compare.Comparison:
     [
         ("grouped_mm:bf16:nt:64x96x128", "needs a batch"),
         ("grouped_mm:bf16:tn:4x64x96x128", "cannot be tn"),
-        ("grouped_mm:bf16:nt:4x64x64x64::self", "one matrix"),
-        ("grouped_mm:bf16:nt:4x64x96x128::bcast-a", "one matrix"),
+        ("grouped_mm:bf16:nt:4x64x64x64::self", "grouped_mm does not take self"),
+        ("grouped_mm:bf16:nt:4x64x96x128::bcast-a", "does not take bcast-a"),
     ],
 )
 def test_a_line_that_makes_no_groups_is_refused(text: str, words: str) -> None:

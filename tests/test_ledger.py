@@ -253,6 +253,8 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + 'where = { layout = "!nx" }', 9, ["layout 'nx' matches nothing"]),
         (SECOND + 'where = { flags = "pad_lda" }', 9, ["flags 'pad_lda' matches nothing (did you mean 'pad-lda'?)"]),
         (SECOND + 'where = { epilogue = "gellu" }', 9, ["epilogue 'gellu' matches nothing (did you mean 'gelu'?)"]),
+        (SECOND + 'where = { epilogue = ["relu", "scale-0.5"] }', 9, ["'scale-0.5' is not canonical", "write 'scale'"]),
+        (SECOND + 'where = { epilogue = "clamp-5_1" }', 9, ["clamp-5_1 is no range"]),
         (SECOND + 'device = "gpu"', 9, ["device 'gpu' matches nothing", "known: cpu cuda"]),
         (SECOND + 'status = ["incorect"]', 9, ["unknown status 'incorect' (did you mean 'incorrect'?)", "timed-out"]),
         (SECOND + 'status = "passed"', 9, ["unknown status 'passed'"]),

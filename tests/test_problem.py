@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_gemm.cases import unique
+from pytest_gemm.conformance import matrix
 from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, DTypes, Layout, Problem, ProblemError, Shape, Step
 
 SIZES = st.integers(0, 70_000)
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> Step:
+def steps(draw: st.DrawFn) -> tuple[str, str]:
+    """A name and a parameter, which may not suit each other."""
     name = draw(st.sampled_from(sorted(STEPS)))
     spec = STEPS[name]
-    if spec.parameter == "dtype":
-        return Step(name, draw(st.sampled_from(["f32", "f16", "bf16"])))
-    if spec.parameter == "shape":
-        return Step(name, draw(st.sampled_from(["", *spec.choices[1:]])))
     if spec.parameter == "places":
-        return Step(name, draw(st.sampled_from(["1_0", "2_0_1"] if name == "perm" else ["6", "2x3x1"])))
+        return name, draw(st.sampled_from(["1_0", "2_0_1"] if name == "perm" else ["6", "2x3x1"]))
+    if spec.choices:
+        return name, draw(st.sampled_from(["", *spec.choices]))
     if spec.parameter == "numbers" and draw(st.booleans()):
         numbers = st.integers(-40, 40).map(lambda n: f"{n / 8:g}")
-        return Step(name, "_".join(draw(st.tuples(*[numbers] * len(spec.defaults)))))
-    return Step(name)
+        return name, "_".join(draw(st.tuples(*[numbers] * len(spec.defaults))))
+    return name, ""
 
 
 @st.composite
@@ -35,12 +44,12 @@ def problems(draw: st.DrawFn) -> Problem | None:
     dtypes = DTypes(*(DTYPES[name] for name in draw(st.sampled_from(triples))))
     batch = None if op.batch == "never" else draw(SIZES)
     shape = Shape(draw(SIZES), draw(SIZES), draw(SIZES), batch)
-    epilogue = tuple(draw(st.lists(steps(), max_size=4)))
-    if op.addend:
-        epilogue = (Step("bias"), *(s for s in epilogue if s.name != "bias"))
+    own = [("bias", "")] if op.addend else [(op.scales[0], "")] if op.scales else []
+    tokens = [*own, *draw(st.lists(steps(), max_size=4))]
     flags = tuple(draw(st.lists(st.sampled_from(sorted(ALL_FLAGS)), max_size=3)))
+    layout = draw(st.sampled_from(list(Layout)))
     try:
-        return Problem(op, dtypes, draw(st.sampled_from(list(Layout))), shape, epilogue, flags)
+        return Problem(op, dtypes, layout, shape, tuple(Step(*token) for token in tokens), flags)
     except ProblemError:
         return None
 
@@ -103,7 +112,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32-f16-f16:nn:1x1x1", "dtypes", 3, ["f32-f32-f16"]),
         ("mm:f16:nn:1x1x1::tf32", "flags", 17, ["products in f32"]),
         ("mm:f32-f32-f16:nn:1x1x1::tf32", "flags", 25, ["products in f32"]),
-        ("woq_int8:f32-i8-f32:nt:1x1x1::tf32", "flags", 30, ["linear mixed_mm mm"]),
+        ("woq_int8:f32-i8-f32:nt:1x1x1::tf32", "flags", 30, ["woq_int8 does not take tf32", "linear mixed_mm"]),
         ("mm:f32:nn:1x1x1::reduced", "flags", 17, ["products in bf16 or f16"]),
         ("linear:f32:nt:1x1x1:bias:tap", "flags", 25, ["relu"]),
         ("mm:f16:nn:4x8x16:add:res-a", "flags", 21, ["N = K", "4x8x8"]),
@@ -113,22 +122,87 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:1x1x1:relu:dyn-m:x", "flags", 27, ["too many fields"]),
         ("mm:f32:nn:2x3x1:add-q", "epilogue", 20, ["residual shape", "mn n m1"]),
         ("mm:f32:nn:2x3x1:t-1", "epilogue", 18, ["write t"]),
-        ("mm:f32:nn:2x3x1:perm", "epilogue", 21, ["perm-1_0_2"]),
+        ("mm:f32:nn:2x3x1:perm", "epilogue", 20, ["perm-1_0_2"]),
         ("mm:f32:nn:2x3x1:perm-0_2", "epilogue", 16, ["2x3", "perm-1_0"]),
         ("bmm:f32:nn:2x3x4x1:view-2x3x5", "epilogue", 19, ["24 elements", "2x3x4"]),
-        ("mm:f32:nn:2x3x1:t+view-6", "epilogue", 16, ["would copy"]),
+        ("mm:f32:nn:2x3x1:t+view-6", "epilogue", 18, ["would copy"]),
         ("mm:f32:nn:2x3x1:view-6:dyn-m", "epilogue", 16, ["t and perm"]),
-        ("mm:f32:nn:2x3x1:t+add-n", "epilogue", 16, ["put add-n first"]),
+        ("mm:f32:nn:2x3x1:t+add-n", "epilogue", 18, ["put add-n first"]),
         ("mm:f32:nn:4x8x8:t+add:res-a", "flags", 22, ["before any move"]),
         ("mm:f32:nn:2x3x1:relu:fork", "flags", 21, ["two steps"]),
         ("mm:f32:nn:2x3x1:t+relu:fork", "flags", 23, ["computes"]),
         ("mm:f32:nn:2x3x1:add+mul:fork", "flags", 24, ["residual each"]),
-        ("mm:f32:nn:2x3x1:relu+exp:tap+fork", "flags", 25, ["keep one"]),
+        ("mm:f32:nn:2x3x1:relu+exp:tap+fork", "flags", 25, ["contradict", "drop tap"]),
         ("mm:f32:nn:2x3x1::again", "flags", 17, ["N = K", "2x3x3"]),
         ("mm:f32:nn:2x3x3:t:again", "flags", 18, ["could be A"]),
-        ("addmm:f32:nn:2x3x3:bias:again", "flags", 24, ["mm, linear or bmm"]),
+        ("addmm:f32:nn:2x3x3:bias:again", "flags", 24, ["addmm does not take again", "mm bmm linear"]),
         ("mm:f32:nn:2x3x3:relu:tap+again", "flags", 21, ["drop tap"]),
         ("mm:f32", "layout", 6, ["is missing"]),
+        # A step or a flag that the op does not take, or that would change nothing.
+        ("mm:f32:nn:8x8x8:static", "epilogue", 16, ["mm takes no static", "these do: qlinear"]),
+        ("mm:f32:nn:8x8x8:relu+dynamic", "epilogue", 21, ["mm takes no dynamic"]),
+        ("mm:f32:nn:8x8x8:columnwise", "epilogue", 16, ["these do: da8w8"]),
+        ("mm:f32:nn:8x8x8:group", "epilogue", 16, ["these do: woq_int4"]),
+        ("scaled_mm:f8e5m2-f8e5m2-bf16:nt:8x8x8:columnwise+bias", "epilogue", 38, ["these do: da8w8"]),
+        ("linear:f32:nt:8x8x8:bias+requant", "epilogue", 25, ["no requant", "qlinear has it"]),
+        ("mm:f32:nn:8x8x8:beta", "epilogue", 16, ["no beta"]),
+        ("mm:f32:nn:8x8x8:cast-f32", "epilogue", 16, ["f32 already", "drop cast-f32"]),
+        ("mm:f32:nn:8x8x8:cast-bf16+relu+cast-bf16", "epilogue", 31, ["bf16 already"]),
+        ("mm:f32:nn:8x8x8:relu+perm-0_1", "epilogue", 21, ["leaves the result of 8x8 as it is", "drop perm-0_1"]),
+        ("mm:f32:nn:4x6x8:view-4x6+relu", "epilogue", 16, ["leaves the result of 4x6 as it is"]),
+        ("mm:f32:nn:8x8x8:relu+dense", "epilogue", 21, ["nothing was moved"]),
+        ("mm:f32:nn:8x8x8:t+dense+relu+dense", "epilogue", 29, ["nothing was moved"]),
+        ("mm:f32:nn:8x8x8:view-64+dense", "epilogue", 24, ["nothing was moved"]),
+        ("bmm:f32:nn:1x8x8x8::pad-lda+bcast-a", "flags", 28, ["a batch of 1", "2 or more"]),
+        ("grouped_mm:bf16:nt:0x8x8x8::bcast-b", "flags", 28, ["a batch of 0"]),
+        # Twice, and against each other.
+        ("addmm:f32:nn:8x8x8:bias+bias-m1", "epilogue", 24, ["duplicate step: bias-m1"]),
+        ("addmm:f32:nn:8x8x8:bias+alpha-1+alpha-2", "epilogue", 32, ["duplicate step: alpha-2"]),
+        ("mm:f32:nn:8x8x8:bias+bias", "epilogue", 21, ["duplicate step: bias"]),
+        ("linears:f32:nt:2x8x8x8:gated-silu+gated-relu", "epilogue", 34, ["duplicate step"]),
+        ("mm:f32:nn:8x8x8::pad-lda+off-a+pad-lda", "flags", 31, ["duplicate flag: pad-lda"]),
+        ("mm:f32:nn:8x8x8::const-b+var-b", "flags", 25, ["contradict", "drop var-b"]),
+        ("mm:f32:nt:8x8x8::pad-ldb+self", "flags", 17, ["drop pad-ldb"]),
+        ("mm:f32:nn:8x8x8::off-a+", "flags", 23, ["one '+'"]),
+        ("addmm:f32:nn:8x8x8:bias+relu+alpha-2", "epilogue", 29, ["after another step, relu", "first"]),
+        ("qlinear:u8-i8-u8:nt:8x8x8:static+requant+relu", "epilogue", 41, ["after requant", "last"]),
+        # A step on a value that has no such operation.
+        ("int_mm:i8-i8-i32:nn:8x8x8:t+relu", "epilogue", 28, ["a value of i32", "cast first"]),
+        ("mm:f32:nn:8x8x8:cast-f8e5m2+relu", "epilogue", 28, ["a value of f8e5m2"]),
+        # Numbers.
+        ("mm:f32:nn:8x8x8:relu+clamp-5_1", "epilogue", 21, ["clamp-5_1 is no range", "the lower one first"]),
+        ("mm:f32:nn:8x8x8:clamp-1_1", "epilogue", 16, ["clamp-1_1 is no range"]),
+        ("mm:f32:nn:8x8x8:scale-1e999", "epilogue", 22, ["1e999 of scale", "1e-30 to 1e30"]),
+        ("mm:f32:nn:8x8x8:scale-1e-999", "epilogue", 22, ["1e-30 to 1e30"]),
+        ("mm:f32:nn:8x8x8:scale-nan", "epilogue", 22, ["'nan' does not fit scale"]),
+        ("mm:f32:nn:8x8x8:scale-\u0663", "epilogue", 22, ["does not fit scale"]),
+        ("mm:f32:nn:8x8x8:leaky_relu--9e99", "epilogue", 27, ["out of range"]),
+        ("qlinear:u8-i8-f32:nt:8x8x8:static-0_3", "epilogue", 27, ["no scale and zero point", "above 0"]),
+        ("qlinear:u8-i8-f32:nt:8x8x8:bias+static-0.5_-1", "epilogue", 32, ["no zero point of u8", "from 0 to 255"]),
+        ("qlinear:i8-i8-f32:nt:8x8x8:static-0.5_128", "epilogue", 27, ["no zero point of i8", "to 127"]),
+        ("woq_int4:bf16-i4-bf16:nt:8x8x64:group-0", "epilogue", 32, ["group-0 is no size", "32, 64, 128 or 256"]),
+        ("woq_int4:bf16-i4-bf16:nt:8x8x64:group-1.5", "epilogue", 32, ["group-1.5 is no size"]),
+        ("woq_int4:bf16-i4-bf16:nt:8x8x64:relu+group-32", "epilogue", 37, ["after another step, relu"]),
+        ("mm:f32:nn:8x8x8:cast-i4", "epilogue", 21, ["'i4'", "bf16"]),
+        ("mm:f32:nn:8x8x8:cast", "epilogue", 20, ["needs a parameter"]),
+        # Sizes.
+        ("mm:f32:nn:99999999999999999999x8x8", "shape", 10, ["99999999999999999999 is too large", "2147483647"]),
+        ("mm:f32:nn:8x8x2147483648", "shape", 14, ["2147483648 is too large"]),
+        ("bmm:f32:nn:99999999999999999999x8x8x8", "shape", 11, ["too large"]),
+        ("bmm:f32:nn:2000000000x8x8x80", "shape", 11, ["1280000000000 elements", "2^40"]),
+        ("mm:f32:nn:2000000000x1x1000", "shape", 10, ["2^40"]),
+        ("grouped_mm:bf16:nt:2000000x2000x1x1", "shape", 19, ["rows of all groups", "int32"]),
+        ("linears:f32:nt:99999x8x8x8", "shape", 15, ["up to 64"]),
+        ("mm:f32:nn:0x8x8:view-0x99999999999", "epilogue", 16, ["has not 0 elements"]),
+        ("mm:f32:nn:8x8x8:view-" + "1x" * 20 + "64", "epilogue", 21, ["does not fit view"]),
+        # A complaint about one token points at that token, of what was typed and not of the canonical line.
+        ("mm:f32-f32-f32:nn:008x8x8:relu:var-b+fast-acc", "flags", 37, ["scaled_mm"]),
+        (
+            "bmm:f32:nn:2x8x8x8:scale-0.50:pad-lda+bcast-a+in-3d",
+            "flags",
+            46,
+            ["bmm does not take in-3d", "use linears"],
+        ),
     ],
 )
 def test_a_wrong_line_is_told_where_and_what_would_be_right(
@@ -142,8 +216,181 @@ def test_a_wrong_line_is_told_where_and_what_would_be_right(
     assert str(caught.value).splitlines()[2] == "  " + " " * column + "^"
 
 
-def test_one_line_has_one_spelling() -> None:
-    assert str(Problem.parse("mm:f32-f32-f32:nn:1x1x1:bias-n:pad-lda+dyn-m")) == "mm:f32:nn:1x1x1:bias:dyn-m+pad-lda"
+@pytest.mark.parametrize("line", ["mm:f32:nn:" + "9" * 5000 + "x8x8", "mm:f32:nn:8x8x8:" + "relu+" * 2000 + "relu"])
+def test_a_line_without_end_is_refused(line: str) -> None:
+    with pytest.raises(ProblemError, match=rf"a line of {len(line)} characters; up to 1000 are read"):
+        Problem.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("typed", "canonical"),
+    [
+        ("mm:f32-f32-f32:nn:1x1x1:bias-n:pad-lda+dyn-m", "mm:f32:nn:1x1x1:bias:dyn-m+pad-lda"),
+        (" mm:f32:nn:008x01x1::\n", "mm:f32:nn:8x1x1"),
+        ("mm:f32:nn:2x3x1:scale-0.5", "mm:f32:nn:2x3x1:scale"),
+        ("mm:f32:nn:2x3x1:scale-0.50", "mm:f32:nn:2x3x1:scale"),
+        ("mm:f32:nn:2x3x1:scale-5e-1", "mm:f32:nn:2x3x1:scale"),
+        ("mm:f32:nn:2x3x1:scale-02.50", "mm:f32:nn:2x3x1:scale-2.5"),
+        ("mm:f32:nn:2x3x1:scale-2e0", "mm:f32:nn:2x3x1:scale-2"),
+        ("mm:f32:nn:2x3x1:scale-0.0000001", "mm:f32:nn:2x3x1:scale-1e-7"),
+        ("mm:f32:nn:2x3x1:scale-100000000000000000000", "mm:f32:nn:2x3x1:scale-1e20"),
+        ("mm:f32:nn:2x3x1:scale-1e30+scale--1e-30", "mm:f32:nn:2x3x1:scale-1e30+scale--1e-30"),
+        ("mm:f32:nn:2x3x1:scale-0.1000000000000000055", "mm:f32:nn:2x3x1:scale-0.1"),
+        ("mm:f32:nn:2x3x1:clamp--0_6.0", "mm:f32:nn:2x3x1:clamp-0_6"),
+        ("mm:f32:nn:2x3x1:clamp--1_1+leaky_relu-0.01", "mm:f32:nn:2x3x1:clamp+leaky_relu"),
+        ("mm:f32:nn:2x3x1:add-mn", "mm:f32:nn:2x3x1:add"),
+        ("mm:f32:nn:2x3x1:view-06", "mm:f32:nn:2x3x1:view-6"),
+        ("mm:f32:nn:2x3x1:relu+perm-1_0", "mm:f32:nn:2x3x1:relu+t"),
+        ("linear:f32:nt:2x3x4x1:perm-0_2_1", "linear:f32:nt:2x3x4x1:t"),
+        ("mm:f32:nn:2x3x1:view-1x2x3x1+perm-0_1_3_2", "mm:f32:nn:2x3x1:view-1x2x3x1+t"),
+        ("linear:f32:nt:2x3x4x1:perm-1_0_2", "linear:f32:nt:2x3x4x1:perm-1_0_2"),
+        ("addmm:f32:nn:2x3x1:bias+alpha-1", "addmm:f32:nn:2x3x1:bias"),
+        ("addmm:f32:nn:2x3x1:alpha+bias+beta-1.0", "addmm:f32:nn:2x3x1:bias"),
+        ("addmm:f32:nn:2x3x1:beta-2+alpha-0.50+bias-m1+relu", "addmm:f32:nn:2x3x1:bias-m1+alpha-0.5+beta-2+relu"),
+        (
+            "qlinear:u8-i8-u8:nt:2x3x1:bias+requant-0.5_3+static-0.0078125_7.0",
+            "qlinear:u8-i8-u8:nt:2x3x1:static+bias+requant",
+        ),
+        ("qlinear:u8-i8-f32:nt:2x3x1:static+sum-1_0", "qlinear:u8-i8-f32:nt:2x3x1:static+sum"),
+        ("woq_int4:bf16-i4-bf16:nt:2x3x128:bias+group-128", "woq_int4:bf16-i4-bf16:nt:2x3x128:group+bias"),
+        ("scaled_mm:f8e5m2-f8e5m2-f32:nt:2x3x1:bias+rowwise", "scaled_mm:f8e5m2-f8e5m2-f32:nt:2x3x1:rowwise+bias"),
+        ("linear:f32:nt:2x3x1::const-b", "linear:f32:nt:2x3x1"),
+        ("linear:f32:nt:2x3x1:bias:unfrozen+const-b", "linear:f32:nt:2x3x1:bias:unfrozen"),
+        ("linear:f32:nt:2x3x1::var-b", "linear:f32:nt:2x3x1::var-b"),
+        ("bmm:f32:nn:2x3x1x1::var-b", "bmm:f32:nn:2x3x1x1"),
+        ("bmm:f32:nn:2x3x1x1::const-b", "bmm:f32:nn:2x3x1x1::const-b"),
+        ("mm:f32:nt:2x2x1::var-b+self", "mm:f32:nt:2x2x1::self"),
+        ("mm:f32:nn:2x2x2:exp:square+var-b", "mm:f32:nn:2x2x2:exp:square"),
+    ],
+)
+def test_one_problem_has_one_spelling(typed: str, canonical: str) -> None:
+    assert Problem.parse(typed).line == canonical
+    assert Problem.parse(canonical).line == canonical
+    assert Problem.parse(typed) == Problem.parse(canonical)
+
+
+def test_a_problem_that_is_made_of_parts_is_canonical_too() -> None:
+    plain = Problem.parse("addmm:f32:nn:2x2x1:bias-m1+alpha-0.5:pad-lda+tf32")
+    steps = [Step("alpha", "0.50"), Step("bias", "m1"), Step("beta", "1.0")]
+    made = Problem(plain.op, plain.dtypes, plain.layout, Shape(2, 2, 1), steps, ["tf32", "const-b", "pad-lda"])  # type: ignore[arg-type]  # any sequence
+    assert made == plain
+    assert made.line == plain.line
+    bare = dataclasses.replace(plain, op=OPS["mm"], epilogue=[], flags=[])  # type: ignore[arg-type]  # any sequence
+    assert hash(bare) == hash(Problem.parse("mm:f32:nn:2x2x1"))
+    assert Step("scale", "5e-1") == Step("scale")
+    assert Step("bias", "n") == Step("bias")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"flags": ("pad-lda", "pad-lda")}, "duplicate flag"),
+        ({"flags": ("pad-ldq",)}, "unknown flag"),
+        ({"shape": Shape(-1, 2, 3)}, "'-1'|-1 is not a size"),
+        ({"shape": Shape(2, 2.0, 3)}, "2.0 is not a size"),  # type: ignore[arg-type]  # on purpose
+        ({"shape": Shape(2, True, 3)}, "True is not a size"),
+        ({"epilogue": (Step("static"),)}, "takes no static"),
+        ({"layout": "nn"}, "cannot be nn"),
+    ],
+)
+def test_parts_that_make_no_problem_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProblemError, match=words):
+        dataclasses.replace(Problem.parse("mm:f32:nn:2x2x3"), **change)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("rleu", "", "did you mean 'relu'"),
+        ("relu", "1", "takes no parameter"),
+        ("clamp", "2_1", "no range"),
+        ("scale", "inf", "does not fit"),
+        ("bias", "q", "bias shape"),
+    ],
+)
+def test_a_step_that_is_none_cannot_be_made(name: str, text: str, words: str) -> None:
+    with pytest.raises(ProblemError, match=words) as caught:
+        Step(name, text)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def lines_in(text: str) -> Iterable[str]:
+    """Everything in a text that begins as a problem line does and has a shape."""
+    ops = "|".join(sorted(OPS, key=len, reverse=True))
+    return re.findall(rf"(?<![\w:])(?:{ops}):[a-z0-9-]+:[nt]{{2}}:[0-9x]+(?::[a-z0-9_.+:-]+)?", text)
+
+
+def test_what_is_stored_is_canonical() -> None:
+    root = Path(__file__).parents[1]
+    files = [*root.glob("baselines/*/*"), *root.glob("docs/results/*"), *root.glob("conformance/*.toml")]
+    files.remove(root / "docs/results/fuzz.md")  # tells of lines that fuzzing drew and the grammar refuses since
+    stored = {(line, path.name) for path in files for line in lines_in(path.read_text(encoding="utf-8"))}
+    assert len(stored) > 1000
+    # A line at the end of a sentence, and one that a page cuts short.
+    lines = {(line.rstrip(".:"), name) for line, name in stored if "..." not in line}
+    assert not [(line, name) for line, name in sorted(lines) if said(line) != line]
+
+
+def said(line: str) -> str:
+    try:
+        return Problem.parse(line).line
+    except ProblemError as error:
+        return str(error)
+
+
+def mutated(line: str, rng: random.Random) -> str:
+    """The line after one to three edits, as a slip of the hand or a program makes them."""
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(line) + 1)
+        match rng.randrange(7):
+            case 0:
+                line = line[:at] + line[at + 1 :]
+            case 1:
+                line = line[:at] + rng.choice("x:+-_.0159eqz \n\u0663\ud800") + line[at:]
+            case 2:
+                line = line[:at] + rng.choice("x:+-_.0159eqz") + line[at + 1 :]
+            case 3:
+                line = line[:at] + line[max(0, at - rng.randint(1, 12)) : at] * rng.randint(1, 40) + line[at:]
+            case 4:
+                token = rng.choice([*STEPS, *ALL_FLAGS, "clamp-5_1", "scale-1e999", "perm-1_0", "view-4x4"])
+                line = f"{line}+{token}"
+            case 5:
+                line = f"{line}:{rng.choice(list(ALL_FLAGS))}"
+            case _:
+                tokens = re.split(r"([:+])", line)
+                first, second = rng.randrange(len(tokens)), rng.randrange(len(tokens))
+                tokens[first], tokens[second] = tokens[second], tokens[first]
+                line = "".join(tokens)
+    return line
+
+
+def test_no_mutation_of_a_line_is_anything_but_read_or_refused() -> None:
+    rng = random.Random(14)
+    known = [problem.line for problem in unique(matrix.products("full"))]
+    slow, read = [], 0
+    for _ in range(20_000):
+        line = mutated(rng.choice(known), rng)
+        began = time.thread_time()
+        error = complaint(line)
+        if time.thread_time() - began > 0.005:
+            slow.append(line)
+        if error is not None:
+            assert len(str(error).splitlines()) == 3
+            assert 0 <= error.column <= len(error.line)
+        else:
+            read += 1
+            problem = Problem.parse(line)
+            again = Problem.parse(problem.line)
+            assert (again, again.line) == (problem, problem.line)
+            assert re.fullmatch(r"[a-z0-9:+\-._]+", problem.line)
+    assert 1_000 < read < 19_000
+    assert not [line for line in slow if min(seconds(line) for _ in range(5)) > 0.005]
+
+
+def seconds(line: str) -> float:
+    began = time.thread_time()
+    complaint(line)
+    return time.thread_time() - began
 
 
 @pytest.mark.parametrize(

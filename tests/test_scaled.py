@@ -90,7 +90,7 @@ def judged(
         (line("16x16x16", "rowwise+tensorwise"), "rowwise and tensorwise at once"),
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nn:16x16x16:rowwise", "cannot be nn"),
         ("mm:bf16:nt:16x16x16:rowwise", "these do: da8w8 scaled_mm"),
-        ("mm:bf16:nt:16x16x16::fast-acc", "scaled_mm has it"),
+        ("mm:bf16:nt:16x16x16::fast-acc", "use scaled_mm"),
         ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:rowwise", "makes no scaled_mm"),
     ],
 )
