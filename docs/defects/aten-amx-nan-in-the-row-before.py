@@ -1,6 +1,6 @@
 """A NaN at the start of a row of A reaches the row before it: a product in bf16 by oneDNN on AMX, K no multiple of 32.
 
-torch 2.11 on a CPU with AMX; https://github.com/uxlfoundation/oneDNN/issues/5717.
+torch 2.11 and 2.13 on a CPU with AMX; https://github.com/uxlfoundation/oneDNN/issues/5717.
 Needs torch alone.  Exit status: 1 the failure is there, 0 it is not.
 """
 import itertools, sys
