@@ -93,6 +93,12 @@ class Reference:
         return _multiply(_wide(self._a).abs_(), _wide(self._b).abs_(), self._groups)
 
     @functools.cached_property
+    def opposed(self) -> torch.Tensor:
+        """Where each product has a negative sign, that of a zero included; bool, of c's shape."""
+        a, b = (x.signbit().to(torch.float64) for x in (_wide(self._a), _wide(self._b)))
+        return (_multiply(a, b, self._groups) + _multiply(1.0 - a, 1.0 - b, self._groups)) == 0.0
+
+    @functools.cached_property
     def small(self) -> torch.Tensor:
         """g = sqrt((A*A) @ (B*B)), the statistical gauge, float64, of c's shape; computed on first use."""
         return _multiply(_wide(self._a).square_(), _wide(self._b).square_(), self._groups).sqrt_()
@@ -257,6 +263,7 @@ class Interval:
         product: the reference before any pass: with alpha, the op's own bias and scale.
         tier: what decided: ``exact`` (no error before the epilogue is possible), ``hard`` (a violation proves a
             bug under the contract) or ``statistical`` (zero-mean data; false alarm 1e-9 a result).
+        _signs: what signs the results may have, worked out when somebody asks; ``None`` where any zero is right.
     """
 
     lo: torch.Tensor
@@ -266,6 +273,18 @@ class Interval:
     product: torch.Tensor
     tier: Tier
     _before: tuple[torch.Tensor, torch.Tensor]
+    _signs: Callable[[], _Signs] | None = None
+
+    def wrong_zeros(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements are zeros of the wrong sign; of a result in float64, of the interval's shape."""
+        found = (x == 0.0) & (x.signbit() != self.expected.signbit())
+        if not bool(found.any()):  # nearly always: what signs are possible costs as much as the interval
+            return found
+        if self._signs is None:
+            return torch.zeros_like(found)
+        signs = self._signs()
+        found &= ~torch.where(x.signbit(), signs.minus, signs.plus)
+        return found & ~((self.lo == -math.inf) & (self.hi == math.inf))
 
     @functools.cached_property
     def bound(self) -> torch.Tensor:
@@ -370,10 +389,18 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         return _of_one(problem, operands, reference, contract)
     if problem.op.name == "qlinear":
         return _qlinear(problem, operands, reference)
-    tier: Tier
     if problem.op.name == "da8w8":
         value = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         return _through(problem, operands, contract, *_da8w8(problem, operands, reference, contract), value)
+    found = _interval(problem, operands, reference, contract)
+    return dataclasses.replace(found, _signs=lambda: _signs_of(problem, operands, reference, contract))
+
+
+def _interval(
+    problem: Problem, operands: Operands, reference: Reference, contract: Contract, signs: _Signs | None = None
+) -> Interval:
+    """The interval of a product in one arithmetic from its sum to its last pass; ``signs`` follows them."""
+    tier: Tier
     integers = problem.dtypes.out.name == "i32"
     free = None
     if integers:
@@ -384,7 +411,9 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         value = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         span, tier = _product_span(problem, operands, reference, contract, value)
         free = _undecided(problem, operands, reference, contract)
-    return _through(problem, operands, contract, span, tier, value, free)
+    if signs is not None:
+        signs.begin(problem, operands, reference, span, value)
+    return _through(problem, operands, contract, span, tier, value, free, signs)
 
 
 def _through(
@@ -395,6 +424,7 @@ def _through(
     tier: Tier,
     start: torch.Tensor,
     free: torch.Tensor | None = None,
+    signs: _Signs | None = None,
 ) -> Interval:
     """From the product to the result, through every pass.
 
@@ -406,6 +436,7 @@ def _through(
         tier: what bounds it.
         start: the same without any error.
         free: elements about which nothing can be said; ``None`` for none.
+        signs: goes along where somebody asks for the signs of zeros.
     """
     integers = problem.dtypes.out.name == "i32"
     value = start
@@ -415,6 +446,8 @@ def _through(
         if step.kind is StepKind.JOIN:
             value, span, unsaid = _joined(step, value, span, _Arithmetic(_working(dtype), contract.epilogue), dtype)
             free = unsaid if free is None else unsaid | free[0] | free[1]
+            if signs is not None:
+                signs.follow(step, span, span, None)
             continue
         r = _met(step, problem, operands, residuals)
         undefined = _undefined(step, span, r)
@@ -425,6 +458,8 @@ def _through(
             passing = contract.epilogue != "eager" and index < len(problem.passes) - 1
             span = _cast(span, dtype, step.dtype, passing)
             dtype = step.dtype
+            if signs is not None:
+                signs.follow(step, span, span, None)
             continue
         absorbed = index == 0 and step.kind is StepKind.BIAS and contract.epilogue != "eager" and not integers
         if absorbed and tier != "exact":
@@ -440,6 +475,8 @@ def _through(
             # As with a cast on the way: fused code may add the bias as it is.
             span = _union(span, _step_span(step, before, _wide(operands.bias), arithmetic, dtype))
         span = arithmetic.stored(span, dtype)
+        if signs is not None:
+            signs.follow(step, before, span, r)
 
     target = problem.result_dtype
     last = span.round(target)
@@ -450,6 +487,68 @@ def _through(
     # Where nothing widened the value its rounding is already there; ``lo`` may have been opened since.
     expected = last.lo if span.lo is value else round_to(value, target)
     return Interval(lo, hi, expected, value, start, tier, (span.lo, span.hi))
+
+
+def _signs_of(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> _Signs:
+    """The signs that results of :func:`interval` may have: its way once more."""
+    signs = _Signs()
+    _interval(problem, operands, reference, contract, signs)
+    return signs
+
+
+@dataclasses.dataclass
+class _Signs:
+    """Which signs a value may have on its way through the epilogue, also where it is zero.
+
+    Rules of IEEE 754-2019, 6.3, for rounding to nearest: a sum of zeros is -0 only if each of them is; ``x - x`` is +0;
+    a product and a quotient have the exclusive or of both signs; a value that underflows keeps its own.  So a sum of
+    products in any order, from the first product or from +0, is +0 if it is exactly zero and one product is not -0.
+    Where all of them are -0, or only nearly zero in the accumulator, the sign depends on where the sum begins, and
+    where alpha is negative on what it is applied to.  Of functions only relu says more: of a negative number it is +0.
+
+    Attributes:
+        minus, plus: where the sign bit may be set, and where it may not be; bool, of the result's shape.
+    """
+
+    minus: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+    plus: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+
+    def begin(
+        self, problem: Problem, operands: Operands, reference: Reference, span: _Span, value: torch.Tensor
+    ) -> None:
+        """The signs of the product with its own bias and scale, ``value``, which is enclosed in ``span``."""
+        self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
+        if not problem.dtypes.out.is_float:
+            self.minus = span.lo < 0.0
+            return
+        addend = _addend(problem, operands)
+        silent = reference.big == 0.0
+        zero = (value == 0.0) & (silent | ((span.lo == 0.0) & (span.hi == 0.0)))
+        unsure = torch.full_like(zero, problem.alpha <= 0.0)
+        if problem.shape.k or addend is not None:
+            unsure |= silent & reference.opposed
+        if addend is not None:
+            unsure &= (addend == 0.0) & addend.signbit()
+        self.minus, self.plus = torch.where(zero, unsure, self.minus), self.plus | zero
+
+    def follow(self, step: Step, before: _Span, after: _Span, r: torch.Tensor | None) -> None:
+        """The signs after a pass that met ``r``."""
+        minus, plus = self.minus, self.plus
+        if step.name in {"mul", "div", "scale"}:
+            turned = torch.tensor(math.copysign(1.0, step.numbers[0]) < 0.0) if r is None else r.signbit()
+            self.minus, self.plus = torch.where(turned, plus, minus), torch.where(turned, minus, plus)
+        elif step.name in {"bias", "add", "sub"}:
+            assert r is not None
+            term = -r if step.name == "sub" else r
+            zero = (before.lo == -term) & (before.hi == -term)
+            self.minus = torch.where(zero, minus & (term == 0.0) & term.signbit(), after.lo.signbit())
+            self.plus = torch.where(zero, plus | (term != 0.0) | ~term.signbit(), ~after.hi.signbit())
+        elif step.name == "relu":
+            self.minus, self.plus = minus & ~(before.hi < 0.0), torch.ones_like(plus)
+        elif step.kind is not StepKind.CAST:
+            self.minus, self.plus = ~(after.lo > 0.0), ~(after.hi < 0.0)
+        elif not step.dtype.is_float:
+            self.minus, self.plus = after.lo < 0.0, ~(after.hi < 0.0)
 
 
 def _met(step: Step, problem: Problem, operands: Operands, residuals: Iterator[torch.Tensor]) -> torch.Tensor | None:
