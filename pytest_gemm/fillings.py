@@ -89,7 +89,7 @@ _WIDE: Final = {
     "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255,
     "i4": 7, "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
 }  # fmt: skip
-# Of these types each line has one wider element, as wide as the budget allows and no wider than this.
+# In these types each line has one wider element, as wide as the budget allows and no wider than this.
 _WIDEST: Final = {"f32": 2**24 - 1}
 _NARROW: Final = 7
 
@@ -634,7 +634,7 @@ def _range_shifts(frame: Frame, ea: int, eb: int) -> list[int]:
     """
     a, b = frame.a, frame.b
     if frame.problem.autocast and a.name == "f16":
-        return []  # compiled code may leave the conversion out, which a subnormal shows more than any other number
+        return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u says
     subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
     return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
 
@@ -657,9 +657,9 @@ def _specials(frame: Frame, draw: Draw) -> Drawn:
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
 
-    A line of -0.0 gives zeros of known sign, and in f16 a line whose only number is the smallest subnormal gives results
-    that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); everywhere
-    in f64, whose reference wants a line's numbers to be of one size.
+    A line of -0.0 gives zeros of known sign.  In f16 a line whose only number is the smallest subnormal gives results
+    that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
+    every k, as the bound of its reference grows with the range within a line.
     """
     movable = not (frame.twin or frame.problem.has("res-a") or frame.problem.has("again"))
     exponents = 0, 0
@@ -913,7 +913,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
             ),
             Filling(
                 "specials",
-                "rand with NaN, infinities, -0.0 and subnormals in single rows and columns, and huge against tiny numbers",
+                "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
                 False,
                 True,  # where the result is finite
                 lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2,

@@ -263,7 +263,7 @@ class Interval:
         product: the reference before any pass: with alpha, the op's own bias and scale.
         tier: what decided: ``exact`` (no error before the epilogue is possible), ``hard`` (a violation proves a
             bug under the contract) or ``statistical`` (zero-mean data; false alarm 1e-9 a result).
-        _signs: what signs the results may have, worked out when somebody asks; ``None`` where any zero is right.
+        _signs: makes the signs that results may have; ``None`` where the sign of a zero is not judged.
     """
 
     lo: torch.Tensor
@@ -278,8 +278,8 @@ class Interval:
     def wrong_zeros(self, x: torch.Tensor) -> torch.Tensor:
         """Which elements are zeros of the wrong sign; of a result in float64, of the interval's shape."""
         found = (x == 0.0) & (x.signbit() != self.expected.signbit())
-        if not bool(found.any()):  # nearly always: what signs are possible costs as much as the interval
-            return found
+        if not bool(found.any()):
+            return found  # the usual case: to know the possible signs costs as much as the interval
         if self._signs is None:
             return torch.zeros_like(found)
         signs = self._signs()
@@ -399,7 +399,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
 def _interval(
     problem: Problem, operands: Operands, reference: Reference, contract: Contract, signs: _Signs | None = None
 ) -> Interval:
-    """The interval of a product in one arithmetic from its sum to its last pass; ``signs`` follows them."""
+    """:func:`interval` of all other products; ``signs`` follows every pass, ``None`` for none."""
     tier: Tier
     integers = problem.dtypes.out.name == "i32"
     free = None
@@ -436,7 +436,7 @@ def _through(
         tier: what bounds it.
         start: the same without any error.
         free: elements about which nothing can be said; ``None`` for none.
-        signs: goes along where somebody asks for the signs of zeros.
+        signs: follows every pass; ``None`` where the signs of zeros are not asked for.
     """
     integers = problem.dtypes.out.name == "i32"
     value = start
@@ -490,7 +490,7 @@ def _through(
 
 
 def _signs_of(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> _Signs:
-    """The signs that results of :func:`interval` may have: its way once more."""
+    """The signs that results may have: the interval is computed once more, and they are followed through it."""
     signs = _Signs()
     _interval(problem, operands, reference, contract, signs)
     return signs
@@ -517,10 +517,10 @@ class _Signs:
         self, problem: Problem, operands: Operands, reference: Reference, span: _Span, value: torch.Tensor
     ) -> None:
         """The signs of the product with its own bias and scale, ``value``, which is enclosed in ``span``."""
-        self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
         if not problem.dtypes.out.is_float:
-            self.minus = span.lo < 0.0
+            self.minus, self.plus = span.lo < 0.0, ~(span.hi < 0.0)
             return
+        self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
         addend = _addend(problem, operands)
         silent = reference.big == 0.0
         zero = (value == 0.0) & (silent | ((span.lo == 0.0) & (span.hi == 0.0)))

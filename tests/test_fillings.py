@@ -179,7 +179,9 @@ def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
 # -- the operands themselves --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["mm:f32:nn:20x40x256", "linear:bf16:nt:20x40x300:bias", "grouped_mm:f16:nt:3x20x40x64"])
+@pytest.mark.parametrize(
+    "line", ["mm:f32:nn:20x40x256", "linear:bf16:nt:20x40x300:bias", "grouped_mm:f16:nt:3x20x40x64"]
+)
 def test_huge_meets_tiny_and_the_products_are_as_ever(line: str) -> None:
     o = room.make(Problem.parse(line), "specials", 3)
     a, b = o.a.double(), o.b.double().movedim(-2, 0).flatten(1)  # by k
