@@ -275,16 +275,20 @@ class Interval:
     _before: tuple[torch.Tensor, torch.Tensor]
     _signs: Callable[[], _Signs] | None = None
 
+    @functools.cached_property
+    def signed(self) -> torch.Tensor:
+        """Where a zero must have the sign of ``expected``; bool.  Costs as much as the interval."""
+        negative = self.expected.signbit()
+        if self._signs is None:
+            return torch.zeros_like(negative)
+        signs = self._signs()
+        found = torch.where(negative, signs.minus & ~signs.plus, signs.plus & ~signs.minus)
+        return found & ~((self.lo == -math.inf) & (self.hi == math.inf))
+
     def wrong_zeros(self, x: torch.Tensor) -> torch.Tensor:
         """Which elements are zeros of the wrong sign; of a result in float64, of the interval's shape."""
         found = (x == 0.0) & (x.signbit() != self.expected.signbit())
-        if not bool(found.any()):
-            return found  # the usual case: to know the possible signs costs as much as the interval
-        if self._signs is None:
-            return torch.zeros_like(found)
-        signs = self._signs()
-        found &= ~torch.where(x.signbit(), signs.minus, signs.plus)
-        return found & ~((self.lo == -math.inf) & (self.hi == math.inf))
+        return found & self.signed if bool(found.any()) else found
 
     @functools.cached_property
     def bound(self) -> torch.Tensor:
