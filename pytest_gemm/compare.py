@@ -56,7 +56,7 @@ class Mismatch:
 
     Attributes:
         code: stable, for machines: ``wrong-type``, ``wrong-layout``, ``wrong-shape``, ``wrong-dtype``,
-            ``wrong-device``, ``nan``, ``missing-nan``, ``infinite`` or ``outside-bound``.
+            ``wrong-device``, ``nan``, ``missing-nan``, ``infinite``, ``outside-bound`` or ``zero-sign``.
         count, total: bad elements, all elements.
         index: of the worst element; ``()`` if the result could not be compared by element.
         actual, expected: its value, and the correctly rounded reference.
@@ -89,6 +89,7 @@ class Mismatch:
             "nan": "are NaN",
             "missing-nan": "are numbers where NaN is expected",
             "infinite": "are infinite where a number is expected",
+            "zero-sign": "are zeros of the wrong sign",
         }.get(self.code, "differ from the exact result" if self.tier == "exact" else "outside the bound")
         return f"{self.count} of {self.total} {self.scope} {what}"
 
@@ -98,7 +99,7 @@ class Mismatch:
             return self.summary()
         at = self.index[0] if len(self.index) == 1 else self.index
         error = abs(self.actual - self.expected)
-        if math.isnan(error) or math.isinf(error):
+        if math.isnan(error) or math.isinf(error) or self.code == "zero-sign":
             worst = f"first at {at}: got {self.actual:.9g}, expected {self.expected:.9g}"
         elif self.bound > 0:
             worst = f"worst {error:.3g} at {at}, bound {self.bound:.3g} ({_times(self.ratio)}): " + self._values()
@@ -158,7 +159,8 @@ def compare(
 ) -> Comparison:
     """Judge a result.
 
-    The sign of a zero is not judged: sums of signed zeros depend on the order and on the initial accumulator.
+    The sign of a zero is judged where every order of summation gives the same (docs/oracle.md, "The sign of zero"), of
+    a result that is right but for that.
 
     Args:
         actual: what the backend returned, whatever that is.
@@ -180,17 +182,18 @@ def compare(
         return Comparison(0.0, 1.0)
     score = _score(x, interval)
     share = score.equal / x.numel()
-    if score.bad == 0:
+    bad = rejected(x, interval) if score.bad else interval.wrong_zeros(x)
+    if not bool(bad.any()):
         return Comparison(score.ratio, share)
-    return _reject(actual, x, rejected(x, interval), share, interval, problem, operands, tile, others or {}, whole)
+    return _reject(actual, x, bad, share, interval, problem, operands, tile, others or {}, whole)
 
 
 def rejected(x: torch.Tensor, interval: Interval) -> torch.Tensor:
-    """Which elements are outside; of a result in float64, of the interval's shape."""
+    """Which elements are outside, or zeros of the wrong sign where none is; float64, of the interval's shape."""
     lo, hi = interval.lo, interval.hi
     good = (x >= lo) & (x <= hi)
     good |= x.isnan() & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
-    return ~good
+    return interval.wrong_zeros(x) if bool(good.all()) else ~good
 
 
 @dataclasses.dataclass
@@ -283,8 +286,9 @@ def _reject(
     count = values.numel()
     nan, lacking = values.isnan(), wanted.isnan()
     infinite = values.isinf() & wanted.isfinite()
+    zeros = (values >= lo) & (values <= hi)  # of the wrong sign
     ratio = _ratio(values, lo, hi, wanted)
-    ratio = torch.where(nan | lacking | infinite, math.inf, ratio)
+    ratio = torch.where(nan | lacking | infinite | zeros, math.inf, ratio)
     # Infinite ratios (a bound of 0) are told apart by the error itself.
     error = (values - wanted).abs()
     order = torch.where(ratio.isinf(), error.nan_to_num(nan=math.inf), -1.0) if bool(ratio.isinf().any()) else ratio
@@ -300,6 +304,8 @@ def _reject(
         code = "missing-nan"
     elif int(infinite.sum()) >= _COVER * count:
         code = "infinite"
+    elif bool(zeros.any()):
+        code = "zero-sign"
     else:
         code = "outside-bound"
     view = _Wrong(x, bad, interval, problem, operands, tile, others)
@@ -314,7 +320,7 @@ def _reject(
         ratio=worst_ratio,
         tier=interval.tier,
         pattern=_pattern(view) if whole else "",
-        cause=_cause(view, actual, whole),
+        cause="" if code == "zero-sign" else _cause(view, actual, whole),
     )
     return Comparison(worst_ratio, share, mismatch)
 

@@ -89,6 +89,8 @@ _WIDE: Final = {
     "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255,
     "i4": 7, "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
 }  # fmt: skip
+# In these types each line has one wider element, as wide as the budget allows and no wider than this.
+_WIDEST: Final = {"f32": 2**24 - 1}
 _NARROW: Final = 7
 
 
@@ -156,6 +158,9 @@ def _int_2(frame: Frame, draw: Draw) -> Drawn:
     A third of the budget each goes to the wide elements of A, to those of B and to the narrow products; where
     it does not pay for all, wide elements are spread thinly over the line.  A wide element always meets a narrow
     one, so the sum of magnitudes has a hard bound at any K.  Integers: full range, half of it the extremes.
+
+    Half of the third of an f32 side pays for one element a line of 18 bits or more: a sum of two bf16 (16 bits and a
+    sign) does not hold it, so that an f32 product in three bf16 products shows at any K.
     """
     k, real = frame.k, real_of(frame)
     budget = budget_of(frame)
@@ -167,7 +172,9 @@ def _int_2(frame: Frame, draw: Draw) -> Drawn:
     # Only a very small room (an int32 product cast to f16 or f8) cannot afford a narrow element everywhere.
     kept = min(k, third // narrow**2)
 
-    def lines(name: str, shape: tuple[int, ...], dtype: DType, first: int, stride: int, wide: int, count: int) -> Array:
+    def lines(
+        name: str, shape: tuple[int, ...], dtype: DType, first: int, stride: int, wide: int, count: int, widest: int = 0
+    ) -> Array:
         stream = draw(name)
         every = _magnitudes(stream, dtype, 1, narrow, real)
         if kept < k and name == "a":
@@ -175,7 +182,10 @@ def _int_2(frame: Frame, draw: Draw) -> Drawn:
             _spread(stream, found, kept, every)
         else:
             found = every(shape)
-        _spread(stream, found[..., first::stride], count, _magnitudes(stream, dtype, -(-wide // 2), wide, real))
+        own = found[..., first::stride]
+        _spread(stream, own, count, _magnitudes(stream, dtype, -(-wide // 2), wide, real))
+        if widest:
+            _spread(stream, own, 1, _magnitudes(stream, dtype, -(-widest // 2), widest, real))
         return found
 
     if frame.twin:
@@ -193,10 +203,12 @@ def _int_2(frame: Frame, draw: Draw) -> Drawn:
         ("b", frame.b_drawn, frame.b, 1, k // 2),
     ):
         wide = max(1, min(_WIDE[dtype.name], third // narrow))
-        count = min(places, third // (wide * narrow))
-        bound += count * wide * narrow
-        square += count * (wide**2 * 7 / 12) * narrow_square
-        found.append(lines(name, shape, dtype, first, 2, wide, count))
+        widest = min(_WIDEST.get(dtype.name, 0), third // (2 * narrow))
+        widest = widest if widest > wide and places else 0
+        count = min(places, (third - widest * narrow) // (wide * narrow))
+        bound += (count * wide + widest) * narrow
+        square += (count * wide**2 + widest**2) * 7 / 12 * narrow_square
+        found.append(lines(name, shape, dtype, first, 2, wide, count, widest))
     return on_grid(frame, draw, found[0], found[1], max(math.sqrt(square), 1.0), max(bound, 1))
 
 
@@ -599,7 +611,7 @@ def _rand_wide(frame: Frame, draw: Draw) -> Drawn:
     return _random(frame, draw, side)
 
 
-# -0.0 and the smallest subnormal travel along: they must not disturb anything either.
+# A line of -0.0 and the smallest subnormal travel along: they must not disturb anything either.
 _SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
 
 
@@ -607,18 +619,24 @@ _SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
 _ZEROS: Final = 3
 
 
-def _zeros(lines: Array, stream: Stream, tiny: float) -> list[int]:
-    """Put a zero into one line of each matrix at a few k, and say at which.
-
-    Not where a line has a special value or one below ``tiny``: an infinity will come to meet the zero.
-    """
-    length = lines.shape[-1]
+def _plain_ks(lines: Array, stream: Stream, tiny: float, count: int) -> list[int]:
+    """Up to ``count`` places along K, at random, at which no line has a special value or one below ``tiny``."""
     special = ~np.isfinite(lines) | ((lines != 0) & (np.abs(lines) < tiny))
-    free = [k for k in dict.fromkeys(stream.below(length) for _ in range(8)) if not special[..., k].any()][:_ZEROS]
-    for k in free:
-        for matrix in lines:
-            matrix[stream.below(len(matrix)), k] = 0.0
-    return free
+    drawn = dict.fromkeys(stream.below(lines.shape[-1]) for _ in range(2 * count + 2))
+    return [k for k in drawn if not special[..., k].any()][:count]
+
+
+def _range_shifts(frame: Frame, ea: int, eb: int) -> list[int]:
+    """Exponents of the powers of two that A is multiplied by and B divided by, of magnitudes 2^ea and 2^eb.
+
+    40 either way where the type has the range.  Where subnormal inputs are promised (f32 and f16, docs/oracle.md), as
+    many as make one side subnormal and leave the other a factor of two below the type's largest number.
+    """
+    a, b = frame.a, frame.b
+    if frame.problem.autocast and a.name == "f16":
+        return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u says
+    subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
+    return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
 
 
 def _face_specials(lines: Array, other: Array, stream: Stream) -> None:
@@ -638,8 +656,22 @@ def _specials(frame: Frame, draw: Draw) -> Drawn:
 
     An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
     zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
+
+    A line of -0.0 gives zeros of known sign.  In f16 a line whose only number is the smallest subnormal gives results
+    that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
+    every k, as the bound of its reference grows with the range within a line.
     """
-    drawn = _random(dataclasses.replace(frame, whole=True), draw, _UNIFORM)
+    movable = not (frame.twin or frame.problem.has("res-a") or frame.problem.has("again"))
+    exponents = 0, 0
+
+    def fit(rms: float, bound: float) -> tuple[int, int]:
+        nonlocal exponents
+        ea, eb = frame.split(frame.exponent(rms, bound))
+        apart = 200 if movable and frame.a.name == frame.b.name == "f64" else 0
+        exponents = ea + apart, eb - apart
+        return exponents
+
+    drawn = _random(dataclasses.replace(frame, whole=True), draw, _UNIFORM, fit)
 
     def plant(name: str, lines: Array, dtype: DType, at: list[int]) -> None:
         matrices, count, k = lines.shape
@@ -656,6 +688,8 @@ def _specials(frame: Frame, draw: Draw) -> Drawn:
         for index, kind in enumerate(kinds):
             # Spread over the lines: neighbours in one vector register would hide a leak between them.
             row = (first + index * max(1, len(flat) // special)) % len(flat)
+            if kind == "-0" or (kind == "subnormal" and dtype.name == "f16"):
+                flat[row] = -0.0
             flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
 
     drawn.a = np.ascontiguousarray(drawn.a)
@@ -663,7 +697,16 @@ def _specials(frame: Frame, draw: Draw) -> Drawn:
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
         plant("b", drawn.b, frame.b, [])
-        zeros = _zeros(drawn.b, draw("b-zeros"), 2.0**frame.b.emin if frame.a.has_inf else 0.0)
+        shifts = _range_shifts(frame, *exponents) if movable else []
+        stream = draw("b-zeros")
+        found = _plain_ks(drawn.b, stream, 2.0**frame.b.emin if frame.a.has_inf else 0.0, _ZEROS + len(shifts))
+        zeros = found[:_ZEROS]
+        for k in zeros:
+            for matrix in drawn.b:
+                matrix[stream.below(len(matrix)), k] = 0.0
+        for k, shift in zip(found[_ZEROS:], shifts, strict=False):
+            drawn.a[..., k] *= 2.0**shift
+            drawn.b[..., k] *= 2.0**-shift
     plant("a", drawn.a, frame.a, zeros)
     b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
     _face_specials(b, drawn.a, draw("a-zeros"))
@@ -870,7 +913,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
             ),
             Filling(
                 "specials",
-                "rand with NaN, infinities, -0.0 and a subnormal in single rows of A and columns of B",
+                "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
                 False,
                 True,  # where the result is finite
                 lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2,

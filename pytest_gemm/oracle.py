@@ -52,6 +52,9 @@ __all__ = [
     "statistics_apply",
 ]
 
+# Bound before any backend's code is there, which could replace the name in the module.
+_matmul: Final = torch._C._VariableFunctions.matmul
+
 Tier = Literal["exact", "hard", "statistical"]
 
 # Probability with which a correct kernel may leave the statistical interval, over a whole output.
@@ -93,6 +96,12 @@ class Reference:
         return _multiply(_wide(self._a).abs_(), _wide(self._b).abs_(), self._groups)
 
     @functools.cached_property
+    def opposed(self) -> torch.Tensor:
+        """Where each product has a negative sign, that of a zero included; bool, of c's shape."""
+        a, b = (x.signbit().to(torch.float64) for x in (_wide(self._a), _wide(self._b)))
+        return (_multiply(a, b, self._groups) + _multiply(1.0 - a, 1.0 - b, self._groups)) == 0.0
+
+    @functools.cached_property
     def small(self) -> torch.Tensor:
         """g = sqrt((A*A) @ (B*B)), the statistical gauge, float64, of c's shape; computed on first use."""
         return _multiply(_wide(self._a).square_(), _wide(self._b).square_(), self._groups).sqrt_()
@@ -126,8 +135,8 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def _multiply(a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> torch.Tensor:
     """a @ b, or with groups the rows of each times its own matrix of b."""
     if not groups:
-        return torch.matmul(a, b)
-    return torch.cat([torch.matmul(a[first:last], b[index]) for index, (first, last) in enumerate(groups)])
+        return _matmul(a, b)
+    return torch.cat([_matmul(a[first:last], b[index]) for index, (first, last) in enumerate(groups)])
 
 
 def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,7 +203,7 @@ def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
     assert operands.affine is not None
     zeros = _wide(operands.affine)[..., 1].repeat_interleave(operands.problem.group_size, 0)
     w = operands.weight
-    return torch.matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
+    return _matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
 
 
 def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -209,13 +218,13 @@ def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, tor
     """
     k = a.shape[-1]
     if k == 0 or 0 in a.shape or 0 in b.shape:
-        c = torch.matmul(a, b)
+        c = _matmul(a, b)
         return c, torch.zeros_like(c)
     width = (52 - math.ceil(math.log2(k))) // 2
     a1, a_scale = _cut(a, -1, width)
     b1, b_scale = _cut(b, -2, width)
     rest_a, rest_b = a - a1, b - b1
-    c = torch.matmul(a1, b1) + (torch.matmul(a1, rest_b) + torch.matmul(rest_a, b))
+    c = _matmul(a1, b1) + (_matmul(a1, rest_b) + _matmul(rest_a, b))
     # |R| <= s_i 2^-w / 2 and |S| likewise; sums of K terms, each with K roundings, twice.
     unit = 2.0 ** (-width - 1) * k * 2.0**-53
     slack = unit * (a_scale * b.abs().sum(-2, keepdim=True) + a.abs().sum(-1, keepdim=True) * b_scale)
@@ -224,7 +233,7 @@ def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, tor
     finite = a.isfinite().all(-1, keepdim=True) & b.isfinite().all(-2, keepdim=True)
     finite = finite & c.isfinite()
     if not bool(finite.all()):
-        c = torch.where(finite, c, torch.matmul(a, b))
+        c = torch.where(finite, c, _matmul(a, b))
         slack = torch.where(finite, slack, 0.0)
     return c, slack
 
@@ -257,6 +266,7 @@ class Interval:
         product: the reference before any pass: with alpha, the op's own bias and scale.
         tier: what decided: ``exact`` (no error before the epilogue is possible), ``hard`` (a violation proves a
             bug under the contract) or ``statistical`` (zero-mean data; false alarm 1e-9 a result).
+        _signs: makes the signs that results may have; ``None`` where the sign of a zero is not judged.
     """
 
     lo: torch.Tensor
@@ -266,6 +276,22 @@ class Interval:
     product: torch.Tensor
     tier: Tier
     _before: tuple[torch.Tensor, torch.Tensor]
+    _signs: Callable[[], _Signs] | None = None
+
+    @functools.cached_property
+    def signed(self) -> torch.Tensor:
+        """Where a zero must have the sign of ``expected``; bool.  Costs as much as the interval."""
+        negative = self.expected.signbit()
+        if self._signs is None:
+            return torch.zeros_like(negative)
+        signs = self._signs()
+        found = torch.where(negative, signs.minus & ~signs.plus, signs.plus & ~signs.minus)
+        return found & ~((self.lo == -math.inf) & (self.hi == math.inf))
+
+    def wrong_zeros(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements are zeros of the wrong sign; of a result in float64, of the interval's shape."""
+        found = (x == 0.0) & (x.signbit() != self.expected.signbit())
+        return found & self.signed if bool(found.any()) else found
 
     @functools.cached_property
     def bound(self) -> torch.Tensor:
@@ -370,10 +396,18 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         return _of_one(problem, operands, reference, contract)
     if problem.op.name == "qlinear":
         return _qlinear(problem, operands, reference)
-    tier: Tier
     if problem.op.name == "da8w8":
         value = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         return _through(problem, operands, contract, *_da8w8(problem, operands, reference, contract), value)
+    found = _interval(problem, operands, reference, contract)
+    return dataclasses.replace(found, _signs=lambda: _signs_of(problem, operands, reference, contract))
+
+
+def _interval(
+    problem: Problem, operands: Operands, reference: Reference, contract: Contract, signs: _Signs | None = None
+) -> Interval:
+    """:func:`interval` of all other products; ``signs`` follows every pass, ``None`` for none."""
+    tier: Tier
     integers = problem.dtypes.out.name == "i32"
     free = None
     if integers:
@@ -384,7 +418,9 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         value = _with_addend(problem, operands, reference.c, _addend(problem, operands))
         span, tier = _product_span(problem, operands, reference, contract, value)
         free = _undecided(problem, operands, reference, contract)
-    return _through(problem, operands, contract, span, tier, value, free)
+    if signs is not None:
+        signs.begin(problem, operands, reference, span, value)
+    return _through(problem, operands, contract, span, tier, value, free, signs)
 
 
 def _through(
@@ -395,6 +431,7 @@ def _through(
     tier: Tier,
     start: torch.Tensor,
     free: torch.Tensor | None = None,
+    signs: _Signs | None = None,
 ) -> Interval:
     """From the product to the result, through every pass.
 
@@ -406,6 +443,7 @@ def _through(
         tier: what bounds it.
         start: the same without any error.
         free: elements about which nothing can be said; ``None`` for none.
+        signs: follows every pass; ``None`` where the signs of zeros are not asked for.
     """
     integers = problem.dtypes.out.name == "i32"
     value = start
@@ -415,6 +453,8 @@ def _through(
         if step.kind is StepKind.JOIN:
             value, span, unsaid = _joined(step, value, span, _Arithmetic(_working(dtype), contract.epilogue), dtype)
             free = unsaid if free is None else unsaid | free[0] | free[1]
+            if signs is not None:
+                signs.follow(step, span, span, None)
             continue
         r = _met(step, problem, operands, residuals)
         undefined = _undefined(step, span, r)
@@ -425,6 +465,8 @@ def _through(
             passing = contract.epilogue != "eager" and index < len(problem.passes) - 1
             span = _cast(span, dtype, step.dtype, passing)
             dtype = step.dtype
+            if signs is not None:
+                signs.follow(step, span, span, None)
             continue
         absorbed = index == 0 and step.kind is StepKind.BIAS and contract.epilogue != "eager" and not integers
         if absorbed and tier != "exact":
@@ -440,6 +482,8 @@ def _through(
             # As with a cast on the way: fused code may add the bias as it is.
             span = _union(span, _step_span(step, before, _wide(operands.bias), arithmetic, dtype))
         span = arithmetic.stored(span, dtype)
+        if signs is not None:
+            signs.follow(step, before, span, r)
 
     target = problem.result_dtype
     last = span.round(target)
@@ -450,6 +494,68 @@ def _through(
     # Where nothing widened the value its rounding is already there; ``lo`` may have been opened since.
     expected = last.lo if span.lo is value else round_to(value, target)
     return Interval(lo, hi, expected, value, start, tier, (span.lo, span.hi))
+
+
+def _signs_of(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> _Signs:
+    """The signs that results may have: the interval is computed once more, and they are followed through it."""
+    signs = _Signs()
+    _interval(problem, operands, reference, contract, signs)
+    return signs
+
+
+@dataclasses.dataclass
+class _Signs:
+    """Which signs a value may have on its way through the epilogue, also where it is zero.
+
+    Rules of IEEE 754-2019, 6.3, for rounding to nearest: a sum of zeros is -0 only if each of them is; ``x - x`` is +0;
+    a product and a quotient have the exclusive or of both signs; a value that underflows keeps its own.  So a sum of
+    products in any order, from the first product or from +0, is +0 if it is exactly zero and one product is not -0.
+    Where all of them are -0, or only nearly zero in the accumulator, the sign depends on where the sum begins, and
+    where alpha is negative on what it is applied to.  Of functions only relu says more: of a negative number it is +0.
+
+    Attributes:
+        minus, plus: where the sign bit may be set, and where it may not be; bool, of the result's shape.
+    """
+
+    minus: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+    plus: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+
+    def begin(
+        self, problem: Problem, operands: Operands, reference: Reference, span: _Span, value: torch.Tensor
+    ) -> None:
+        """The signs of the product with its own bias and scale, ``value``, which is enclosed in ``span``."""
+        if not problem.dtypes.out.is_float:
+            self.minus, self.plus = span.lo < 0.0, ~(span.hi < 0.0)
+            return
+        self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
+        addend = _addend(problem, operands)
+        silent = reference.big == 0.0
+        zero = (value == 0.0) & (silent | ((span.lo == 0.0) & (span.hi == 0.0)))
+        unsure = torch.full_like(zero, problem.alpha <= 0.0)
+        if problem.shape.k or addend is not None:
+            unsure |= silent & reference.opposed
+        if addend is not None:
+            unsure &= (addend == 0.0) & addend.signbit()
+        self.minus, self.plus = torch.where(zero, unsure, self.minus), self.plus | zero
+
+    def follow(self, step: Step, before: _Span, after: _Span, r: torch.Tensor | None) -> None:
+        """The signs after a pass that met ``r``."""
+        minus, plus = self.minus, self.plus
+        if step.name in {"mul", "div", "scale"}:
+            turned = torch.tensor(math.copysign(1.0, step.numbers[0]) < 0.0) if r is None else r.signbit()
+            self.minus, self.plus = torch.where(turned, plus, minus), torch.where(turned, minus, plus)
+        elif step.name in {"bias", "add", "sub"}:
+            assert r is not None
+            term = -r if step.name == "sub" else r
+            zero = (before.lo == -term) & (before.hi == -term)
+            self.minus = torch.where(zero, minus & (term == 0.0) & term.signbit(), after.lo.signbit())
+            self.plus = torch.where(zero, plus | (term != 0.0) | ~term.signbit(), ~after.hi.signbit())
+        elif step.name == "relu":
+            self.minus, self.plus = minus & ~(before.hi < 0.0), torch.ones_like(plus)
+        elif step.kind is not StepKind.CAST:
+            self.minus, self.plus = ~(after.lo > 0.0), ~(after.hi < 0.0)
+        elif not step.dtype.is_float:
+            self.minus, self.plus = after.lo < 0.0, ~(after.hi < 0.0)
 
 
 def _met(step: Step, problem: Problem, operands: Operands, residuals: Iterator[torch.Tensor]) -> torch.Tensor | None:

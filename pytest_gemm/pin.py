@@ -282,7 +282,7 @@ def script(case: Case) -> Script:
 def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     assert case.interval is not None
     interval, steps = case.interval, case.operands.problem.outputs[case.place].moves
-    ends = {"lo": interval.lo, "hi": interval.hi, "expected": interval.expected}
+    ends = {"lo": interval.lo, "hi": interval.hi, "expected": interval.expected, "signed": interval.signed}
     return {**tensors, **{name: moves.forth(end, steps) for name, end in ends.items()}}
 
 
@@ -545,6 +545,8 @@ def _verdict(case: Case, own: _Own | None, *, saved: bool, fell_back: bool) -> l
             "bound = torch.maximum(hi - expected, expected - lo)",
             "free = lo.isnan() | (lo.isinf() & hi.isinf() & (lo < hi))  # where NaN is right",
             "wrong = ~((actual >= lo) & (actual <= hi) | actual.isnan() & free)",
+            "other = (actual == 0) & (actual.signbit() != expected.signbit())",
+            'wrong |= other & saved["signed"].cpu()  # where IEEE 754 gives a zero its sign',
         ]
     return [
         *lines,

@@ -372,14 +372,15 @@ def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
     assert bad_columns.sum() == 3
     c = o.a.double() @ o.b.double()
     assert c[~bad_rows][:, ~bad_columns].isfinite().all()
-    for tensor in (o.a, o.b):
+    for tensor in (o.a, o.b.mT):
         values = tensor.double()
         assert values.isnan().sum() == 1
         assert (values == math.inf).sum() == 1
         assert (values == -math.inf).sum() == 1
-        assert ((values == 0) & values.signbit()).sum() == 1
+        # A line of -0.0, and in f16 another one but for the smallest subnormal.
+        assert (((values == 0) & values.signbit()).sum(1) > 50).sum() == (2 if dtype == "f16" else 1)
         tiny = DTYPES[dtype].emin - DTYPES[dtype].precision + 1
-        assert (values == 2.0**tiny).sum() == 1
+        assert (values == 2.0**tiny).any()
 
 
 @pytest.mark.parametrize(

@@ -548,6 +548,94 @@ def test_products_below_the_smallest_subnormal_may_vanish() -> None:
     assert rejected(torch.tensor([[2.0**-140]]), span) == 1
 
 
+# -- the sign of zero ----------------------------------------------------------------------------------
+
+
+def zeros_accepted(line: str, a: list[float], b: list[float], bias: float | None = None, **facts: Any) -> str:
+    """Which zeros are right for one element, the product of a row and a column: ``+``, ``-``, both or none."""
+    given = fixed(line, [a], [[x] for x in b], None if bias is None else [bias])
+    problem, residuals = given.problem, tuple(torch.full_like(r, facts.pop("r")) for r in given.residuals)
+    quantum = 1.0 if all(x == int(x) for x in a + b) else 0.0
+    given = dataclasses.replace(given, b=given.b.reshape(-1, 1), residuals=residuals, quantum=quantum)
+    span = span_of(line, given, **facts)
+    dtype = program.torch_dtype(problem.result_dtype)
+    signs = {"+": torch.zeros(1, 1, dtype=dtype), "-": -torch.zeros(1, 1, dtype=dtype)}
+    return "".join(s for s, zero in signs.items() if compare.compare(zero, span, problem, given).ok)
+
+
+ONE = "mm:f32:nn:1x1x1"
+TWO = "mm:f32:nn:1x1x2"
+TINY = [-(2.0**-20)], [2.0**-10]
+
+
+@pytest.mark.parametrize(
+    ("signs", "line", "a", "b", "more"),
+    [
+        # What cancels is +0 in any order, and so is a sum of zeros that are not all -0.
+        ("+", TWO, [3.0, -3.0], [1.0, 1.0], {}),
+        ("+", TWO, [0.0, 0.0], [1.0, -1.0], {}),
+        ("+", TWO, [-0.0, -0.0], [1.0, -1.0], {}),
+        ("+", "mm:f32:nn:1x1x0", [], [], {}),
+        # Where each product is -0 a sum that begins at +0 is +0, and one that begins with the first product is -0.
+        ("+-", TWO, [0.0, -0.0], [-1.0, 2.0], {}),
+        ("+-", ONE, [-0.0], [1.0], {}),
+        # A result that underflows when it is stored keeps its sign.  One that underflows in the sum may not: a product
+        # is rounded to -0 and +0 is added, or a fused multiply-add rounds once.
+        ("-", "mm:f16:nn:1x1x1", *TINY, {}),
+        ("-", "mm:f16:nn:1x1x1:scale-0.5", *TINY, {}),
+        ("+", "mm:f16:nn:1x1x1:scale--2", *TINY, {}),
+        ("+-", ONE, [-(2.0**-100)], [2.0**-100], {}),
+        # A factor and a residual turn the sign; what is added to a zero decides with it.
+        ("-", f"{TWO}:mul", [3.0, -3.0], [1.0, 1.0], {"r": -2.0}),
+        ("+", f"{TWO}:div", [3.0, -3.0], [1.0, 1.0], {"r": 2.0}),
+        ("-", f"{TWO}:scale--2", [3.0, -3.0], [1.0, 1.0], {}),
+        ("+", f"{TWO}:scale--2+add", [3.0, -3.0], [1.0, 1.0], {"r": 0.0}),
+        ("-", f"{TWO}:scale--2+add", [3.0, -3.0], [1.0, 1.0], {"r": -0.0}),
+        ("-", f"{TWO}:scale--2+sub", [3.0, -3.0], [1.0, 1.0], {"r": 0.0}),
+        ("+", f"{TWO}:add", [3.0, -1.0], [1.0, 1.0], {"r": -2.0}),
+        ("+", "linear:f32:nt:1x1x1:bias", [2.0], [1.0], {"bias": -2.0}),
+        # alpha < 0 may multiply A, B or their product.
+        ("+-", "addmm:f32:nn:1x1x2:bias+alpha--1+beta-0", [3.0, -3.0], [1.0, 1.0], {"bias": 1.0}),
+        ("+", "addmm:f32:nn:1x1x2:bias+alpha--1", [3.0, -3.0], [1.0, 1.0], {"bias": 0.0}),
+        ("+-", "addmm:f32:nn:1x1x0:bias", [], [], {"bias": -0.0}),
+        # relu of a negative number is +0; of -0 PyTorch gives either.
+        ("+", f"{ONE}:relu", [-2.0], [1.0], {}),
+        ("+", f"{TWO}:relu", [3.0, -3.0], [1.0, 1.0], {}),
+        ("+-", f"{TWO}:scale--2+relu", [3.0, -3.0], [1.0, 1.0], {}),
+        ("-", f"{ONE}:relu+scale--2", [-2.0], [1.0], {}),
+        # Other functions promise nothing.
+        ("+-", f"{TWO}:gelu", [3.0, -3.0], [1.0, 1.0], {}),
+        ("+-", f"{ONE}:clamp-0_6", [-2.0], [1.0], {}),
+        ("+-", f"{ONE}:leaky_relu-0", [-2.0], [1.0], {}),
+        # An integer has one zero.
+        ("+", "int_mm:i8-i8-i32:nn:1x1x1:cast-f32", [0.0], [-1.0], {}),
+        ("-", "int_mm:i8-i8-i32:nn:1x1x1:cast-f32+scale--2", [0.0], [-1.0], {}),
+        # And where a number is right a zero is not.
+        ("", ONE, [2.0], [1.0], {}),
+    ],
+)
+@pytest.mark.parametrize("epilogue", ["fused", "eager", "either"])
+def test_the_sign_of_zero(
+    signs: str, line: str, a: list[float], b: list[float], more: dict[str, float], epilogue: str
+) -> None:
+    assert zeros_accepted(line, a, b, epilogue=epilogue, **more) == signs
+
+
+def test_a_wrong_sign_of_zero_is_described() -> None:
+    problem = Problem.parse("mm:f32:nn:20x40x64")
+    given = ops.make(problem, "int-1", 11, "cpu")
+    right = given.a @ given.b
+    span = span_of(problem.line, given)
+    assert compare.compare(right, span, problem, given).ok
+    found = compare.compare(torch.where(right == 0, -right, right), span, problem, given)
+    assert found.mismatch is not None
+    assert found.mismatch.code == "zero-sign"
+    assert found.mismatch.count == int((right == 0).sum())
+    assert "are zeros of the wrong sign\n  first at (" in found.mismatch.text()
+    assert "got -0, expected 0" in found.mismatch.text()
+    assert found.ratio == math.inf
+
+
 def test_int32_wraps() -> None:
     c = torch.tensor([2.0**31, 2.0**31 - 1, -(2.0**31) - 1, 5.0], dtype=torch.float64)
     assert oracle._wrap_int32(c).tolist() == [-(2.0**31), 2.0**31 - 1, 2.0**31 - 1, 5.0]

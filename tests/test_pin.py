@@ -28,12 +28,12 @@ WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
 RIGHT = "def mine(a, b):\n    return a @ b\n"
 
 
-def judged(tmp_path: Path, problem: Problem, filling: str) -> tuple[Judge, Case, Path]:
-    """A judge that has judged a function of a file which is wrong from row 4 on."""
+def judged(tmp_path: Path, problem: Problem, filling: str, text: str = WRONG) -> tuple[Judge, Case, Path]:
+    """A judge that has judged a function of a file, by default one which is wrong from row 4 on."""
     path = tmp_path / "mine.py"
-    path.write_text(WRONG)
+    path.write_text(text)
     space: dict[str, Any] = {}
-    exec(compile(WRONG, str(path), "exec"), space)
+    exec(compile(text, str(path), "exec"), space)
     backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, None, True)
     judge, case = Judge(), Case(backend, problem, (filling,), 0, "cpu")
     assert [o.status for o in judge.judge(case)] == [Status.INCORRECT]
@@ -71,6 +71,17 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
     assert run(place / "repro.py") == 0
     source.write_text("def mine(a, b):\n    raise ValueError\n")
     assert run(place / "repro.py") == 2
+
+
+def test_a_script_of_zeros_of_the_wrong_sign_fails_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    signed = "import torch\n\n\ndef mine(a, b):\n    c = a @ b\n    return torch.where(c == 0, -c.abs(), c)\n"
+    judge, case, source = judged(tmp_path, MM, "int-1", signed)
+    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
+    (place,) = (tmp_path / "kept").iterdir()
+    assert run(place / "repro.py") == 1
+    assert re.search(r"elements are wrong.*\nexpected 0, actual -0, bound 0", capsys.readouterr().out)
+    source.write_text(RIGHT)
+    assert run(place / "repro.py") == 0
 
 
 def failed(line: str, status: Status, code: str, **more: Any) -> Outcome:

@@ -1,0 +1,210 @@
+"""What the fillings of ``--gemm-level=quick`` find among wrong kernels, and that they accuse no right one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import liar_study
+import pytest
+import torch
+from liars import (
+    HONEST,
+    Honest,
+    Liar,
+    Plant,
+    Planted,
+    afterwards,
+    blocks,
+    empty_sum,
+    exact,
+    fixed_point,
+    flushed_below,
+    in_parts,
+    inputs,
+    product,
+    store,
+    through,
+    working,
+)
+
+from pytest_gemm import operands as room
+from pytest_gemm.fillings import fillings_for
+from pytest_gemm.judge import Case, Judge
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem import DTYPES, Problem
+from pytest_gemm.selection import FILLINGS
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return liar_study.judge()
+
+
+def quick(judge: Judge, entry: Liar | Honest, line: str, seed: int = 0) -> list[Outcome]:
+    """All outcomes at the quick level."""
+    problem = Problem.parse(line)
+    fillings = fillings_for(problem)[: FILLINGS["quick"]]
+    planted = Planted("it", dataclasses.replace(entry, lines={"it": line}))
+    return list(judge.judge(Case(planted, problem, fillings, seed, "cpu")))
+
+
+# -- wrong kernels ------------------------------------------------------------------------------------
+
+
+def clipped_above(limit: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.where(x.isfinite(), x.clamp(-limit, limit), x)
+
+
+def raised(a: Tensor, b: Tensor) -> Tensor:
+    """A is scaled to have room below, and the result back: what is already large overflows."""
+    return store(exact(a.float() * 2.0**90, b) * 2.0**-90, a)
+
+
+def in_scaled_f16(a: Tensor, b: Tensor) -> Tensor:
+    """Both operands in f16, each scaled by its largest element: what is much smaller is lost."""
+    scales = [2.0 ** -round(math.log2(float(x.double().nan_to_num(0, 0, 0).abs().amax()))) for x in (a, b)]
+    x, y = (t.float().mul(s).half().float() for t, s in zip((a, b), scales, strict=True))
+    return store(torch.matmul(x, y) / math.prod(scales), a)
+
+
+def no_subnormals(x: Tensor) -> Tensor:
+    return flushed_below(torch.finfo(x.dtype).smallest_normal)(x)
+
+
+def unsigned_zeros(c: Tensor) -> Tensor:
+    return torch.where(c == 0, torch.zeros_like(c), c)
+
+
+def negative_zeros(c: Tensor) -> Tensor:
+    return torch.where(c == 0, -torch.zeros_like(c), c)
+
+
+_BF16 = through(torch.bfloat16)
+_LONG = ("mm:f32:nn:20x40x512", "mm:f32:nn:20x40x8200", "linear:f32:nt:1x64x4096:bias", "bmm:f32:tn:2x9x17x1000")
+_WIDE = ("mm:f32:nn:20x40x256", "mm:bf16:nt:20x40x1000", "linear:bf16:nt:16x32x64:bias+gelu", "mm:f32:nn:9x7x64::tf32")
+
+WRONG: dict[str, tuple[Plant, tuple[str, ...]]] = {
+    "f32 as three products of bf16": (in_parts(_BF16, ((0, 0), (0, 1), (1, 0))), _LONG),
+    "f32 as two bf16": (in_parts(_BF16, ((0, 0), (0, 1), (1, 0), (1, 1))), _LONG),
+    "fixed point of 16 bits": (fixed_point(16), ("mm:f32:nn:20x40x8200",)),
+    "inputs are clipped at 2^36": (inputs(clipped_above(2.0**36)), _WIDE),
+    "inputs below 2^-36 are dropped": (inputs(flushed_below(2.0**-36)), _WIDE),
+    "f64 inputs are clipped at 2^128": (inputs(clipped_above(2.0**128)), ("mm:f64:nn:20x40x256",)),
+    "f64 inputs below 2^-126 are dropped": (inputs(flushed_below(2.0**-126)), ("mm:f64:nn:20x40x256",)),
+    "A is scaled by 2^90": (product(raised), _WIDE[:2]),
+    "bf16 by f16 with scales": (product(in_scaled_f16), ("mm:bf16:nn:20x40x512",)),
+    "subnormal inputs count as 0": (
+        inputs(no_subnormals),
+        ("mm:f32:nn:20x40x512", "mm:f16:nn:20x40x512", "addmm:f32:nt:8x8x2000:bias+beta-0.5", "mm:f16:nn:1x40x64"),
+    ),
+    "subnormal f16 results are dropped": (
+        afterwards(flushed_below(2.0**-14)),
+        ("mm:f16:nn:20x40x64", "mm:f16:nn:24x40x8200"),
+    ),
+    "a zero has no sign": (
+        afterwards(unsigned_zeros),
+        ("mm:f16:nn:20x40x64", "mm:f32:nn:20x40x512:mul", "mm:bf16:nn:20x40x512:scale--2"),
+    ),
+    "a sum that is zero is -0": (
+        afterwards(negative_zeros),
+        ("mm:f32:nn:20x40x512", "mm:bf16:nn:20x40x64", "mm:f64:nn:20x40x64", "mm:f16:nn:4x4x0", "mm:f32:nn:9x9x9:relu"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [(name, line) for name, (_, lines) in WRONG.items() for line in lines], ids=lambda x: x
+)
+def test_quick_finds(judge: Judge, name: str, line: str) -> None:
+    found = [o for o in quick(judge, Liar("", WRONG[name][0]), line) if o.status is not Status.PASSED]
+    assert found
+    assert {o.status for o in found} == {Status.INCORRECT}
+    if "zero" in name:
+        assert {o.reason.code for o in found if o.reason is not None} == {"zero-sign"}
+
+
+# -- right kernels ------------------------------------------------------------------------------------
+
+
+def from_the_first_product(a: Tensor, b: Tensor) -> Tensor:
+    """No sum begins at +0: products of -0 alone add up to -0."""
+    a, b = a.to(working(a)), b.to(working(b))
+    if not a.shape[-1]:
+        return store(empty_sum(a, b), a)
+    total = a[..., :1] * b[..., :1, :]
+    for x, y in blocks(a[..., 1:], b[..., 1:, :], 1):
+        total = total + x * y
+    return total
+
+
+def fused(a: Tensor, b: Tensor) -> Tensor:
+    """One fused multiply-add after the other: a product that underflows gives its sign to a sum that is zero."""
+    total = empty_sum(a, b)
+    for x, y in blocks(a.to(working(a)), b.to(working(b)), 1):
+        whole = x.double() * y.double()
+        wide = total.double() + whole
+        total = torch.where((wide == 0) & (total == 0), total + whole.to(total.dtype), wide.to(total.dtype))
+    return total
+
+
+CONTROLS: dict[str, Honest] = {
+    "from the first product": Honest("", product(lambda a, b: store(from_the_first_product(a, b), a))),
+    "fused": Honest("", product(lambda a, b: store(fused(a, b), a))),
+    **HONEST,
+}
+
+
+# Epilogues that turn signs.
+_TURNING = ("mm:f32:nn:20x40x7:mul+sub", "mm:f16:nt:17x33x9:scale--2+relu", "addmm:f32:nn:9x9x5:bias+alpha--1")
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
+    lines = [line.format(k=k) for line in CONTROLS[name].lines.values() for k in (1, 2, 64)]
+    lines += () if "tensor" in name else _TURNING
+    found = [(line, o) for line in lines for seed in range(3) for o in quick(judge, CONTROLS[name], line, seed)]
+    assert len(found) >= 30
+    assert not [(line, o.filling, o.details) for line, o in found if o.status is not Status.PASSED]
+
+
+# -- the operands themselves --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line", ["mm:f32:nn:20x40x256", "linear:bf16:nt:20x40x300:bias", "grouped_mm:f16:nt:3x20x40x64"]
+)
+def test_huge_meets_tiny_and_the_products_are_as_ever(line: str) -> None:
+    o = room.make(Problem.parse(line), "specials", 3)
+    a, b = o.a.double(), o.b.double().movedim(-2, 0).flatten(1)  # by k
+    dtype = DTYPES[line.split(":")[1]]
+    tops = a.nan_to_num(0, 0, 0).abs().amax(0), b.nan_to_num(0, 0, 0).abs().amax(1)
+    far = 2.0**10 if dtype.name == "f16" else 2.0**36
+    assert (tops[0] > far).any()
+    assert (tops[1] > far).any()
+    assert (tops[0] * tops[1] < 2.0).all()
+    if dtype.name != "bf16":
+        smallest = 2.0**dtype.emin
+        assert ((a != 0) & (a.abs() < smallest)).sum() > 10
+        assert ((b != 0) & (b.abs() < smallest)).sum() > 10
+
+
+def test_what_must_not_depend_on_m_does_not() -> None:
+    for line in ("mm:f32:nn:{}x24x64", "mm:f64:nn:{}x24x64", "mm:f16:nt:{}x24x64"):
+        first, other = (room.make(Problem.parse(line.format(m)), "specials", 3).b for m in (20, 33))
+        assert torch.equal(first.nan_to_num(0.5), other.nan_to_num(0.5))
+
+
+def test_a_long_line_of_f32_has_one_element_that_two_bf16_do_not_hold() -> None:
+    o = room.make(Problem.parse("mm:f32:nn:30x40x2000"), "int-2", 3)
+    lost = o.a - _BF16(o.a) - _BF16(o.a - _BF16(o.a))
+    assert int((lost != 0).any(1).sum()) > 8
+    assert float((o.a.abs().double() @ o.b.abs().double()).max()) <= 2.0**24
