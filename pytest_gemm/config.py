@@ -212,6 +212,7 @@ OPTIONS = (
         "judge against another environment in alternating processes, not against baselines: an interpreter, a virtual "
         "environment, a wheel, or a folder to import from first",
     ),
+    Option("wait", "3600", "SECONDS", "how long to wait for another run that times on the same device, 0: no limit"),
     Option("samples", "", "DIR", "keep every reading: a file for each session"),
     Option("report", "", "FILE", "write the speed report as one HTML page"),
     Option("summary", "", "FILE", "append the speed report as Markdown, to a CI job's summary for instance"),
@@ -237,6 +238,7 @@ class SpeedConfig:
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
         accept: patterns of cases that may be recorded slower; ``reason``: why.
         against: the other environment, "" for the stored baselines.
+        wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.
         report, summary: files of the HTML page and of the Markdown.
         session: folder with the request of one session, which this process is to be; ``None``: it is none.
@@ -258,6 +260,7 @@ class SpeedConfig:
     accept: tuple[str, ...] = ()
     reason: str = ""
     against: str = ""
+    wait: float = 3600.0
     samples: Path | None = None
     report: Path | None = None
     summary: Path | None = None
@@ -547,6 +550,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         accept=accept,
         reason=values["reason"],
         against=values["against"],
+        wait=_seconds("--gemm-wait", values["wait"]),
         samples=_writable_folder("--gemm-samples", values["samples"]),
         report=_writable_file("--gemm-report", values["report"]),
         summary=_writable_file("--gemm-summary", values["summary"]),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gemm import __version__, doctor
+from pytest_gemm import __version__, doctor, files
 from pytest_gemm import machine as hardware
 from pytest_gemm.fingerprint import PROBES, Print, changes, take
 
@@ -249,17 +249,7 @@ def save(path: Path, found: Fingerprint) -> None:
         "columns": columns,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    files.replace(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def load(path: Path) -> Fingerprint | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
+from pytest_gemm import __version__, baseline, files, gate, machine, speed_report, turns
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Sparing, Tuning
 from pytest_gemm.config import cores
@@ -274,19 +273,29 @@ class Measured:
 
 
 @contextlib.contextmanager
-def _alone(device: str, display: Display) -> Iterator[None]:
-    """No other run of this machine times on the device meanwhile; the system lets go of it when this process dies.
+def _alone(device: str, display: Display, wait: float = 0.0) -> Iterator[None]:
+    """No other run of this user times on the device meanwhile; the system lets go of it when this process dies.
 
     The CPU is one device.  A GPU is known by its UUID, so that two of them can be timed at once.
     """
     gpu = machine.visible_gpu() if device == "cuda" else None
-    path = Path(tempfile.gettempdir()) / f"pytest-gemm-{gpu.uuid if gpu else device}-{os.getuid()}.lock"
-    with path.open("w") as file:
+
+    def waiting(holder: str, seconds: float) -> None:
+        limit = f" of {wait:g} s (--gemm-wait)" if wait else " s"
+        display.progress(f"speed: {holder} is timing on {device}; waiting for it, {seconds:.0f}{limit}")
+
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            display.line(f"speed: another run is timing on {device}; waiting for it ({path})")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path = files.private_folder() / f"{gpu.uuid if gpu else device}.lock"
+            stack.enter_context(files.locked(path, wait, waiting))
+        except files.LockTimeoutError as error:
+            # Timing beside another run would give figures of both: going on without the lock is no choice.
+            raise pytest.UsageError(
+                f"speed: {error}: another run is timing on {device}; wait until it ends or end it, "
+                "or raise --gemm-wait (seconds, 0: without a limit)"
+            ) from None
+        except OSError as error:
+            raise pytest.UsageError(f"speed: the lock of {device} cannot be taken: {error}") from None
         yield
 
 
@@ -717,7 +726,7 @@ def measure(
         base = resolve(config.speed.against, scratch) if config.speed.against else None
         try:
             for device, those in of_device.items():
-                with _alone(device, display):
+                with _alone(device, display, config.speed.wait):
                     found.append(_measure(config, those, command, display, device, base, scratch, whole=whole))
         except (SessionFailed, baseline.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None

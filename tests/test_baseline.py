@@ -416,6 +416,17 @@ for us in range(int(sys.argv[3]), 10**9):
         reached = int(now)
 
 
+def test_a_file_that_is_a_link_stays_one(store: Store, tmp_path: Path) -> None:
+    record(store, entry())
+    path, common = store.path("cpp"), tmp_path / "common.jsonl"
+    path.rename(common)
+    path.symlink_to(common)
+    record(store, entry(LARGE))
+    assert path.is_symlink()
+    assert {case.problem for case in store.load("cpp")} == {SMALL, LARGE}
+    assert LARGE in common.read_text()
+
+
 def test_a_recorder_waits_for_another_one_and_not_for_ever(store: Store) -> None:
     record(store, entry())
     impatient = dataclasses.replace(store, wait=0.0)
