@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm import machine
+from pytest_gemm import machine, shapes
 from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
@@ -483,7 +483,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         threads=(_threads(values["threads"]) or (max(1, cores() // workers),))[0],
         thread_axis=axis if len(axis := _threads(values["threads"])) > 1 else (),
         ledger_given=values["known-failures"],
-        ledger=_ledger(values["known-failures"], default_ledger),
+        ledger=_ledger(values["known-failures"], default_ledger, registry),
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         defects=_writable_folder("--gemm-defects", values["defects"]),
@@ -536,7 +536,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
     return SpeedConfig(
         root=root,
         threads=(_threads(values["threads"]) or (cores(),))[0],
-        shapes=_list(values["shapes"]),
+        shapes=_shapes(values["shapes"], root),
         comparator="" if comparator == "none" else comparator,
         sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,
         windows=_whole("--gemm-windows", values["windows"], 3),
@@ -556,6 +556,20 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         summary=_writable_file("--gemm-summary", values["summary"]),
         session=session,
     )
+
+
+def _shapes(text: str, root: Path) -> tuple[str, ...]:
+    """Names of sets and files; they are read now, so that a wrong one ends the run before it begins."""
+    names = _list(text)
+    if names:
+        spec = find_spec("pytest_gemm.perf")
+        assert spec is not None, "the speed suite is part of the package"
+        assert spec.origin is not None
+        try:
+            shapes.select(Path(spec.origin).parent / "shapes.toml", names, LEVELS[0], "cpu", root)
+        except shapes.ShapeError as error:
+            raise pytest.UsageError(f"--gemm-shapes: {error}") from None
+    return names
 
 
 def _threads(text: str) -> tuple[int, ...]:
@@ -700,11 +714,11 @@ def _isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     return tuple(dict.fromkeys(wanted)), lacking
 
 
-def _ledger(text: str, default: Path) -> Ledger:
+def _ledger(text: str, default: Path, registry: Registry) -> Ledger:
     if text == "none":
         return Ledger()
     try:
-        return Ledger.load(Path(text) if text else default)
+        return Ledger.load(Path(text) if text else default, registry.names())
     except LedgerError as error:
         raise pytest.UsageError(f"--gemm-known-failures: {error}") from None
 

@@ -63,8 +63,9 @@ def test_the_private_folder_is_private(tmp_path: Path, monkeypatch: pytest.Monke
         files.private_folder()
     made.unlink()
     made.mkdir()
-    monkeypatch.setattr(os, "getuid", lambda uid=os.getuid(): uid + 1)
-    made.rename(tmp_path / f"pytest-gemm-{os.getuid()}")
+    other = os.getuid() + 1
+    made.rename(tmp_path / f"pytest-gemm-{other}")
+    monkeypatch.setattr(os, "getuid", lambda: other)
     with pytest.raises(PermissionError, match="belongs to another user"):
         files.private_folder()
 
