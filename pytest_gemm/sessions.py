@@ -244,6 +244,7 @@ class Measured:
         refused: cases that were to be recorded and were not, with the reason.
         notes: further sentences about the run.
         seconds: by the clock, and by phase.
+        lost: why a file is not complete that was asked for, by the option with its value.
     """
 
     device: str
@@ -259,6 +260,7 @@ class Measured:
     refused: dict[CaseKey, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    lost: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def samples(self, timed: Timed) -> list[Sample]:
         """All samples of a case, of the head, in order."""
@@ -317,6 +319,7 @@ class _Runner:
         self.before: dict[CaseKey, tuple[str, ...]] = {}
         self.ceilings: Ceilings | None = None
         self.notes: list[str] = []
+        self.lost: dict[str, str] = {}
 
     def compile(self, arm: Arm, cases: Sequence[Timed]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
@@ -451,7 +454,10 @@ class _Runner:
         session = one.result()
         self.ceilings = session.ceilings
         self._note_failures(session.samples)
-        one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        try:
+            one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        except OSError as error:  # the session itself has been read
+            self.lost.setdefault(f"--gemm-samples={self._samples}", error.strerror or str(error))
         return session
 
     def rescued(self) -> Path:
@@ -777,7 +783,7 @@ def _measure(
         for line in _cut_short(config, runner, made, command):
             display.line(f"speed: {line}")
         raise
-    made.failed = runner.failed
+    made.failed, made.lost = runner.failed, runner.lost
     order = {case: place for place, case in enumerate(cases)}  # each session has another one
     made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[pair[0].backend, pair[0].problem]))
     if whole:

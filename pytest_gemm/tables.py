@@ -1,14 +1,19 @@
-"""TOML files of the user's: read with an error that names file and line, whatever is wrong with them.
+"""Data files: read with an error that names file and line, whatever is wrong with them.
 
-A ledger and a shapes file are lists of tables, ``[[name]]``.  :class:`TableFile` knows on which line each key stands.
+A ledger and a shapes file are lists of TOML tables, ``[[name]]``: :class:`TableFile` knows on which line each key
+stands.  What is written as JSON is read back into dataclasses, whose types :func:`mismatch` checks.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["TableFile", "shown"]
+__all__ = ["TableFile", "mismatch", "shown"]
 
 _LONGEST: Final = 80
 
@@ -35,6 +40,36 @@ def shown(value: object) -> str:
     ):  # Python writes no number of 4300 digits, and nothing that is nested too deeply
         text = "a number that is too large" if isinstance(value, int) else "a value that is too large"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def mismatch(value: object, hint: Any, name: str = "") -> str:
+    """What of plain data is not of the type that is declared, ``kernels[0] is 3``; "" where all is.
+
+    Args:
+        value: an instance of a dataclass, or what one consists of.
+        hint: its type: a class, a union, a tuple of one type, a list or a mapping.
+        name: what to call it.
+    """
+    parts = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin in {typing.Union, types.UnionType}:
+        return min((mismatch(value, part, name) for part in parts), key=len)
+    expected = (int, float) if hint is float else origin or hint
+    if not isinstance(value, expected) or (isinstance(value, bool) and hint not in {bool, object}):
+        return f"{name} is {shown(value)}"
+    members: Iterable[tuple[str, object, Any]] = ()
+    if dataclasses.is_dataclass(hint):
+        members = ((f"{name}.{key}", getattr(value, key), of) for key, of in _fields(hint).items())
+    elif parts and isinstance(value, Mapping):
+        members = ((f"{name}[{shown(key)}]", one, parts[1]) for key, one in value.items())
+    elif parts and isinstance(value, tuple | list):
+        members = ((f"{name}[{index}]", one, parts[0]) for index, one in enumerate(value))
+    return next((found for part, one, of in members if (found := mismatch(one, of, part.lstrip(".")))), "")
+
+
+@functools.cache
+def _fields(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 class TableFile:
