@@ -307,6 +307,8 @@ class Store:
                     return self._compile(job)
         if job.key not in self._asked:  # Inductor asks several times for a kernel of one program
             self._asked.add(job.key)
+            with contextlib.suppress(OSError):  # a store that cannot be written
+                os.utime(found)  # what is used is not pruned
             self._count(hits=1)
         return found
 

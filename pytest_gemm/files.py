@@ -64,7 +64,10 @@ def locked(
             time.sleep(0.1)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            os.ftruncate(handle, 0)
 
 
 def shared(path: Path) -> int:

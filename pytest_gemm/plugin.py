@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, hookspec, sanitizer, selection, session
+from pytest_gemm import ahead, cache, distribution, hookspec, sanitizer, selection, session
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Configurable, Registry, RegistryError
@@ -27,6 +27,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
+from pytest_gemm.termination import STATUS, Termination
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _CONFIG = pytest.StashKey[GemmConfig]()
 _STATE = pytest.StashKey[RunState]()
 _JUDGED = pytest.StashKey[dict[str, Any]]()
 _WATCH = pytest.StashKey[Watch]()
+_TERMINATION = pytest.StashKey[Termination]()
 _DIARIES = pytest.StashKey[Diaries]()
 _STDERR = pytest.StashKey[int]()
 _HEALTHY = pytest.StashKey[bool]()
@@ -96,11 +98,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
     if not _is_worker(config):
+        try:
+            cache.tidy()
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
         config.stash[_STATE].open_record(config.invocation_params.args)
+        config.stash[_TERMINATION] = Termination()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Nobody watches any more, and what was written down for this run alone goes."""
+    if _TERMINATION in config.stash:
+        config.stash[_TERMINATION].close()
     if _WATCH in config.stash:
         if config.stash[_WATCH].diary.stacks is not None:
             faulthandler.disable()  # it writes into the diary
@@ -678,6 +687,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
     else:
         state.notes += ahead.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
+        if session.config.stash[_TERMINATION].received:
+            session.exitstatus = STATUS
         _absorb_unfinished(session.config)
         state.close_record()
         state.write_coverage()
