@@ -228,11 +228,9 @@ def _show(folder: Path) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = [str(folder)]
     lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
-    days, size = limits.days, limits.gigabytes
-    lines.append(
-        f"limits: {f'{days:g} days' if days else 'no age'} (PYTEST_GEMM_CACHE_DAYS), "
-        f"{f'{size:g} GB' if size else 'no size'} (PYTEST_GEMM_CACHE_GB)"
-    )
+    days = f"{limits.days:g} days" if limits.days else "no age"
+    most = f"{limits.gigabytes:g} GB" if limits.gigabytes else "no size"
+    lines.append(f"limits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)")
     return "\n".join(lines) + "\n"
 
 

@@ -58,7 +58,7 @@ def mismatch(value: object, hint: Any, name: str = "") -> str:
     if not isinstance(value, expected) or (isinstance(value, bool) and hint not in {bool, object}):
         return f"{name} is {shown(value)}"
     members: Iterable[tuple[str, object, Any]] = ()
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         members = ((f"{name}.{key}", getattr(value, key), of) for key, of in _fields(hint).items())
     elif parts and isinstance(value, Mapping):
         members = ((f"{name}[{shown(key)}]", one, parts[1]) for key, one in value.items())

@@ -186,13 +186,8 @@ def test_a_compiler_finds_its_way_with_half_of_its_files_gone(
     home: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    options = (
-        "--pyargs",
-        "pytest_gemm.conformance",
-        "--gemm-backends=cpp",
-        "--gemm-problem=linear:f32:nt:8x64x64:relu",
-    )
-    options = ("-p", "no:cacheprovider", "-k", "test_product", *options)
+    case = ("--gemm-backends=cpp", "--gemm-problem=linear:f32:nt:8x64x64:relu")
+    options = ("-p", "no:cacheprovider", "-k", "test_product", "--pyargs", "pytest_gemm.conformance", *case)
     assert pytester.runpytest_subprocess(*options).ret == 0
     found = list(cache.entries(home))
     assert len(found) > 1

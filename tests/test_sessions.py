@@ -638,6 +638,25 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
         assert not is_free("cuda")
 
 
+def test_pages_and_samples_that_cannot_be_written_end_no_run(project: pytest.Pytester) -> None:
+    (project.path / "page.html").symlink_to("/dev/full")
+    full = """
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+import shutil
+shutil.copyfile = full
+"""
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(full)
+    given = ("--gemm-report=page.html", "--gemm-summary=/dev/full", "--gemm-samples=kept")
+    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", "--gemm-no-baseline=show", *given, sessions=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    why = "is not complete: No space left on device; the run is red for it"
+    result.stdout.fnmatch_lines_random([f"--gemm-{name}=* {why}" for name in ("report", "summary", "samples")])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
 def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
     project.makepyfile(test_other="def test_other():\n    pass\n")
     result = run(project, "--gemm-backends=honest", "--gemm-gate=report", "--benchmark-only", sessions=1)
