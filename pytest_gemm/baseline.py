@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from pytest_gemm import files, roofline
+from pytest_gemm.commands import Parser
 from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, did_you_mean
 from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case, read_session
@@ -1372,7 +1373,7 @@ def _record(given: argparse.Namespace) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
+    parser = Parser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="hardware keys, backends, cases, dates")

@@ -769,7 +769,7 @@ def test_a_wrong_command_is_told_what_would_be_right(
     (repo / "empty").mkdir()
     with pytest.raises(SystemExit) as ended:
         baseline.main(words)
-    assert ended.value.code == 2
+    assert ended.value.code == 4
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
 
