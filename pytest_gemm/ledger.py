@@ -23,9 +23,8 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pytest_gemm.backend import MODES
 from pytest_gemm.machine import ISA_NAMES, cpu, flags_at
-from pytest_gemm.outcome import FileError, Outcome, Status
+from pytest_gemm.outcome import MODES, FileError, Outcome, Status
 from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, Layout, Problem, ProblemError, did_you_mean
 from pytest_gemm.tables import TableFile, shown
 

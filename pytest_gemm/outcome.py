@@ -5,8 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 from pathlib import Path
+from typing import Final
 
-__all__ = ["Activity", "FileError", "Outcome", "Reason", "Seconds", "Status", "first_line", "who"]
+__all__ = ["MODES", "Activity", "FileError", "Outcome", "Reason", "Seconds", "Status", "first_line", "who"]
+
+
+# The ways in which a user's program reaches a kernel, see docs/modes.md.
+MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
 
 
 class FileError(ValueError):
