@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gemm import cache
 from pytest_gemm.backend import Availability, Contract, Dropped, Unsupported
 from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
     QUANTISED,
     InductorBackend,
     cache_dir,
-    cache_home,
     cuda_options,
     has_no_kernel,
     installed,
@@ -94,7 +94,7 @@ def _setup() -> farm.Setup:
 
 def kernel_cache_dir() -> Path:
     """Where compiled kernels are kept by content: beside Inductor's caches, and for every version of torch."""
-    return cache_home() / "cutlass-kernels"
+    return cache.use() / "cutlass-kernels"
 
 
 def cutlass_tree() -> Path | None:

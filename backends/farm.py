@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
@@ -36,6 +35,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
+
+from pytest_gemm import files
 
 __all__ = [
     "ENTRY",
@@ -306,6 +307,8 @@ class Store:
                     return self._compile(job)
         if job.key not in self._asked:  # Inductor asks several times for a kernel of one program
             self._asked.add(job.key)
+            with contextlib.suppress(OSError):  # a store that cannot be written
+                os.utime(found)  # what is used is not pruned
             self._count(hits=1)
         return found
 
@@ -328,9 +331,12 @@ class Store:
         # Apart from the kernels: a copy of the store needs its files only, no folder.
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with open(locks / key, "w", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, and when the process dies
-            yield
+        # Another process may be compiling the kernel: it has its own limit, and so has a third one ahead of this one.
+        try:
+            with files.locked(locks / key, 2 * self.timeout, mode=0o666):
+                yield
+        except files.LockTimeoutError as error:
+            raise CompilerError(str(error)) from None
 
     def _compile(self, job: Job) -> Path:
         started = time.perf_counter()

@@ -12,13 +12,13 @@ import contextlib
 import copy
 import dataclasses
 import fnmatch
-import os
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_gemm import cache
 from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
 from pytest_gemm.backends import naming
 from pytest_gemm.outcome import Reason
@@ -37,7 +37,6 @@ __all__ = [
     "InductorBackend",
     "Space",
     "cache_dir",
-    "cache_home",
     "cuda_options",
     "has_no_kernel",
     "installed",
@@ -80,16 +79,11 @@ class Space:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def cache_home() -> Path:
-    """Our folder among the user's caches: ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
-
-
 def cache_dir(isa: str = "") -> Path:
     """Where compiled kernels are kept.
 
     ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` in
-    :func:`cache_home`.
+    :func:`pytest_gemm.cache.home`.
 
     Args:
         isa: instruction set that they are generated for, each of which has a folder of its own in there; "" for the
@@ -101,7 +95,7 @@ def cache_dir(isa: str = "") -> Path:
         return Path(mine) / isa
     import torch
 
-    return cache_home() / f"inductor-{torch.__version__}" / isa
+    return cache.use() / f"inductor-{torch.__version__}" / isa
 
 
 class InductorBackend(abc.ABC):

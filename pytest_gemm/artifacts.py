@@ -12,6 +12,7 @@ import torch
 
 from pytest_gemm import error_map, pin, program, report
 from pytest_gemm.backend import Scripted, Unsupported, at_isa, in_mode
+from pytest_gemm.outcome import first_line
 from pytest_gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["save", "save_defect"]
 
 
-def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = "") -> None:
+def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = "") -> str:
     """One folder a failed case.
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
@@ -36,45 +37,71 @@ def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, r
         case: that they are of.
         rerun: how to run it again.
         warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`pin.Case`.
+
+    Returns:
+        why the folder of a case is not complete, a full disk for instance; "" where all was written.
     """
+    lost = ""
     for outcome, evidence in failed:
-        parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed), outcome.guard)
-        place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
-        place.mkdir(parents=True, exist_ok=True)
-        text = report.failure(outcome, rerun) + "\n"
         try:
-            _write_script(place / "repro.py", _script(case, outcome, evidence, warm))
-        except Unsupported as none:
-            text += f"  no script: {none.reason}\n"
-        (place / "report.txt").write_text(text, encoding="utf-8")
-        if evidence.source:
-            (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
-        tensors = dict(program.args(case.problem, evidence.operands))
-        if evidence.actual is not None:
-            tensors["actual"] = evidence.actual
-        if evidence.interval is not None:
-            tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
-            if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
-                candidate = ", ".join(report.candidates(outcome))
-                picture = place / "error_map.png"
-                error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
-        torch.save(tensors, place / "tensors.pt")
+            _save_one(folder, outcome, evidence, case, rerun, warm)
+        except OSError as error:  # noqa: PERF203  # each case is tried
+            lost = lost or str(error)
+    return lost
 
 
-def save_defect(folder: Path, explained: Outcome, evidence: Evidence, case: Case, warm: str = "") -> None:
+def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str) -> None:
+    """The folder of one case."""
+    parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed), outcome.guard)
+    place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
+    place.mkdir(parents=True, exist_ok=True)
+    text = report.failure(outcome, rerun) + "\n"
+    try:
+        _write_script(place / "repro.py", _script(case, outcome, evidence, warm))
+    except Unsupported as none:
+        text += f"  no script: {none.reason}\n"
+    (place / "report.txt").write_text(text, encoding="utf-8")
+    if evidence.source:
+        (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
+    tensors = dict(program.args(case.problem, evidence.operands))
+    if evidence.actual is not None:
+        tensors["actual"] = evidence.actual
+    if evidence.interval is not None:
+        tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
+        if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
+            candidate = ", ".join(report.candidates(outcome))
+            picture = place / "error_map.png"
+            error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
+    _store(tensors, place / "tensors.pt")
+
+
+def _store(tensors: Mapping[str, object], path: Path) -> None:
+    try:
+        torch.save(tensors, path)
+    except RuntimeError as error:  # of PyTorch's own writer
+        raise OSError(f"{path}: {first_line(error)}") from error
+
+
+def save_defect(folder: Path, explained: Outcome, evidence: Evidence, case: Case, warm: str = "") -> str:
     """The script of a known failure as ``ID.py``, the smallest case that a run meets of each ledger entry.
 
     A script that is there and is of a case no larger is left alone.
+
+    Returns:
+        why it could not be written; "" where nothing went wrong.
     """
     path = folder / f"{explained.known_failure}.py"
-    if path.exists() and (there := _problem_of(path)) is not None and _size(there) <= _size(case.problem):
-        return
     try:
+        if path.exists() and (there := _problem_of(path)) is not None and _size(there) <= _size(case.problem):
+            return ""
         made = _script(case, explained, evidence, warm)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_script(path, made)
     except Unsupported:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_script(path, made)
+        return ""
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.Script:
@@ -101,7 +128,7 @@ def _write_script(path: Path, made: pin.Script) -> None:
     beside = path.with_suffix(".pt")
     beside.unlink(missing_ok=True)
     if made.tensors:
-        torch.save(made.tensors, beside)
+        _store(made.tensors, beside)
     path.write_text(made.text, encoding="utf-8")
 
 

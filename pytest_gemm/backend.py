@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checka
 
 from pytest_gemm import device_kernels
 from pytest_gemm.machine import ISAS
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import MODES, Reason
 from pytest_gemm.problem import DType, Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -518,10 +518,6 @@ class Scripted(Backend, Protocol):
             Unsupported: when no such script can be written.
         """
         ...
-
-
-# The ways in which a user's program reaches a kernel, see docs/modes.md.
-MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
 
 
 @runtime_checkable

@@ -35,7 +35,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
-from pytest_gemm import roofline
+from pytest_gemm import files, roofline
+from pytest_gemm.commands import Parser
 from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, canonical_line, did_you_mean
 from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case, read_session
@@ -772,21 +773,15 @@ class Store:
     def _write(self, backend: str, kept: Mapping[CaseKey, _Kept]) -> None:
         """Put a file in place whole; one without a line is deleted.  The lock is held."""
         path = self.path(backend)
-        temporary = path.with_name(f".{path.name}.tmp")
         text = "".join(kept[case].text + "\n" for case in sorted(kept))
         try:
             if kept:
-                with temporary.open("wb") as file:
-                    # What the command line could not decode becomes a JSON escape.
-                    file.write(text.encode("utf-8", "backslashreplace"))
-                    file.flush()
-                    os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
-                os.replace(temporary, path)
+                # What the command line could not decode becomes a JSON escape.
+                files.replace(path, text.encode("utf-8", "backslashreplace"))
             else:
                 path.unlink()
             _sync_folder(self.place)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
 
 
@@ -1378,7 +1373,7 @@ def _record(given: argparse.Namespace) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
+    parser = Parser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="hardware keys, backends, cases, dates")

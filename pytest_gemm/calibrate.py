@@ -8,7 +8,6 @@ scored on the same draws.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -21,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from pytest_gemm import gate
+from pytest_gemm import commands, gate
 from pytest_gemm.gate import Policy, Reading, Screened, Stored
 from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, SessionError, Verdict, read_session
 
@@ -592,7 +591,7 @@ def _as_json(study: Study) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the study of the sessions that the arguments name to standard output; 0, or a usage error's exit."""
-    parser = argparse.ArgumentParser(
+    parser = commands.Parser(
         prog="python -m pytest_gemm.calibrate",
         description="false alarms and power of the gate, from sessions of one code",
     )

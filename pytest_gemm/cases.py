@@ -13,17 +13,22 @@ Example::
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_gemm.problem import Problem
 
-__all__ = ["LEVELS", "Cases", "Point", "unique"]
+__all__ = ["LEVELS", "Cases", "Point", "TemplateError", "unique"]
 
 # A point's values are whatever its axes hold; only the template looks at them.
 Point = Mapping[str, Any]
 
 LEVELS = ("quick", "full", "exhaustive")
+
+
+class TemplateError(ValueError):
+    """A template with a name in braces that is no axis."""
 
 
 class Cases:
@@ -71,9 +76,26 @@ class Cases:
 
         Args:
             template: a problem line with the axes in braces; trailing empty fields are dropped.
+
+        Raises:
+            TemplateError: for a name in braces that is no axis.
         """
-        lines = dict.fromkeys(template.format(**point).rstrip(":") for point in self._points)
-        return unique(Problem.parse(line) for line in lines)
+        return unique(map(Problem.parse, self.lines(template)))
+
+    def lines(self, template: str) -> list[str]:
+        """The same as text, each line once."""
+        return list(dict.fromkeys(_fill(template, point).rstrip(":") for point in self._points))
+
+
+def _fill(template: str, point: Point) -> str:
+    """The template with the point's values; nothing of ``str.format`` but plain names."""
+
+    def value(name: re.Match[str]) -> str:
+        if name[1] not in point:
+            raise TemplateError(f"the template asks for {name[0]}, and there is no such axis")
+        return str(point[name[1]])
+
+    return re.sub(r"\{([^{}]*)\}", value, template)
 
 
 def unique(problems: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -30,7 +30,8 @@ class GemmCheck:
     """Judges cases for one test.
 
     Attributes:
-        judged: plain data of all that was judged, for the report: ``outcomes`` and the ledger's ``use``.
+        judged: plain data of all that was judged, for the report: ``outcomes``, the ledger's ``use``, and what
+            was ``lost``: why a file could not be written, by the option that asks for it.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class GemmCheck:
         self._target = target
         self._use = LedgerUse()
         self._warm = ""
-        self.judged: dict[str, Any] = {"outcomes": [], "use": {}}
+        self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
 
     def __call__(self, case: Case) -> list[Outcome]:
         """Judge ``case`` with all its fillings.
@@ -205,12 +206,7 @@ class GemmCheck:
             (dataclasses.replace(outcome, known_failure=known.get(_key(outcome), "")), evidence)
             for outcome, evidence in self._judge.evidence
         ]
-        if self._config.artifacts is not None:
-            artifacts.save(self._config.artifacts, failed, case, self.rerun, self._warm)
-        if self._config.defects is not None:
-            for outcome, evidence in failed:
-                if outcome.known_failure:
-                    artifacts.save_defect(self._config.defects, outcome, evidence, case, self._warm)
+        self._write(failed, case)
 
     def _save_withheld(self, case: Case, held: Outcome) -> None:
         """The script of a case that the ledger forbids to run; its operands are made for it."""
@@ -218,10 +214,19 @@ class GemmCheck:
         if folders == (None, None) or not case.fillings:
             return
         evidence = Evidence(operands.make(case.problem, case.fillings[0], case.seed, case.device))
-        if self._config.artifacts is not None:
-            artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun)
-        if self._config.defects is not None:
-            artifacts.save_defect(self._config.defects, held, evidence, case)
+        self._write([(held, evidence)], case)
+
+    def _write(self, failed: Sequence[tuple[Outcome, Evidence]], case: Case) -> None:
+        """The files of outcomes; what cannot be written changes no outcome."""
+        lost = []
+        if (folder := self._config.artifacts) is not None:
+            lost.append((f"--gemm-artifacts={folder}", artifacts.save(folder, failed, case, self.rerun, self._warm)))
+        if (folder := self._config.defects) is not None:
+            for outcome, evidence in failed:
+                if outcome.known_failure:
+                    why = artifacts.save_defect(folder, outcome, evidence, case, self._warm)
+                    lost.append((f"--gemm-defects={folder}", why))
+        self.judged["lost"].update((option, why) for option, why in lost if why)
 
 
 def _key(outcome: Outcome) -> tuple[object, ...]:

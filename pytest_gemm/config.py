@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm import machine
+from pytest_gemm import machine, shapes
 from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
@@ -212,6 +212,7 @@ OPTIONS = (
         "judge against another environment in alternating processes, not against baselines: an interpreter, a virtual "
         "environment, a wheel, or a folder to import from first",
     ),
+    Option("wait", "3600", "SECONDS", "how long to wait for another run that times on the same device, 0: no limit"),
     Option("samples", "", "DIR", "keep every reading: a file for each session"),
     Option("report", "", "FILE", "write the speed report as one HTML page"),
     Option("summary", "", "FILE", "append the speed report as Markdown, to a CI job's summary for instance"),
@@ -237,6 +238,7 @@ class SpeedConfig:
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
         accept: patterns of cases that may be recorded slower; ``reason``: why.
         against: the other environment, "" for the stored baselines.
+        wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.
         report, summary: files of the HTML page and of the Markdown.
         session: folder with the request of one session, which this process is to be; ``None``: it is none.
@@ -258,6 +260,7 @@ class SpeedConfig:
     accept: tuple[str, ...] = ()
     reason: str = ""
     against: str = ""
+    wait: float = 3600.0
     samples: Path | None = None
     report: Path | None = None
     summary: Path | None = None
@@ -480,7 +483,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         threads=(_threads(values["threads"]) or (max(1, cores() // workers),))[0],
         thread_axis=axis if len(axis := _threads(values["threads"])) > 1 else (),
         ledger_given=values["known-failures"],
-        ledger=_ledger(values["known-failures"], default_ledger),
+        ledger=_ledger(values["known-failures"], default_ledger, registry),
         run_record=_writable_file("--gemm-run-record", values["run-record"]),
         artifacts=_writable_folder("--gemm-artifacts", values["artifacts"]),
         defects=_writable_folder("--gemm-defects", values["defects"]),
@@ -533,7 +536,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
     return SpeedConfig(
         root=root,
         threads=(_threads(values["threads"]) or (cores(),))[0],
-        shapes=_list(values["shapes"]),
+        shapes=_shapes(values["shapes"], root),
         comparator="" if comparator == "none" else comparator,
         sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,
         windows=_whole("--gemm-windows", values["windows"], 3),
@@ -547,11 +550,26 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         accept=accept,
         reason=values["reason"],
         against=values["against"],
+        wait=_seconds("--gemm-wait", values["wait"]),
         samples=_writable_folder("--gemm-samples", values["samples"]),
         report=_writable_file("--gemm-report", values["report"]),
         summary=_writable_file("--gemm-summary", values["summary"]),
         session=session,
     )
+
+
+def _shapes(text: str, root: Path) -> tuple[str, ...]:
+    """Names of sets and files; they are read now, so that a wrong one ends the run before it begins."""
+    names = _list(text)
+    if names:
+        spec = find_spec("pytest_gemm.perf")
+        assert spec is not None, "the speed suite is part of the package"
+        assert spec.origin is not None
+        try:
+            shapes.select(Path(spec.origin).parent / "shapes.toml", names, LEVELS[0], "cpu", root)
+        except shapes.ShapeError as error:
+            raise pytest.UsageError(f"--gemm-shapes: {error}") from None
+    return names
 
 
 def _threads(text: str) -> tuple[int, ...]:
@@ -696,11 +714,11 @@ def _isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     return tuple(dict.fromkeys(wanted)), lacking
 
 
-def _ledger(text: str, default: Path) -> Ledger:
+def _ledger(text: str, default: Path, registry: Registry) -> Ledger:
     if text == "none":
         return Ledger()
     try:
-        return Ledger.load(Path(text) if text else default)
+        return Ledger.load(Path(text) if text else default, registry.names())
     except LedgerError as error:
         raise pytest.UsageError(f"--gemm-known-failures: {error}") from None
 

@@ -7,17 +7,15 @@ It counts what the generated code says (``Outcome.configuration``), not what was
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import machine, results
+from pytest_gemm import commands, machine, results
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.micro_kernels import Product, Registered
 from pytest_gemm.ledger import Environment, Ledger
@@ -379,7 +377,7 @@ def explained(record: results.Record, ledger: Ledger) -> list[Outcome]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = commands.Parser(
         prog="python -m pytest_gemm.coverage", description="which micro-kernels of the C++ templates run records judged"
     )
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
@@ -393,12 +391,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = [results.read(path) for path in given.records]
         ledger = Ledger.load(given.known_failures) if given.known_failures else Ledger()
         outcomes = [outcome for record in records for outcome in explained(record, ledger)]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         parser.error(str(error))
     levels = [str(record.run["isa"]) for record in records if record.run.get("isa")]
     heads = [line for record in records for line in _head(record)]
     found = matrix(outcomes, levels)
-    sys.stdout.write(text(found, ".json" if given.json else ".md", heads, given.title))
+    commands.show(text(found, ".json" if given.json else ".md", heads, given.title))
     return 0
 
 

@@ -18,9 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gemm import __version__, doctor
+import pytest
+
+from pytest_gemm import __version__, doctor, files
 from pytest_gemm import machine as hardware
 from pytest_gemm.fingerprint import PROBES, Print, changes, take
+from pytest_gemm.tables import mismatch
 
 if TYPE_CHECKING:
     from pytest_gemm.backend import Backend
@@ -73,6 +76,7 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
         (``--gemm-missing=skip`` forgives that).
     """
     healthy = True
+    stored = {backend.name: _stored(config, backend) for backend in config.backends}
     for backend in config.backends:
         started = time.perf_counter()
         found = _ask(config, backend)
@@ -86,24 +90,34 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
         products = sum(one.products for one in found.prints)
         write(f"{head}: {products} products in {seconds:.0f} s")
         lines = [*table(found.prints), *sentences(found)]
-        for line in lines + _stored(config, found):
+        for line in lines + _compared(config, stored[backend.name], found):
             write(line)
         healthy = healthy and found.sound
     return healthy
 
 
-def _stored(config: GemmConfig, found: Fingerprint) -> list[str]:
-    """What changed against the stored fingerprint; stores the new one where that was asked for."""
-    folder = config.fingerprints or config.speed.baselines
-    path = path_of(folder, found.key, found.backend)
-    lines = []
+def _key(config: GemmConfig, device: str) -> str:
+    return hardware.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
+
+
+def _stored(config: GemmConfig, backend: Backend) -> Fingerprint | None:
+    """The stored fingerprint of a backend.
+
+    Raises:
+        pytest.UsageError: when it cannot be read; before anything is asked, which takes minutes.
+    """
+    path = path_of(config.fingerprints or config.speed.baselines, _key(config, config.device_of(backend)), backend.name)
     try:
-        old = load(path)
+        return load(path)
     except (OSError, ValueError) as error:
-        lines.append(f"the stored fingerprint {path} cannot be read: {error}")
-        old = None
-    if old is not None:
-        lines += _comparison(old, found)
+        why = getattr(error, "strerror", None) or error
+        raise pytest.UsageError(f"--gemm-fingerprint: {path}: {why}; restore the file, or delete it") from None
+
+
+def _compared(config: GemmConfig, old: Fingerprint | None, found: Fingerprint) -> list[str]:
+    """What changed against the stored fingerprint; stores the new one where that was asked for."""
+    path = path_of(config.fingerprints or config.speed.baselines, found.key, found.backend)
+    lines = _comparison(old, found) if old is not None else []
     if config.fingerprints is not None and found.prints:
         if found.broken:
             lines.append(f"not stored, for it is not complete: {path}")
@@ -143,8 +157,9 @@ def _ask(config: GemmConfig, backend: Backend) -> Fingerprint:
     finally:
         notes.unlink(missing_ok=True)
     records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    key = hardware.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
-    found = Fingerprint(backend.name, device, key, broken=answer.get("error", ""), missing=answer.get("missing", ""))
+    found = Fingerprint(
+        backend.name, device, _key(config, device), broken=answer.get("error", ""), missing=answer.get("missing", "")
+    )
     if not found.missing:
         found.prints = [Print.from_dict(record) for record in records]
     found.software = {"pytest-gemm": __version__, **hardware.software("cuda" if device == "cuda" else "cpu")}
@@ -249,17 +264,7 @@ def save(path: Path, found: Fingerprint) -> None:
         "columns": columns,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    files.replace(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def load(path: Path) -> Fingerprint | None:
@@ -273,14 +278,22 @@ def load(path: Path) -> Fingerprint | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    content = json.loads(text)
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError(f"not a fingerprint of format {_FORMAT}")
-    return Fingerprint(
-        content["backend"],
-        content["device"],
-        content["hardware"],
-        [Print.from_dict(column) for column in content["columns"]],
-        software=content["software"],
-        date=content["date"],
-    )
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError(f"not a fingerprint of format {_FORMAT}")
+        found = Fingerprint(
+            content["backend"],
+            content["device"],
+            content["hardware"],
+            [Print.from_dict(column) for column in content["columns"]],
+            software=content["software"],
+            date=content["date"],
+        )
+    except KeyError as error:
+        raise ValueError(f"it has no {error}") from None
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a fingerprint: {error}") from None
+    if wrong := mismatch(found, Fingerprint):
+        raise ValueError(wrong)
+    return found

@@ -53,7 +53,7 @@ class FuzzCheck:
         self._display = display
         self._uncaptured = uncaptured
         self._here = here
-        self.judged: dict[str, Any] = {"outcomes": [], "use": {}}
+        self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
         self.lines: list[str] = []
 
     def __call__(self, backend: Backend, seconds: float) -> None:
@@ -102,7 +102,7 @@ class FuzzCheck:
         problem, filling = Problem.parse(last.problem), last.filling or trial.fillings[0]
         case = Case(backend, problem, (filling,), trial.seed, self._config.device_of(backend), last.choice)
         evidence = Evidence(operands.make(problem, filling, trial.seed, case.device))
-        artifacts.save(folder, [(last, evidence)], case, rerun)
+        self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(folder, [(last, evidence)], case, rerun)
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
         with self._uncaptured():

@@ -7,27 +7,26 @@ and counting, no pytest and no torch.  ``docs/known-failures.md`` describes the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
+import functools
+import itertools
+import math
 import operator
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pytest_gemm.machine import flags_at
-from pytest_gemm.outcome import FileError, Outcome, Status
-from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Layout, Problem, ProblemError, Step, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from pytest_gemm.machine import ISA_NAMES, cpu, flags_at
+from pytest_gemm.outcome import MODES, FileError, Outcome, Status
+from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, Layout, Problem, ProblemError, Step, did_you_mean
+from pytest_gemm.tables import TableFile, shown
 
 __all__ = ["Comparison", "Entry", "Environment", "Globs", "Ledger", "LedgerError", "LedgerUse"]
 
@@ -221,22 +220,17 @@ class Ledger:
     path: Path | None = None
 
     @classmethod
-    def load(cls, path: Path) -> Ledger:
+    def load(cls, path: Path, backends: Collection[str] | None = None) -> Ledger:
         """Read a ledger.
+
+        Args:
+            path: of the file.
+            backends: names that a pattern may mean; ``None``: any.
 
         Raises:
             LedgerError: with file and line, when it cannot be read or an entry makes no sense.
         """
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise LedgerError(path, 0, f"cannot be read ({error.strerror})", "name a TOML file, or none") from None
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise LedgerError(path, line, "is not UTF-8", "save the file as UTF-8") from None
-        return cls(_Reader(path, text).entries(), path)
+        return cls(_Reader(path, backends).entries(), path)
 
     def match(self, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
         """The first entry that explains a failed outcome; ``None`` for one that nobody knows, or no failure."""
@@ -336,8 +330,9 @@ _TABLE: Final = "known-failure"
 _TEXTS: Final = ("id", "reason", "link")
 _GLOBS: Final = ("backend", "test", "filling", "device", "problem", "choice", "mode", "guard", "isa")
 _KEYS: Final = (*_TEXTS, *_GLOBS, "threads", "status", "torch", "where", "crashes")
-# A condition on threads that no number up to this one meets was meant otherwise.
-_MOST_THREADS: Final = 4096
+# Numbers of threads and sizes that there can be: a condition that none of them meets was meant otherwise.
+_THREADS: Final = (1, 4096)
+_SIZE: Final = (0, 2**63 - 1)
 _WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
 _WHERE_KEYS: Final = (*_WHERE_GLOBS, *_SIZES)
 _REQUIRED: Final = {
@@ -351,92 +346,49 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "layout": tuple(layout.value for layout in Layout),
     "flags": tuple(ALL_FLAGS),
     "device": ("cpu", "cuda"),
+    "mode": MODES,
+    "guard": ("end", "begin"),
 }
+# Of these a case has one word each, of the others any number.
+_SINGLE: Final = frozenset({"backend", "device", "dtypes", "layout", "mode", "guard", "op"})
 
 
-def _shown(value: object) -> str:
-    """A value as the writer of a TOML file knows it."""
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+@functools.cache
+def _dtypes() -> tuple[str, ...]:
+    """What the dtypes of a problem can be, as its line has them."""
+    triples = itertools.product(DTYPES, repeat=3)
+    return (*DTYPES, *("-".join(three) for three in triples if any(op.dtypes(*three) for op in OPS.values())))
 
 
-class _Reader:
-    """Turns the text into entries and knows on which line each key stands."""
+@functools.cache
+def _isas() -> tuple[str, ...]:
+    """Names of instruction sets: those that matter to a matrix product, and all that this machine has."""
+    return tuple(dict.fromkeys((*ISA_NAMES, *cpu().flags)))
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
-        self.lines = text.splitlines()
-        self.text = text
-        self.quoted = _lines_inside_strings(self.lines)
-        self.index = -1  # the table that is being read
+
+class _Reader(TableFile):
+    """Turns the text into entries.
+
+    Args:
+        path: of the ledger.
+        backends: names that there are; ``None``: unknown, and no name of a backend is checked.
+    """
+
+    def __init__(self, path: Path, backends: Collection[str] | None) -> None:
+        super().__init__(path, _TABLE, LedgerError)
+        self.words = {**_WORDS, **({} if backends is None else {"backend": tuple(backends)})}
 
     def entries(self) -> tuple[Entry, ...]:
         """All entries of the file."""
-        try:
-            document = tomllib.loads(self.text)
-        except tomllib.TOMLDecodeError as error:
-            found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-            line = int(found[1]) if found else max(len(self.lines), 1)
-            message = re.sub(r" \(at .*\)\Z", "", str(error))
-            raise LedgerError(self.path, line, f"is not TOML: {message}", "correct the syntax") from None
-        for key in document:
-            if key != _TABLE:
-                hint = did_you_mean(key, [_TABLE])
-                line = self.find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b")
-                raise LedgerError(self.path, line, f"unknown table {key!r}{hint}", f"entries are [[{_TABLE}]]")
-        tables = document.get(_TABLE, [])
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            line = self.find(rf"\s*(\[\s*)?[\"']?{_TABLE}\b")
-            raise LedgerError(self.path, line, f"{_TABLE} is not a list of tables", f"write [[{_TABLE}]]")
-        found_entries: list[Entry] = []
+        found: list[Entry] = []
         lines: dict[str, int] = {}
-        for self.index, table in enumerate(tables):
+        for table in self.tables():
             entry = self.entry(table)
             if entry.id in lines:
                 raise self.fail(f"id {entry.id!r} stands on line {lines[entry.id]} already", "ids are unique", "id")
             lines[entry.id] = self.line("id")
-            found_entries.append(entry)
-        return tuple(found_entries)
-
-    # -- where something stands --------------------------------------------------------------------
-
-    def find(self, pattern: str, start: int = 0, stop: int | None = None) -> int:
-        """1-based number of the first line outside strings that begins like ``pattern``; 0 when none does."""
-        for number in range(start, len(self.lines) if stop is None else stop):
-            if not self.quoted[number] and re.match(pattern, self.lines[number]):
-                return number + 1
-        return 0
-
-    def span(self) -> tuple[int, int]:
-        """0-based first and past-the-last line of the current table."""
-        headers = [
-            number
-            for number, line in enumerate(self.lines)
-            if not self.quoted[number] and re.match(rf"\s*\[\[\s*[\"']?{_TABLE}[\"']?\s*\]\]", line)
-        ]
-        if self.index >= len(headers):  # an inline array of tables: nothing better is known
-            return 0, len(self.lines)
-        return headers[self.index], headers[self.index + 1] if self.index + 1 < len(headers) else len(self.lines)
-
-    def line(self, *keys: str) -> int:
-        """1-based line of a key of the current table, or of the table itself."""
-        start, stop = self.span()
-        if not keys:
-            return start + 1
-        key = rf"[\"']?{re.escape(keys[-1])}[\"']?\s*="
-        if len(keys) == 1:
-            return self.find(rf"\s*[\"']?{re.escape(keys[0])}[\"']?\s*[=.]", start, stop) or start + 1
-        section = self.find(rf"\s*\[\s*{_TABLE}\s*\.\s*{keys[0]}\s*\]", start, stop)
-        in_section = self.find(rf"\s*{key}", section, stop) if section else 0
-        return (
-            in_section
-            or self.find(rf"\s*{keys[0]}\s*\.\s*{key}", start, stop)
-            or self.find(rf"\s*{keys[0]}\s*=.*[{{,\s]{key}", start, stop)
-            or self.line(keys[0])
-        )
-
-    def fail(self, problem: str, remedy: str, *keys: str) -> LedgerError:
-        """An error at a key of the current table."""
-        return LedgerError(self.path, self.line(*keys), problem, remedy)
+            found.append(entry)
+        return tuple(found)
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -456,7 +408,7 @@ class _Reader:
             self.check_line(pattern)
         crashes = table.get("crashes", False)
         if not isinstance(crashes, bool):
-            raise self.fail(f"crashes is {_shown(crashes)}", "write true or false", "crashes")
+            raise self.fail(f"crashes is {shown(crashes)}", "write true or false", "crashes")
         for key in ("filling", "status"):
             if crashes and key in table:
                 raise self.fail(f"{key} beside crashes = true", f"delete {key}: such a case does not run at all", key)
@@ -477,27 +429,29 @@ class _Reader:
 
     def string(self, value: Any, *keys: str) -> str:
         if not isinstance(value, str) or (not value.strip() and keys[-1] != "link"):
-            raise self.fail(f"{keys[-1]} is {_shown(value)}", "write a text between quotes", *keys)
+            raise self.fail(f"{keys[-1]} is {shown(value)}", "write a text between quotes", *keys)
         return value
 
     def globs(self, value: Any, *keys: str) -> Globs:
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(v, str) and v for v in values):
-            raise self.fail(
-                f"{keys[-1]} is {_shown(value)}", "write a pattern between quotes, or a list of them", *keys
-            )
-        known = _WORDS.get(keys[-1], ())
+            raise self.fail(f"{keys[-1]} is {shown(value)}", "write a pattern between quotes, or a list of them", *keys)
+        known = {"dtypes": _dtypes, "isa": _isas}.get(keys[-1], lambda: self.words.get(keys[-1], ()))()
         for pattern in values:
             bare = pattern.removeprefix("!")
-            if known and not fnmatch.filter(known, bare):
+            if known and not any(fnmatch.fnmatchcase(word, bare) for word in known):
                 hint = did_you_mean(bare, known)
-                raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(known)}", *keys)
+                some = " ".join(known[:_LISTED]) + (" ..." if len(known) > _LISTED else "")
+                raise self.fail(f"{keys[-1]} {shown(bare)} matches nothing{hint}", f"known: {some}", *keys)
             if keys[-1] == "epilogue" and re.fullmatch(r"[a-z_]+(-.*)?", bare) and bare.split("-")[0] not in STEPS:
                 hint = did_you_mean(bare, STEPS)
                 raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(STEPS)}", *keys)
             if keys[-1] == "epilogue":
                 self.check_step(bare, *keys)
-        return Globs(tuple(values))
+        found = Globs(tuple(values))
+        if keys[-1] in _SINGLE and known and not any(found.match(word) for word in ("", *known)):
+            raise self.fail(f"{keys[-1]} {shown(value)}: what matches is excluded", "delete one of the patterns", *keys)
+        return found
 
     def check_step(self, bare: str, *keys: str) -> None:
         """A step without a wildcard must be one, and in its canonical form, or it never matches."""
@@ -515,6 +469,13 @@ class _Reader:
         """A problem line without a wildcard must be one, and in its canonical form, or it never matches."""
         bare = pattern.removeprefix("!")
         if re.search(r"[*?\[]", bare):
+            # A "*" may stand for several fields, so only those before the first one have their place.
+            fixed = re.split(r"[*\[]", bare)[0].split(":")[:-1]
+            fields = {"op": OPS, "dtypes": _dtypes(), "layout": self.words["layout"]}
+            for (key, known), word in zip(fields.items(), fixed, strict=False):
+                if not any(fnmatch.fnmatchcase(name, word) for name in known):
+                    problem = f"problem {shown(bare)}: {key} {shown(word)} matches nothing{did_you_mean(word, known)}"
+                    raise self.fail(problem, "write for example mm:bf16:*", "problem")
             return
         try:
             canonical = Problem.parse(bare).line
@@ -527,41 +488,42 @@ class _Reader:
     def status(self, value: Any) -> frozenset[Status]:
         values = value if isinstance(value, list) else [value]
         for word in values:
-            if word not in _STATUSES:
+            if not isinstance(word, str) or word not in _STATUSES:
                 hint = did_you_mean(str(word), _STATUSES)
-                raise self.fail(f"unknown status {_shown(word)}{hint}", f"known: {' '.join(_STATUSES)}", "status")
+                raise self.fail(f"unknown status {shown(word)}{hint}", f"known: {' '.join(_STATUSES)}", "status")
         if not values:
             raise self.fail("status is empty", f"name some of: {' '.join(_STATUSES)}", "status")
         return frozenset(_STATUSES[word] for word in values)
 
     def specifier(self, value: Any) -> SpecifierSet:
+        remedy = 'write for example ">=2.12,<2.14"'
         try:
-            return SpecifierSet(self.string(value, "torch"))
+            found = SpecifierSet(self.string(value, "torch"))
         except InvalidSpecifier:
-            remedy = 'write for example ">=2.12,<2.14"'
-            raise self.fail(f"torch {_shown(value)} is no version range", remedy, "torch") from None
+            raise self.fail(f"torch {shown(value)} is no version range", remedy, "torch") from None
+        if not any(_released(found, release) for release in _near(found)):
+            raise self.fail(f"torch {shown(value)}: no release from {_OLDEST} on is in this range", remedy, "torch")
+        return found
 
     def where(self, table: Any) -> tuple[tuple[tuple[str, Globs], ...], tuple[tuple[str, Comparison], ...]]:
         if not isinstance(table, dict):
-            raise self.fail(f"where is {_shown(table)}", 'write where = { op = "mm", m = ">=4" }', "where")
+            raise self.fail(f"where is {shown(table)}", 'write where = { op = "mm", m = ">=4" }', "where")
         words, sizes = [], []
         for key, value in table.items():
             if key in _WHERE_GLOBS:
                 words.append((key, self.globs(value, "where", key)))
             elif key in _SIZES:
-                sizes += [(key, comparison) for comparison in self.comparisons(value, "where", key)]
+                sizes += [(key, comparison) for comparison in self.comparisons(value, _SIZE, "where", key)]
             else:
                 hint = f" (it belongs beside where: {key} = ...)" if key in _KEYS else did_you_mean(key, _WHERE_KEYS)
                 raise self.fail(f"unknown key {key!r} in where{hint}", f"known: {' '.join(_WHERE_KEYS)}", "where", key)
         return tuple(words), tuple(sizes)
 
     def threads(self, value: Any) -> tuple[Comparison, ...]:
-        found = self.comparisons(value, "threads")
-        if not any(all(one.holds(count) for one in found) for count in range(1, _MOST_THREADS + 1)):
-            raise self.fail(f"threads {_shown(value)}: no number of threads is that", _COMPARISON_HELP, "threads")
-        return tuple(found)
+        return tuple(self.comparisons(value, _THREADS, "threads"))
 
-    def comparisons(self, value: Any, *keys: str) -> list[Comparison]:
+    def comparisons(self, value: Any, limits: tuple[int, int], *keys: str) -> list[Comparison]:
+        """The conditions on a number between two limits, of which one at least meets them all."""
         values = value if isinstance(value, list) else [value]
         try:
             # A bare number means equality; a bool is an int in Python only.
@@ -570,21 +532,47 @@ class _Reader:
                 for v in values
             ]
         except (TypeError, ValueError):
-            raise self.fail(f"{keys[-1]} {_shown(value)} is no comparison", _COMPARISON_HELP, *keys) from None
+            raise self.fail(f"{keys[-1]} {shown(value)} is no comparison", _COMPARISON_HELP, *keys) from None
         if not found:
             raise self.fail(f"{keys[-1]} is empty", _COMPARISON_HELP, *keys)
+        if not _can_hold(found, *limits):
+            what = "number of threads" if keys == ("threads",) else "size"
+            raise self.fail(f"{keys[-1]} {shown(value)}: no {what} is that", _COMPARISON_HELP, *keys)
         return found
 
 
-def _lines_inside_strings(lines: list[str]) -> list[bool]:
-    """For each line whether it begins inside a multi-line string, where nothing is a key or a header."""
-    inside: list[bool] = []
-    quote = ""
-    for line in lines:
-        inside.append(bool(quote))
-        for mark in re.findall(r'"""|\'\'\'', line):
-            if not quote:
-                quote = mark
-            elif mark == quote:
-                quote = ""
-    return inside
+# How many known words a message lists.
+_LISTED: Final = 24
+# The oldest release of torch that this package supports.
+_OLDEST: Final = Version("2.11")
+
+
+def _near(specifiers: SpecifierSet) -> Iterator[str]:
+    """Releases from :data:`_OLDEST` on beside those that the range names: one of them is in it, unless none is."""
+    named = [_OLDEST]
+    with contextlib.suppress(InvalidVersion):  # "===" takes any text
+        named += [Version(one.version.removesuffix(".*")) for one in specifiers]
+    for one in named:
+        major, minor, micro = (*one.release, 0, 0)[:3]
+        for step in ((0, 0, 0), (0, 0, 1), (0, 1, -micro), (1, -minor, -micro), (0, 0, -1), (0, -1, -micro)):
+            parts = [max(0, part + by) for part, by in zip((major, minor, micro), step, strict=True)]
+            if (release := Version(".".join(map(str, parts)))) >= _OLDEST:
+                yield str(release)
+
+
+def _can_hold(comparisons: Iterable[Comparison], least: int, most: int) -> bool:
+    """Whether a number between two limits meets all conditions."""
+    conditions = list(comparisons)
+    for one in conditions:
+        if one.modulus is None:
+            low, high = {
+                "==": (one.number, one.number),
+                ">=": (one.number, most),
+                ">": (one.number + 1, most),
+                "<=": (least, one.number),
+                "<": (least, one.number - 1),
+            }.get(one.operator, (least, most))
+            least, most = max(least, low), min(most, high)
+    # Remainders repeat, and each "!=" leaves out one number more.
+    span = min(math.lcm(*(one.modulus or 1 for one in conditions)), 1_000_000) + len(conditions)
+    return any(all(one.holds(number) for one in conditions) for number in range(least, min(most, least + span) + 1))

@@ -23,6 +23,7 @@ from typing import Final, Literal
 __all__ = [
     "DISTRIBUTIONS",
     "ISAS",
+    "ISA_NAMES",
     "Cpu",
     "Gpu",
     "cpu",
@@ -164,6 +165,22 @@ _LEVELS: Final[Mapping[str, tuple[str, ...]]] = {
     "amx": ("amx_tile", "amx_bf16", "amx_int8"),
     "amx_fp16": ("amx_fp16",),
 }
+
+# Names that Linux gives to what matters to a matrix product, and those of CUDA's architectures.
+ISA_NAMES: Final = (
+    *(flag for flag, _ in _ISA_LEVELS),
+    *(flag for flags in _LEVELS.values() for flag in flags),
+    *("sse", "sse2", "ssse3", "sse4_1", "avx_vnni", "avx_vnni_int8"),
+    *("avx_vnni_int16", "avx_ifma", "avx_ne_convert", "avx10_1", "avx10_2"),
+    *("avx512ifma", "avx512vbmi", "avx512_vbmi2", "avx512_bitalg"),
+    *("avx512_vpopcntdq", "avx512_fp16", "amx_complex", "amx_avx512"),
+    *("fp", "fphp", "asimdhp", "asimddp", "asimdfhm", "i8mm", "bf16"),
+    *("svei8mm", "svebf16", "svef32mm", "svef64mm", "sve2p1", "sve_b16b16", "sme2"),
+    *("smef32f32", "smef16f32", "smeb16f32", "smei8i32"),
+    *("fpsimd", "neon", "vfpv4"),
+    *(f"sm_{number}" for number in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103)),
+    *(f"sm_{number}" for number in (110, 120, 121)),
+)
 
 # Names of these levels, the lowest first: values of ``--gemm-isa``.
 ISAS: Final = tuple(_LEVELS)

@@ -6,9 +6,10 @@ import dataclasses
 import enum
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
+    "MODES",
     "Activity",
     "FileError",
     "Outcome",
@@ -21,6 +22,9 @@ __all__ = [
     "printable",
     "who",
 ]
+
+# The ways in which a user's program reaches a kernel, see docs/modes.md.
+MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
 
 
 class FileError(ValueError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, hookspec, sanitizer, selection, session
+from pytest_gemm import ahead, cache, distribution, hookspec, sanitizer, selection, session
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Configurable, Registry, RegistryError
@@ -27,6 +27,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
+from pytest_gemm.termination import STATUS, Termination
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _CONFIG = pytest.StashKey[GemmConfig]()
 _STATE = pytest.StashKey[RunState]()
 _JUDGED = pytest.StashKey[dict[str, Any]]()
 _WATCH = pytest.StashKey[Watch]()
+_TERMINATION = pytest.StashKey[Termination]()
 _DIARIES = pytest.StashKey[Diaries]()
 _STDERR = pytest.StashKey[int]()
 _HEALTHY = pytest.StashKey[bool]()
@@ -96,11 +98,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
     if not _is_worker(config):
+        try:
+            cache.tidy()
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
         config.stash[_STATE].open_record(config.invocation_params.args)
+        config.stash[_TERMINATION] = Termination()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Nobody watches any more, and what was written down for this run alone goes."""
+    if _TERMINATION in config.stash:
+        config.stash[_TERMINATION].close()
     if _WATCH in config.stash:
         if config.stash[_WATCH].diary.stacks is not None:
             faulthandler.disable()  # it writes into the diary
@@ -152,6 +161,7 @@ def _last_call(config: pytest.Config, outcome: Outcome) -> None:
         "With -n 1 or more this case alone would have been lost, for a worker process is replaced.",
         "",
         *state.summary(),
+        *state.incomplete(),
     ]
     if _STDERR in config.stash:
         os.write(config.stash[_STDERR], ("\n\n" + "\n".join(lines) + "\n").encode())
@@ -360,6 +370,8 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
     command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
     display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
     config.stash[_MEASURED] = sessions.measure(settings, timed, command, display, whole=whole)
+    for made in config.stash[_MEASURED]:
+        config.stash[_STATE].lose(made.lost)
 
 
 def _exchange(config: pytest.Config) -> Path:
@@ -638,6 +650,7 @@ class _Collector:
         judged = getattr(report, "gemm", None)
         if judged is not None:
             self._config.stash[_STATE].absorb(judged["outcomes"], judged["use"], judged["process"])
+            self._config.stash[_STATE].lose(judged.get("lost", {}))
             if diaries := self._config.stash.get(_DIARIES, None):
                 diaries.unfinished.discard(report.nodeid)
 
@@ -674,6 +687,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
     else:
         state.notes += ahead.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
+        if session.config.stash[_TERMINATION].received:
+            session.exitstatus = STATUS
         _absorb_unfinished(session.config)
         state.close_record()
         state.write_coverage()
@@ -715,17 +730,21 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
     elif not config.stash.get(_MEASURED, None) or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
         lines += state.summary()
+    lines += state.incomplete()
     if lines:
         terminalreporter.section("GEMM backends")
         for line in lines:
             terminalreporter.write_line(line)
+    running: Any = config.pluginmanager.get_plugin("session")
+    if state.lost and running.exitstatus == pytest.ExitCode.OK:  # a page that was written just now, for instance
+        running.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_speed(config: pytest.Config, reporter: Any) -> None:
     """The table of each device, and the pages that were asked for."""
     from pytest_gemm import sessions, speed_page, speed_report
 
-    settings = config.stash[_CONFIG]
+    settings, state = config.stash[_CONFIG], config.stash[_STATE]
     runs = [sessions.as_run(made) for made in config.stash[_MEASURED] if made.sessions]
     for run in runs:
         reporter.section(f"GEMM speed on {run.hardware}")
@@ -733,12 +752,14 @@ def _show_speed(config: pytest.Config, reporter: Any) -> None:
             reporter.write_line(line)
     title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
     if settings.speed.summary is not None:
-        with settings.speed.summary.open("a", encoding="utf-8") as file:
+        path = settings.speed.summary
+        with state.writing("--gemm-summary", path), path.open("a", encoding="utf-8") as file:
             file.writelines(speed_report.markdown(run, title) + "\n" for run in runs)
     if settings.speed.report is not None and runs:
         for run in runs:
             path = settings.speed.report
             if len(runs) > 1:  # a page is about one machine
                 path = path.with_stem(f"{path.stem}-{run.hardware}")
-            path.write_text(speed_page.page(run, title), encoding="utf-8")
-            reporter.write_line(f"speed report: {path}")
+            with state.writing("--gemm-report", path):
+                path.write_text(speed_page.page(run, title), encoding="utf-8")
+                reporter.write_line(f"speed report: {path}")

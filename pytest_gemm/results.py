@@ -6,11 +6,9 @@ every outcome, and ends with a line of totals.  Records of several runs make one
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import platform
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import __version__, machine
+from pytest_gemm import __version__, commands, machine
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
 from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_record, ratio_text, status_of
+from pytest_gemm.tables import mismatch
 
 __all__ = ["Record", "load", "main", "page", "provenance", "read"]
 
@@ -63,16 +62,30 @@ def _gpus() -> list[str]:
 
 
 class Record:
-    """One run: the facts at its head, its outcomes, its totals."""
+    """One run: the facts at its head, its outcomes, its totals; ``torn``: half a line at its end was left out."""
 
-    def __init__(self, run: Mapping[str, Any], outcomes: Sequence[Outcome], totals: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run: Mapping[str, Any], outcomes: Sequence[Outcome], totals: Mapping[str, Any], *, torn: bool = False
+    ) -> None:
         self.run = run
         self.outcomes = tuple(outcomes)
         self.totals = totals
+        self.torn = torn
 
 
-def load(lines: Iterable[str]) -> Record:
-    """Read the lines of a record; a run that was killed has no totals.
+# Types of what the first and the last line say; what is not here is a text.
+_FACTS: Mapping[str, Any] = {
+    "command": list[str],
+    "gpus": list[str],
+    "notes": list[str],
+    "processes": int,
+    "versions": dict[str, str],
+    "wall_seconds": float,
+}
+
+
+def load(text: str) -> Record:
+    """Read a record; a run that was killed has no totals, and may have half a line at its end.
 
     Raises:
         ValueError: for a line that is none of a record, with its number.
@@ -80,19 +93,42 @@ def load(lines: Iterable[str]) -> Record:
     run: Mapping[str, Any] = {}
     totals: Mapping[str, Any] = {}
     outcomes = []
-    number = 0
-    try:
-        for number, line in enumerate(lines, 1):  # noqa: B007  # the error names it
+    *lines, rest = text.split("\n")
+    torn = False
+    for number, line in enumerate([*lines, rest] if rest else lines, 1):
+        try:
             data = json.loads(line)
+            if wrong := mismatch(data, dict[str, object], "it"):
+                raise ValueError(wrong)
             if "run" in data:
-                run = data["run"]
+                run = _facts(data["run"])
             elif "totals" in data:
-                totals = data["totals"]
+                totals = _facts(data["totals"])
             else:
-                outcomes.append(from_record(data))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"line {number} is no line of a run record: {error}") from None
-    return Record(run, outcomes, totals)
+                outcome = from_record(data)
+                if wrong := mismatch(outcome, Outcome):
+                    raise ValueError(wrong)
+                outcomes.append(outcome)
+        except KeyError as error:  # noqa: PERF203  # it names the line
+            raise ValueError(f"line {number} is no line of a run record: it has no {error}") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, json.JSONDecodeError) and number > len(lines):
+                torn = True
+                break
+            raise ValueError(f"line {number} is no line of a run record: {error}") from None
+    if not run and not outcomes:
+        raise ValueError("it has no line of a run record")
+    return Record(run, outcomes, totals, torn=torn)
+
+
+def _facts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The facts of a line about the run as a whole, if they have their types."""
+    if wrong := mismatch(data, dict[str, object], "it"):
+        raise ValueError(wrong)
+    for name, value in data.items():
+        if wrong := mismatch(value, _FACTS.get(name, str), name):
+            raise ValueError(wrong)
+    return data
 
 
 # -- the page ------------------------------------------------------------------------------------------------
@@ -130,6 +166,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
         seconds = totals.get("wall_seconds")
         end = f"{seconds:.0f} s, {totals.get('processes')} process(es)" if seconds is not None else "did not end"
         lines.append(f"* {len(record.outcomes)} outcomes, {end}")
+        lines += ["* the last line is torn and was left out"] if record.torn else []
         lines += [f"* {note}" for note in totals.get("notes", [])]
         lines.append("")
     return lines
@@ -199,8 +236,8 @@ def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
     groups: dict[tuple[str, str, str], dict[str, Outcome]] = defaultdict(dict)
     for outcome in outcomes:
         if outcome.fused is not None:
-            op, _, _, _, epilogue, *flags = outcome.problem.split(":")
-            two = [flag for flag in ("tap", "fork", "res-a") if flags and flag in flags[0].split("+")]
+            op, _, _, _, epilogue, flags = [*outcome.problem.split(":"), *6 * [""]][:6]
+            two = [flag for flag in ("tap", "fork", "res-a") if flag in flags.split("+")]
             groups[outcome.who, op, " ".join([epilogue, *two])].setdefault(outcome.problem, outcome)
     rows = []
     for (backend, op, epilogue), problems in sorted(groups.items()):
@@ -258,24 +295,28 @@ def _refused(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def read(path: Path) -> Record:
-    """Read the file of a record; errors as of :func:`load`, with the file's name, or OSError."""
+    """Read the file of a record; errors as of :func:`load`, with the file's name."""
     try:
-        return load(path.read_text(encoding="utf-8").splitlines())
+        return load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pytest_gemm.results", description="run records as a Markdown page")
+    parser = commands.Parser(prog="python -m pytest_gemm.results", description="run records as a Markdown page")
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
     parser.add_argument("--title", default="Results", help="heading of the page")
     given = parser.parse_args(arguments)
     try:
         records = [read(path) for path in given.records]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         parser.error(str(error))
-    sys.stdout.write(page(records, given.title))
+    commands.show(page(records, given.title))
     return 0
 
 

@@ -6,11 +6,13 @@ together in the one process that writes the summary and the run record.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import coverage, machine, report, results
@@ -47,6 +49,7 @@ class RunState:
         use: how the ledger's entries fared.
         narrowed: only a part of the tests was asked for, so that no entry can be called stale.
         notes: further facts of the run as a whole, one sentence each, for the summary and the record.
+        lost: why a file is not complete that was asked for, by the option with its value; makes the run red.
     """
 
     config: GemmConfig
@@ -55,6 +58,7 @@ class RunState:
     use: LedgerUse = dataclasses.field(default_factory=LedgerUse)
     narrowed: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    lost: dict[str, str] = dataclasses.field(default_factory=dict)
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -65,27 +69,49 @@ class RunState:
 
     def open_record(self, command: Sequence[str]) -> None:
         """Start the run record with a line about the run."""
-        if self.config.run_record is not None:
-            gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
-            line = report.record_line(results.provenance(command, gpus=gpus and has_cuda_device()))
-            self.config.run_record.write_text(line, encoding="utf-8")
+        gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
+        self._record(lambda: [results.provenance(command, gpus=gpus and has_cuda_device())], "w")
 
     def close_record(self) -> None:
         """End the run record with its totals: a record without them is one of a run that did not end."""
-        if self.config.run_record is not None:
-            totals = {
-                "wall_seconds": time.perf_counter() - self.started,
-                "processes": len(self.processes),
-                "notes": self.notes,
-            }
-            with self.config.run_record.open("a", encoding="utf-8") as file:
-                file.write(report.record_line({"totals": totals}))
+        totals = {
+            "wall_seconds": time.perf_counter() - self.started,
+            "processes": len(self.processes),
+            "notes": self.notes,
+        }
+        self._record(lambda: [{"totals": totals}])
+
+    def _record(self, records: Callable[[], Iterable[Mapping[str, Any]]], mode: str = "a") -> None:
+        """Add lines to the run record, unless it has lost some before: behind half a line nothing can be read."""
+        path = self.config.run_record
+        if path is not None and f"--gemm-run-record={path}" not in self.lost:
+            with self.writing("--gemm-run-record", path), path.open(mode, encoding="utf-8") as file:
+                file.writelines(map(report.record_line, records()))
+
+    @contextlib.contextmanager
+    def writing(self, option: str, path: Path) -> Iterator[None]:
+        """A file that an option asks for is written in the block; where that fails the run goes on, and ends red."""
+        try:
+            yield
+        except OSError as error:
+            self.lose({f"{option}={path}": error.strerror or str(error)})
+
+    def lose(self, lost: Mapping[str, str]) -> None:
+        """Note why files are not complete, by the option with its value; "" for one that is."""
+        for name, why in lost.items():
+            if why:
+                self.lost.setdefault(name, why)
+
+    def incomplete(self) -> list[str]:
+        """A line for each file that is not complete."""
+        return [f"{name} is not complete: {why}; the run is red for it" for name, why in self.lost.items()]
 
     def write_coverage(self) -> None:
         """Write the matrix of ``--gemm-coverage``; imports torch, for what Inductor has registered."""
         if self.config.coverage is not None:
             matrix = coverage.matrix(self.outcomes, [machine.isa_level(machine.cpu().flags)])
-            self.config.coverage.write_text(coverage.text(matrix, self.config.coverage.suffix), encoding="utf-8")
+            with self.writing("--gemm-coverage", self.config.coverage):
+                self.config.coverage.write_text(coverage.text(matrix, self.config.coverage.suffix), encoding="utf-8")
 
     def absorb(self, records: Iterable[Mapping[str, Any]], use: Mapping[str, Any], process: str) -> None:
         """Take in what one test judged; the run record grows at once, so that a crash loses nothing."""
@@ -93,9 +119,8 @@ class RunState:
         self.use.merge(use)
         fresh = list(records)
         self.outcomes += map(report.from_record, fresh)
-        if self.config.run_record is not None and fresh:
-            with self.config.run_record.open("a", encoding="utf-8") as file:
-                file.writelines(map(report.record_line, fresh))
+        if fresh:
+            self._record(lambda: fresh)
 
     def stale_entries(self) -> tuple[str, ...]:
         """Ledger entries that applied to something that ran and never failed; unknown after a narrowed run."""
@@ -128,7 +153,7 @@ class RunState:
         """Whether something that is no test's failure must turn the run red all the same."""
         lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
         missing = bool(self.missing) and self.config.missing == "fail"
-        return lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
+        return bool(self.lost) or lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
 
 
 def environment(device: str) -> Environment:

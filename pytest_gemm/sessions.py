@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
+from pytest_gemm import __version__, baseline, files, gate, machine, speed_report, turns
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Sparing, Tuning
 from pytest_gemm.config import cores
@@ -245,6 +244,7 @@ class Measured:
         refused: cases that were to be recorded and were not, with the reason.
         notes: further sentences about the run.
         seconds: by the clock, and by phase.
+        lost: why a file is not complete that was asked for, by the option with its value.
     """
 
     device: str
@@ -260,6 +260,7 @@ class Measured:
     refused: dict[CaseKey, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    lost: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def samples(self, timed: Timed) -> list[Sample]:
         """All samples of a case, of the head, in order."""
@@ -274,19 +275,29 @@ class Measured:
 
 
 @contextlib.contextmanager
-def _alone(device: str, display: Display) -> Iterator[None]:
-    """No other run of this machine times on the device meanwhile; the system lets go of it when this process dies.
+def _alone(device: str, display: Display, wait: float = 0.0) -> Iterator[None]:
+    """No other run of this user times on the device meanwhile; the system lets go of it when this process dies.
 
     The CPU is one device.  A GPU is known by its UUID, so that two of them can be timed at once.
     """
     gpu = machine.visible_gpu() if device == "cuda" else None
-    path = Path(tempfile.gettempdir()) / f"pytest-gemm-{gpu.uuid if gpu else device}-{os.getuid()}.lock"
-    with path.open("w") as file:
+
+    def waiting(holder: str, seconds: float) -> None:
+        limit = f" of {wait:g} s (--gemm-wait)" if wait else " s"
+        display.progress(f"speed: {holder} is timing on {device}; waiting for it, {seconds:.0f}{limit}")
+
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            display.line(f"speed: another run is timing on {device}; waiting for it ({path})")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path = files.private_folder() / f"{gpu.uuid if gpu else device}.lock"
+            stack.enter_context(files.locked(path, wait, waiting))
+        except files.LockTimeoutError as error:
+            # Timing beside another run would give figures of both: going on without the lock is no choice.
+            raise pytest.UsageError(
+                f"speed: {error}: another run is timing on {device}; wait until it ends or end it, "
+                "or raise --gemm-wait (seconds, 0: without a limit)"
+            ) from None
+        except OSError as error:
+            raise pytest.UsageError(f"speed: the lock of {device} cannot be taken: {error}") from None
         yield
 
 
@@ -308,6 +319,7 @@ class _Runner:
         self.before: dict[CaseKey, tuple[str, ...]] = {}
         self.ceilings: Ceilings | None = None
         self.notes: list[str] = []
+        self.lost: dict[str, str] = {}
 
     def compile(self, arm: Arm, cases: Sequence[Timed]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
@@ -442,7 +454,10 @@ class _Runner:
         session = one.result()
         self.ceilings = session.ceilings
         self._note_failures(session.samples)
-        one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        try:
+            one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+        except OSError as error:  # the session itself has been read
+            self.lost.setdefault(f"--gemm-samples={self._samples}", error.strerror or str(error))
         return session
 
     def rescued(self) -> Path:
@@ -717,7 +732,7 @@ def measure(
         base = resolve(config.speed.against, scratch) if config.speed.against else None
         try:
             for device, those in of_device.items():
-                with _alone(device, display):
+                with _alone(device, display, config.speed.wait):
                     found.append(_measure(config, those, command, display, device, base, scratch, whole=whole))
         except (SessionFailed, baseline.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
@@ -768,7 +783,7 @@ def _measure(
         for line in _cut_short(config, runner, made, command):
             display.line(f"speed: {line}")
         raise
-    made.failed = runner.failed
+    made.failed, made.lost = runner.failed, runner.lost
     order = {case: place for place, case in enumerate(cases)}  # each session has another one
     made.judgements = dict(sorted(made.judgements.items(), key=lambda pair: order[pair[0].backend, pair[0].problem]))
     if whole:

@@ -12,26 +12,25 @@ A shapes file is TOML.  Each ``[[set]]`` has a template of problem lines and axe
     m = [1, 4, 16]
     nk = ["4096x4096", "11008x4096"]        # N x K
 
-Every key that is none of the first five is an axis.  A set without axes is a list of lines in ``problems``.
+Every key that is none of the first five is an axis, whose values take the place of its name in braces; braces mean
+nothing else.  A set without axes is a list of lines in ``problems``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from pytest_gemm.cases import LEVELS, Cases, unique
+from pytest_gemm.cases import LEVELS, Cases, TemplateError, unique
+from pytest_gemm.outcome import FileError
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from pytest_gemm.tables import TableFile, shown
 
 __all__ = ["ShapeError", "ShapeSet", "read", "select"]
 
@@ -39,8 +38,12 @@ _DEVICES: Final = ("cpu", "cuda")
 _OWN: Final = frozenset({"name", "help", "device", "level", "problem", "problems"})
 
 
-class ShapeError(ValueError):
-    """A shapes file that cannot be used, or a set that nobody has, with what would be right."""
+# So many problems of one set were meant otherwise.
+_MOST: Final = 100_000
+
+
+class ShapeError(FileError):
+    """A shapes file that cannot be used, or the name of a set that does not exist, with what would be right."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,51 +70,83 @@ def read(path: Path) -> tuple[ShapeSet, ...]:
     """All sets of a file.
 
     Raises:
-        ShapeError: naming the file, the set and the key.
+        ShapeError: naming the file, the line and the key.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ShapeError(f"{path}: {error}") from None
-    if set(data) != {"set"} or not isinstance(data["set"], list):
-        raise ShapeError(f"{path}: a shapes file consists of [[set]] tables; found {', '.join(data) or 'nothing'}")
-    found = tuple(_set(path, number, table) for number, table in enumerate(data["set"], 1))
-    names = [one.name for one in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ShapeError(f"{path}: two sets are called {name!r}")
-    return found
+    file = TableFile(path, "set", ShapeError)
+    found: dict[str, ShapeSet] = {}
+    for table in file.tables():
+        one = _set(file, table)
+        if one.name in found:
+            raise file.fail(f"two sets are called {one.name!r}", "names are unique", "name")
+        found[one.name] = one
+    if not found:
+        raise ShapeError(path, 0, "has no sets", "a shapes file consists of [[set]] tables")
+    return tuple(found.values())
 
 
-def _set(path: Path, number: int, table: dict[str, Any]) -> ShapeSet:
-    where = f"{path}, set {table.get('name', number)!r}"
-    if not re.fullmatch(r"[a-z0-9-]+", str(table.get("name", ""))):
-        raise ShapeError(f"{where}: a set needs a name of lower-case letters, digits and dashes")
+def _set(file: TableFile, table: Mapping[str, Any]) -> ShapeSet:
+    def fail(key: str, remedy: str) -> NoReturn:
+        raise file.fail(f"{key} is {shown(table[key])}", remedy, key)
+
+    name = table.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9-]+", name):
+        problem = "name is missing" if name is None else f"name is {shown(name)}"
+        raise file.fail(problem, "a set needs a name of lower-case letters, digits and dashes", "name")
+    if not isinstance(table.get("help", ""), str):
+        fail("help", "write a text between quotes")
     devices = table.get("device", list(_DEVICES))
-    devices = [devices] if isinstance(devices, str) else devices
-    if not devices or not set(devices) <= set(_DEVICES):
-        raise ShapeError(f"{where}: device is {devices}; it is cpu, cuda or both")
+    devices = devices if isinstance(devices, list) else [devices]
+    if not devices or not all(one in _DEVICES for one in devices):
+        fail("device", 'it is "cpu", "cuda" or both')
     level = table.get("level", "quick")
     if level not in LEVELS:
-        raise ShapeError(f"{where}: level is {level!r}; it is one of {', '.join(LEVELS)}")
+        fail("level", f"it is one of {', '.join(LEVELS)}")
     if ("problem" in table) == ("problems" in table):
-        raise ShapeError(f"{where}: give either 'problem', a template with axes, or 'problems', a list of lines")
+        remedy = "give either 'problem', a template with axes, or 'problems', a list of lines"
+        raise file.fail("it has both" if "problem" in table else "it has no problems", remedy, "problem")
+    key = "problem" if "problem" in table else "problems"
+    lines = table[key] if key == "problems" else _lines(file, table)
+    if not isinstance(lines, list) or not lines or not all(isinstance(line, str) for line in lines):
+        fail(key, "write a list of problem lines")
+    unknown = [other for other in table if other not in _OWN]
+    if key == "problems" and unknown:
+        hint = did_you_mean(unknown[0], _OWN)
+        raise file.fail(f"unknown key {shown(unknown[0])}{hint}", "axes need a template, 'problem'", unknown[0])
+    try:
+        problems = unique(map(Problem.parse, lines))
+    except ProblemError as error:
+        head = str(error).partition("\n")[0]
+        raise file.fail(f"problem {shown(error.line)}: {head}", "correct the line", key) from None
+    return ShapeSet(name, table.get("help", ""), tuple(devices), level, problems)
+
+
+def _lines(file: TableFile, table: Mapping[str, Any]) -> list[str]:
+    """The problem lines of a template and its axes."""
+    template = table["problem"]
+    if not isinstance(template, str):
+        raise file.fail(f"problem is {shown(template)}", "write a problem line with axes in braces", "problem")
     axes = {key: value for key, value in table.items() if key not in _OWN}
     for key, value in axes.items():
-        if not isinstance(value, list) or not value:
-            raise ShapeError(f"{where}: the axis {key} is {value!r}; it is a list of values")
+        if not isinstance(value, list) or not value or not all(map(_is_plain, value)):
+            remedy = "an axis is a list of texts and numbers"
+            raise file.fail(f"the axis {shown(key)} is {shown(value)}", remedy, key)
+        if f"{{{key}}}" not in template:
+            hint = did_you_mean(key, _OWN)
+            raise file.fail(f"the template has no {{{key}}}{hint}", "delete this axis, or use it", key)
+    if math.prod(map(len, axes.values())) > _MOST:
+        raise file.fail(f"the axes make more than {_MOST} problems", "divide the set, or shorten its axes", "problem")
+    points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     try:
-        if "problems" in table:
-            if axes:
-                raise ShapeError(f"{where}: {', '.join(axes)} would cross nothing: 'problems' is a list of lines")
-            problems = unique(Problem.parse(line) for line in table["problems"])
-        else:
-            problems = Cases().combine(**axes).problems(table["problem"])
-    except KeyError as error:
-        raise ShapeError(f"{where}: the template asks for {error}, and there is no such axis") from None
-    except (ProblemError, TypeError) as error:
-        raise ShapeError(f"{where}: {error}") from None
-    return ShapeSet(table["name"], str(table.get("help", "")), tuple(devices), level, problems)
+        return Cases(points).lines(template)
+    except TemplateError as error:
+        raise file.fail(str(error), f"axes of this set: {', '.join(axes) or 'none'}", "problem") from None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value of an axis is a text, or a number that can stand in a problem line."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def select(shipped: Path, wanted: Sequence[str], level: str, device: str, root: Path) -> tuple[Problem, ...]:
@@ -135,13 +170,13 @@ def select(shipped: Path, wanted: Sequence[str], level: str, device: str, root: 
     for name in wanted:
         if any(one.name == name for one in sets):
             chosen += [one for one in sets if one.name == name]
-        elif (root / name).is_file():
+        elif (root / name).exists() or "." in name:
             # A set that says for which device it is meant is not run on the other one.
             chosen += [one for one in read(root / name) if device in one.devices]
         else:
             known = [one.name for one in sets]
             hint = did_you_mean(name, known)
-            raise ShapeError(f"{name!r} is no set{hint} and no file; sets are {', '.join(known)}")
+            raise ShapeError(name, 0, f"no set{hint} and no file", f"sets are {', '.join(known)}")
     return _problems(chosen)
 
 

@@ -25,12 +25,12 @@ import dataclasses
 import enum
 import importlib
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_gemm import commands, files
 from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import FileError
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
@@ -294,7 +294,7 @@ def _write(given: argparse.Namespace) -> tuple[list[str], int]:
         made = take(backend, problems, isa, given.threads)
         path = given.dir / made.place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(made.text(), encoding="utf-8")
+        files.replace(path, made.text().encode())
         lines.append(f"{path}: {_counts(made)}")
     return lines, 0
 
@@ -390,10 +390,10 @@ def _list(text: str) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 where ``diff`` finds that a release picks otherwise."""
     about = "what Inductor's C++ templates pick for which problem"
-    parser = argparse.ArgumentParser(prog="python -m pytest_gemm.snapshot", description=about)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser = commands.Parser(prog="python -m pytest_gemm.snapshot", description=about)
+    tasks = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    write = commands.add_parser("write", help="ask this torch, for every instruction set, and store the answers")
+    write = tasks.add_parser("write", help="ask this torch, for every instruction set, and store the answers")
     write.add_argument("dir", type=Path, metavar="DIR", help="DIR/torch-2.13/cpp-avx512.tsv and so on are written")
     write.add_argument(
         "--isa", type=_list, default=[], metavar="LIST", help=f"some of {', '.join(ISAS)} (default: all)"
@@ -409,11 +409,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     write.set_defaults(run=_write)
 
-    show = commands.add_parser("show", help="how often each micro-kernel and blocking is picked")
+    show = tasks.add_parser("show", help="how often each micro-kernel and blocking is picked")
     show.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder of them")
     show.set_defaults(run=_show)
 
-    diff = commands.add_parser("diff", help="what is picked otherwise; exit status 1 if anything is")
+    diff = tasks.add_parser("diff", help="what is picked otherwise; exit status 1 if anything is")
     for name in ("old", "new"):
         diff.add_argument(name, type=Path, metavar=name.upper(), help="a file, or a folder of one release")
     diff.add_argument("--markdown", action="store_true", help="tables for a pull request")
@@ -424,7 +424,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines, status = given.run(given)
     except ValueError as error:
         parser.error(str(error))
-    sys.stdout.write("\n".join(lines) + "\n")
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    commands.show("\n".join(lines) + "\n")
     return int(status)
 
 

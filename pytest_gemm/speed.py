@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.tables import mismatch
 
 __all__ = [
     "TURNS",
@@ -338,11 +339,16 @@ def _session(path: Path, lines: Sequence[str]) -> Session:
             if "session" in data:
                 facts = data["session"]
                 head = Session(**{**facts, "ceilings": Ceilings(**facts["ceilings"])})
+                wrong = mismatch(head, Session)
             elif "sample" in data:
                 samples.append(_sample(data["sample"]))
+                wrong = mismatch(samples[-1], Sample)
             else:
                 end = data["end"]
-        except (ValueError, TypeError, KeyError) as error:  # noqa: PERF203  # it names the line
+                wrong = mismatch(end, dict[str, float], "end")
+            if wrong:
+                raise ValueError(wrong)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # it names the line
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise SessionError(f"{path}, line {number}: no line of a session: {error}") from None

@@ -423,6 +423,17 @@ for us in range(int(sys.argv[3]), 10**9):
         reached = int(now)
 
 
+def test_a_file_that_is_a_link_stays_one(store: Store, tmp_path: Path) -> None:
+    record(store, entry())
+    path, common = store.path("cpp"), tmp_path / "common.jsonl"
+    path.rename(common)
+    path.symlink_to(common)
+    record(store, entry(LARGE))
+    assert path.is_symlink()
+    assert {case.problem for case in store.load("cpp")} == {SMALL, LARGE}
+    assert LARGE in common.read_text()
+
+
 def test_a_recorder_waits_for_another_one_and_not_for_ever(store: Store) -> None:
     record(store, entry())
     impatient = dataclasses.replace(store, wait=0.0)
@@ -765,7 +776,7 @@ def test_a_wrong_command_is_told_what_would_be_right(
     (repo / "empty").mkdir()
     with pytest.raises(SystemExit) as ended:
         baseline.main(words)
-    assert ended.value.code == 2
+    assert ended.value.code == 4
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
 

@@ -169,7 +169,7 @@ def test_sessions_that_make_no_study_are_refused(
     change(some)  # type: ignore[operator]
     with pytest.raises(SystemExit) as ended:
         calibrate.main([str(write(tmp_path, some)), *arguments])
-    assert ended.value.code == 2
+    assert ended.value.code == 4
     assert message in capsys.readouterr().err
 
 

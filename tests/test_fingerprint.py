@@ -595,3 +595,34 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
     found = fingerprint_report.load(path)
     assert found is not None
     assert next(one for one in found.prints if one.traits).traits["inputs"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "Expecting value"),
+        ("[]", "not a fingerprint of format 1"),
+        ('{"format": 1}', "it has no 'backend'"),
+        (
+            '{"format": 1, "backend": 1, "device": "", "hardware": "", "columns": [], "software": {}, "date": ""}',
+            "backend is 1",
+        ),
+        (
+            '{"format": 1, "backend": "", "device": "", "hardware": "", "columns": [5], "software": {}, "date": ""}',
+            "not a finger",
+        ),
+        (99999 * "[", "not a fingerprint: maximum recursion depth"),
+    ],
+)
+def test_a_stored_fingerprint_that_cannot_be_read_ends_the_run_before_it_asks(
+    pytester: pytest.Pytester, content: str, says: str
+) -> None:
+    path = fingerprint_report.path_of(pytester.path / "kept", hardware_key("cpu", 1), "aten")
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    result = pytester.runpytest(
+        "--gemm-fingerprint=kept", "--gemm-backends=aten", "--gemm-threads=1", "--gemm-device=cpu"
+    )
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --gemm-fingerprint: {path}: {says}*; restore the file, or delete it"])
+    assert path.read_text() == content

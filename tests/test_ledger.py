@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from pytest_gemm import ledger as ledger_room
 from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger, LedgerError, LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
@@ -280,6 +282,30 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
             9,
             ["problem 'mm:f32-f32-f32:nn:1x1x1' is not canonical", "write 'mm:f32:nn:1x1x1'"],
         ),
+        (SECOND + 'isa = ["avx51"]', 9, ["isa 'avx51' matches nothing (did you mean 'avx512"]),
+        (SECOND + 'isa = ["avx2", "!axv512*"]', 9, ["isa 'axv512*' matches nothing"]),
+        (SECOND + 'mode = "aotti"', 9, ["mode 'aotti' matches nothing (did you mean 'aoti'?)", "known: eager static"]),
+        (SECOND + 'guard = "start"', 9, ["guard 'start' matches nothing", "known: end begin"]),
+        (SECOND + 'device = ["cpu", "!cpu"]', 9, ["device ['cpu', '!cpu']: what matches is excluded"]),
+        (SECOND + 'where = { dtypes = "bf61" }', 9, ["dtypes 'bf61' matches nothing (did you mean 'bf16'?)"]),
+        (SECOND + 'where = { dtypes = "f32-i4-i8" }', 9, ["dtypes 'f32-i4-i8' matches nothing"]),
+        (SECOND + 'problem = "lineer:bf16:*"', 9, ["op 'lineer' matches nothing (did you mean 'linear'?)"]),
+        (SECOND + 'problem = "mm:bf61:*"', 9, ["dtypes 'bf61' matches nothing"]),
+        (SECOND + 'problem = "mm:bf16:nx:*"', 9, ["layout 'nx' matches nothing"]),
+        (SECOND + "where = { m = -1 }", 9, ["m -1: no size is that"]),
+        (SECOND + 'where = { k = [">64", "<32"] }', 9, ["k ['>64', '<32']: no size is that"]),
+        (SECOND + 'where = { k = "%16==16" }', 9, ["k '%16==16': no size is that"]),
+        (SECOND + f"where = {{ n = 1{30 * '0'} }}", 9, ["no size is that"]),
+        (SECOND + f"where = {{ n = 0x{9999 * 'f'} }}", 9, ["n a number that is too large: no size is that"]),
+        (SECOND + f"where = {{ n = 1{9999 * '0'} }}", 9, ["has a number that is too large"]),
+        (SECOND + "threads = 0", 9, ["threads 0: no number of threads is that"]),
+        (SECOND + 'torch = ">=2.14,<2.12"', 9, ["torch '>=2.14,<2.12': no release from 2.11 on is in this range"]),
+        (SECOND + 'torch = "<2.11"', 9, ["no release from 2.11 on"]),
+        (SECOND + 'torch = "===main"', 9, ["no release from 2.11 on"]),
+        (SECOND + 'status = [["crashed"]]', 9, ["unknown status ['crashed']"]),
+        (SECOND + "status = 1", 9, ["unknown status 1"]),
+        (SECOND + 'expires = "2027"', 9, ["unknown key 'expires'"]),
+        (SECOND + "id.x = 1", 9, ["is not TOML"]),
         (SECOND.replace("second", "first"), 6, ["id 'first' stands on line 2 already", "ids are unique"]),
         (SECOND.replace('id = "second"\n', ""), 5, ["id is missing", 'id = "cpp-bf16-tail"']),
         (SECOND.replace('id = "second"', 'id = " "'), 6, ["id is ' '"]),
@@ -303,6 +329,37 @@ def test_a_broken_file_is_told_where_and_what(tmp_path: Path, text: str, line: i
         assert words in message
 
 
+def test_a_file_that_is_nested_without_end_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"ledger\.toml: is nested too deeply; write \[\[known-failure\]\] tables"):
+        load(tmp_path, f"known-failure = {9999 * '['}{9999 * ']'}")
+    with pytest.raises(LedgerError, match=r"ledger\.toml:1: unknown table 'a'"):
+        load(tmp_path, f"{'.'.join(9999 * 'a')} = 1")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LedgerError, match="is no regular file; name a TOML file"):
+        Ledger.load(tmp_path / "pipe")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    assert load(tmp_path, "\ufeff" + HEAD).entries
+
+
+def test_a_backend_is_one_that_there_is(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.toml"
+    file.write_text(HEAD.replace('"cpp"', '["*", "!ccp"]'), encoding="utf-8")
+    assert Ledger.load(file).entries, "who reads a record does not know what was registered"
+    with pytest.raises(
+        LedgerError, match=r"toml:4: backend 'ccp' matches nothing \(did you mean 'cpp'\?\); known: aten cpp"
+    ):
+        Ledger.load(file, ("aten", "cpp"))
+
+
+def test_the_oldest_release_is_the_one_that_the_package_asks_for() -> None:
+    assert f'"torch>={ledger_room._OLDEST}"' in (SHIPPED.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+
+
 def test_what_stands_inside_a_text_is_no_header_and_no_key(tmp_path: Path) -> None:
     text = SECOND.replace('reason = "r"', 'reason = """\n[[known-failure]]\nfiling = 1\n"""') + "filing = 1"
     with pytest.raises(LedgerError) as caught:
@@ -316,7 +373,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="cannot be read"):
+    with pytest.raises(LedgerError, match="is no regular file; name a TOML file"):
         Ledger.load(tmp_path)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from pytest_gemm import report, results
+from pytest_gemm import coverage, report, results
 from pytest_gemm.outcome import Outcome, Reason, Status
 
 PASSED = Outcome(
@@ -105,12 +106,81 @@ def test_a_run_that_was_killed_says_so(record: Path, capsys: pytest.CaptureFixtu
     assert "7 outcomes, did not end" in capsys.readouterr().out
 
 
-def test_a_line_that_is_none_is_named(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def changed(**facts: object) -> str:
+    """The line of an outcome with other values than its own."""
+    return json.dumps({**report.to_record(PASSED), **facts}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"backend": "tri\n', "Unterminated string"),
+        ("\n", "Expecting value"),
+        ("5\n", "it is 5"),
+        ("[]\n", "it is []"),
+        ("{}\n", "it has no 'status'"),
+        (f"{99999 * '['}\n", "maximum recursion depth"),
+        (f'{{"seed": {9999 * "9"}}}\n', "Exceeds the limit"),
+        (changed(status="fine"), "'fine' is not a valid Status"),
+        (changed(status=[]), "[] is not a valid Status"),
+        (changed(seed="0"), "seed is '0'"),
+        (changed(seed=True), "seed is true"),
+        (changed(ratio="big"), "ratio is 'big'"),
+        (changed(kernels=[1]), "kernels[0] is 1"),
+        (changed(kernels=1), "'int' object is not iterable"),
+        (changed(reason=["a"]), "pytest_gemm.outcome.Reason() argument after ** must be a mapping"),
+        (changed(reason={"code": 1, "text": "a"}), "reason.code is 1"),
+        (changed(seconds={"compile": "1"}), "seconds.compile is '1'"),
+        (changed(fused="no"), "fused is 'no'"),
+        ('{"run": []}\n', "it is []"),
+        ('{"run": {"versions": []}}\n', "versions is []"),
+        ('{"run": {"gpus": [1]}}\n', "gpus[0] is 1"),
+        ('{"totals": {"wall_seconds": "1"}}\n', "wall_seconds is '1'"),
+        ('{"totals": {"notes": "none"}}\n', "notes is 'none'"),
+    ],
+)
+@pytest.mark.parametrize("tool", [results, coverage])
+def test_a_line_that_is_none_is_named(
+    record: Path, line: str, says: str, tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     with record.open("a", encoding="utf-8") as file:
-        file.write('{"backend": "tri\n')
-    with pytest.raises(SystemExit):
-        results.main([str(record)])
-    assert "run.jsonl: line 10 is no line of a run record" in capsys.readouterr().err
+        file.write(line)
+    with pytest.raises(SystemExit) as ended:
+        tool.main([str(record)])
+    assert ended.value.code == 4
+    assert f"run.jsonl: line 10 is no line of a run record: {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "it has no line of a run record"), (b"\xff\n", "is not UTF-8"), (None, "cannot be read (Is a directory)")],
+)
+@pytest.mark.parametrize("tool", [results, coverage])
+def test_a_file_that_is_no_record_is_named(
+    tmp_path: Path, content: bytes | None, says: str, tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        tool.main([str(path)])
+    assert ended.value.code == 4
+    assert f"run.jsonl: {says}" in capsys.readouterr().err
+
+
+def test_half_a_line_at_the_end_is_left_out_and_said(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record.open("a", encoding="utf-8") as file:
+        file.write(changed()[:-9])
+    assert results.main([str(record)]) == 0
+    page = capsys.readouterr().out
+    assert "7 outcomes" in page
+    assert "* the last line is torn and was left out" in page
+
+
+def test_what_a_terminal_cannot_show_is_escaped(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record.open("a", encoding="utf-8") as file:
+        file.write(changed(status="crashed", backend="c\ud800pp", problem="mm", fused=False))
+    assert results.main([str(record)]) == 0
+    assert "c\\ud800pp" in capsys.readouterr().out
 
 
 def test_the_head_of_a_record_names_what_ran_on_what(record: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import re
@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import baseline, gate, machine, sessions
+from pytest_gemm import baseline, files, gate, machine, sessions
 from pytest_gemm.ahead import Display
 from pytest_gemm.machine import Gpu
 from pytest_gemm.measure import Meter, Request
@@ -569,38 +569,65 @@ def test_the_pick_of_the_baseline_is_timed_beside_another_one(before: str, expec
     assert list(Meter._earlier(meter, case, prepared, given)) == expected
 
 
+def lock_of(tmp: Path, name: str) -> Path:
+    folder = tmp / f"pytest-gemm-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{name}.lock"
+
+
+_TIMED: Final = ("-m", "pytest", "--gemm-backends=honest", "--gemm-sessions=1", "--gemm-gate=report")
+
+
 def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
-    lock = project.path / "tmp" / f"pytest-gemm-cpu-{os.getuid()}.lock"
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as holding:
+        holding.enter_context(files.locked(lock_of(project.path / "tmp", "cpu")))
         waiting = project.popen(
-            [sys.executable, "-m", "pytest", "--gemm-backends=honest", "--gemm-sessions=1", "--gemm-gate=report"],
+            [sys.executable, *_TIMED],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         said = ""
-        while "another run is timing on cpu" not in said:
+        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (--gemm-wait)" not in said:
             assert waiting.stdout is not None
             line = waiting.stdout.readline()
             assert line, said
             said += line
-        fcntl.flock(file, fcntl.LOCK_UN)
+        holding.close()
         rest, _ = waiting.communicate()
     assert waiting.returncode == 0, rest
     assert "GEMM speed on" in rest
 
 
+def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) -> None:
+    with files.locked(lock_of(project.path / "tmp", "cpu")):
+        result = project.run(sys.executable, *_TIMED, "--gemm-wait=1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-wait *"]
+    )
+
+
+def test_a_planted_link_in_the_place_of_the_lock_costs_its_target_nothing(project: pytest.Pytester) -> None:
+    precious = project.path / "precious"
+    precious.write_text("kept")
+    lock_of(project.path / "tmp", "cpu").symlink_to(precious)
+    result = project.run(sys.executable, *_TIMED)
+    assert precious.read_text() == "kept"
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: speed: the lock of cpu cannot be taken: *cpu.lock*"])
+
+
 def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def is_free(uuid: str) -> bool:
-        with (tmp_path / f"pytest-gemm-{uuid}-{os.getuid()}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return False
-        return True
+    def is_free(name: str) -> bool:
+        try:
+            with files.locked(lock_of(tmp_path, name), wait=-1.0):
+                return True
+        except files.LockTimeoutError:
+            return False
 
     monkeypatch.setattr(machine, "visible_gpu", lambda: Gpu(0, "GPU-a", "NVIDIA H200", "580.1", "9.0"))
     with sessions._alone("cuda", Display(None)):
@@ -609,6 +636,25 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(machine, "visible_gpu", lambda: None)  # nvidia-smi does not say
     with sessions._alone("cuda", Display(None)):
         assert not is_free("cuda")
+
+
+def test_pages_and_samples_that_cannot_be_written_end_no_run(project: pytest.Pytester) -> None:
+    (project.path / "page.html").symlink_to("/dev/full")
+    full = """
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+import shutil
+shutil.copyfile = full
+"""
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(full)
+    given = ("--gemm-report=page.html", "--gemm-summary=/dev/full", "--gemm-samples=kept")
+    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", "--gemm-no-baseline=show", *given, sessions=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    why = "is not complete: No space left on device; the run is red for it"
+    result.stdout.fnmatch_lines_random([f"--gemm-{name}=* {why}" for name in ("report", "summary", "samples")])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
 def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:

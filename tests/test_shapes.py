@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from pytest_gemm import shapes
+from pytest_gemm.cases import Cases, TemplateError
 from pytest_gemm.shapes import ShapeError
 
 SHIPPED = Path(__file__).parent.parent / "perf" / "shapes.toml"
@@ -73,32 +75,126 @@ problems = ["mm:f32:nn:3x3x3"]
     assert lines(("mine.toml", "gpu"), "quick", "cuda") == ["3x3x3"]
 
 
+HEAD = "[[set]]\nname = 'a'\n"
+TEMPLATE = HEAD + "problem = 'mm:f32:nn:{m}x1x1'\n"
+LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "line", "says"),
     [
-        ("", "consists of [[set]] tables; found nothing"),
-        ("[[shape]]\nname = 'a'\n", "found shape"),
-        ("[[set]]\nname = 'A B'\nproblems = []\n", "a set needs a name of lower-case letters"),
-        ("[[set]]\nname = 'a'\nproblem = 'mm:f32:nn:{m}x1x1'\n", "asks for 'm', and there is no such axis"),
-        ("[[set]]\nname = 'a'\nproblem = 'mm:f32:nn:{m}x1x1'\nm = 4\n", "the axis m is 4; it is a list"),
-        ("[[set]]\nname = 'a'\nproblems = ['mm:f33:nn:1x1x1']\n", "f33"),
-        ("[[set]]\nname = 'a'\nproblems = ['mm:f32:nn:1x1x1']\nm = [1]\n", "m would cross nothing"),
-        ("[[set]]\nname = 'a'\ndevice = 'tpu'\nproblems = []\n", "it is cpu, cuda or both"),
-        ("[[set]]\nname = 'a'\nlevel = 'slow'\nproblems = []\n", "it is one of quick, full, exhaustive"),
-        ("[[set]]\nname = 'a'\n", "give either 'problem', a template with axes, or 'problems'"),
-        ("[[set]]\nname = 'a'\nproblems = []\n[[set]]\nname = 'a'\nproblems = []\n", "two sets are called 'a'"),
-        ("[[set]\n", "mine.toml"),
+        ("", 0, "has no sets; a shapes file consists of [[set]] tables"),
+        ("[[shape]]\nname = 'a'\n", 1, "unknown table 'shape'; entries are [[set]]"),
+        ("set = 1\n", 1, "set is not a list of tables; write [[set]]"),
+        ("set = [1]\n", 1, "set is not a list of tables"),
+        ("set = []\n", 0, "has no sets"),
+        ("[[set]\n", 1, "is not TOML"),
+        ("[[set]]\nname = 'A B'\nproblems = []\n", 2, "name is 'A B'; a set needs a name of lower-case letters"),
+        ("[[set]]\nname = ['a']\n", 2, "name is ['a']"),
+        ("[[set]]\n", 1, "name is missing"),
+        (HEAD + "device = 'tpu'\n", 3, 'device is \'tpu\'; it is "cpu", "cuda" or both'),
+        (HEAD + "device = 5\n", 3, "device is 5"),
+        (HEAD + "device = [['cpu']]\n", 3, "device is [['cpu']]"),
+        (HEAD + "device = []\n", 3, "device is []"),
+        (HEAD + "level = 'slow'\n", 3, "level is 'slow'; it is one of quick, full, exhaustive"),
+        (HEAD + "level = ['quick']\n", 3, "level is ['quick']"),
+        (HEAD + "help = 1\n", 3, "help is 1; write a text"),
+        (HEAD, 1, "it has no problems; give either 'problem', a template with axes, or 'problems'"),
+        (LINES + "problem = 'mm:f32:nn:1x1x1'\n", 4, "it has both; give either"),
+        (HEAD + "problems = []\n", 3, "problems is []; write a list of problem lines"),
+        (HEAD + "problems = 'mm:f32:nn:1x1x1'\n", 3, "problems is 'mm:f32:nn:1x1x1'; write a list"),
+        (HEAD + "problems = 5\n", 3, "problems is 5; write a list"),
+        (HEAD + "problems = [5]\n", 3, "problems is [5]; write a list"),
+        (HEAD + "problems = ['mm:f33:nn:1x1x1']\n", 3, "problem 'mm:f33:nn:1x1x1': dtypes: unknown dtype 'f33'"),
+        (HEAD + "problems = ['']\n", 3, "problem '': op:"),
+        (LINES + "m = [1]\n", 4, "unknown key 'm'; axes need a template"),
+        (LINES + "levle = 'full'\n", 4, "unknown key 'levle' (did you mean 'level'?)"),
+        (HEAD + "problem = 5\n", 3, "problem is 5; write a problem line with axes in braces"),
+        (TEMPLATE, 3, "the template asks for {m}, and there is no such axis; axes of this set: none"),
+        (TEMPLATE + "m = 4\n", 4, "the axis 'm' is 4; an axis is a list of texts and numbers"),
+        (TEMPLATE + "m = []\n", 4, "the axis 'm' is []"),
+        (TEMPLATE + "m = [true]\n", 4, "the axis 'm' is [True]"),
+        (TEMPLATE + "m = [nan]\n", 4, "the axis 'm' is [nan]"),
+        (TEMPLATE + "m = [1979-05-27]\n", 4, "the axis 'm' is [datetime.date(1979, 5, 27)]"),
+        (TEMPLATE + "m = [[1]]\n", 4, "the axis 'm' is [[1]]"),
+        (TEMPLATE + "m = [1.5]\n", 3, "problem 'mm:f32:nn:1.5x1x1': shape:"),
+        (TEMPLATE + f"m = [1{9999 * '0'}]\n", 4, "has a number that is too large; write a smaller one"),
+        (TEMPLATE + f"m = [0x{9999 * 'f'}]\n", 4, "the axis 'm' is a value that is too large"),
+        (TEMPLATE + f"m = {9999 * '['}{9999 * ']'}\n", 0, "is nested too deeply; write [[set]] tables"),
+        (TEMPLATE + f"m.{'.'.join(9999 * 'a')} = 1\n", 4, "the axis 'm' is a value that is too large"),
+        (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "the template has no {levles} (did you mean 'level'?)"),
+        (
+            TEMPLATE.replace("{m}", "{m}{n}{k}") + "".join(f"{axis} = [{100 * '1, '}]\n" for axis in "mnk"),
+            3,
+            "the axes make more than 100000 problems",
+        ),
+        (LINES + LINES, 5, "two sets are called 'a'; names are unique"),
     ],
 )
-def test_a_file_that_is_wrong_names_the_set_and_what_would_be_right(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_is_wrong_names_the_line_and_what_would_be_right(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
+    path = written(tmp_path, text)
     with pytest.raises(ShapeError) as caught:
-        shapes.read(written(tmp_path, text))
+        shapes.read(path)
+    assert str(caught.value).startswith(f"{path}:{line}: " if line else f"{path}: ")
     assert says in str(caught.value)
-    assert "mine.toml" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("word", ["{dtype:>999999999}", "{dtype.__class__}", "{dtype[0]}", "{dtype!r}", "{}", "{0}"])
+def test_braces_hold_the_name_of_an_axis_and_nothing_else(tmp_path: Path, word: str) -> None:
+    text = HEAD + f"problem = 'mm:{word}:nn:1x1x1'\ndtype = ['f32']\n"
+    with pytest.raises(ShapeError, match=r"toml:\d: the template (has no \{dtype\}|asks for)"):
+        shapes.read(written(tmp_path, text))
+    with pytest.raises(TemplateError, match=re.escape(f"the template asks for {word}")):
+        Cases().combine(dtype=["f32"]).problems(f"mm:{word}:nn:1x1x1")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe", "mine.toml:1: is not UTF-8"),
+        ((HEAD + "problems = ['mm:f32:nn:1x1x1']\n").encode("utf-16"), "mine.toml:1: is not UTF-8"),
+        (b"\0", "mine.toml:1: is not TOML"),
+        (None, "mine.toml: is no regular file"),
+    ],
+)
+def test_a_file_that_is_no_text_is_told(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ShapeError, match=says):
+        shapes.read(path)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    assert shapes.read(written(tmp_path, "\ufeff" + LINES))
 
 
 def test_an_unknown_name_lists_the_sets(tmp_path: Path) -> None:
-    with pytest.raises(
-        ShapeError, match=r"'lama' is no set \(did you mean 'llama'\?\) and no file; sets are cpu-linear"
-    ):
+    with pytest.raises(ShapeError, match=r"lama: no set \(did you mean 'llama'\?\) and no file; sets are cpu-linear"):
         shapes.select(SHIPPED, ("lama",), "quick", "cpu", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("lama", "ERROR: --gemm-shapes: lama: no set (did you mean 'llama'?) and no file; sets are cpu-linear*"),
+        (
+            "mine.toml",
+            "ERROR: --gemm-shapes: *mine.toml:3: the template asks for {dtype:>9}, and there is no such axis*",
+        ),
+        ("none.toml", "ERROR: --gemm-shapes: *none.toml: cannot be read (No such file or directory); name a TOML file"),
+        ("folder", "ERROR: --gemm-shapes: *folder: is no regular file; name a TOML file"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_a_wrong_file_ends_the_run_before_it_begins(
+    pytester: pytest.Pytester, given: str, says: str, more: tuple[str, ...]
+) -> None:
+    written(pytester.path, HEAD + "problem = 'mm:{dtype:>9}:nn:1x1x1'\n")
+    pytester.mkdir("folder")
+    result = pytester.runpytest("--pyargs", "pytest_gemm.perf", "--gemm-backends=aten", f"--gemm-shapes={given}", *more)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert len(result.errlines) < 4, "one message and no traceback"
+    result.stderr.fnmatch_lines([says.replace("[", "[[]")])

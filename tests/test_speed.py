@@ -117,3 +117,25 @@ def test_recorded_time_passes_reading_by_reading() -> None:
         replay.step()
         times.append(replay.clock())
     assert times == [0.0, 0.5, 0.75, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[]\n", "list indices"),
+        ('{"session": []}\n', "'list' object is not a mapping"),
+        ('{"session": {"hardware": 1, "ceilings": {}}}\n', "hardware is 1"),
+        (
+            '{"sample": {"case": {"backend": "b", "problem": "p"}, "status": "passed", "reason": null}}\n',
+            "'rivals'",
+        ),
+        ('{"end": {"seconds": "1"}}\n', "end['seconds'] is '1'"),
+        (f"{99999 * '['}\n", "recursion"),
+    ],
+)
+def test_a_line_of_wrong_types_is_named(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "cpu-head-000.jsonl"
+    path.write_text(line)
+    with pytest.raises(SessionError, match=r"000\.jsonl, line 1: no line of a session: ") as caught:
+        read_session(path)
+    assert says in str(caught.value)

@@ -1,0 +1,277 @@
+"""What runs keep for the next ones, and its limits: ``python -m pytest_gemm.cache show|prune|clear``.
+
+Compiled kernels are kept in ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``: those of Inductor in a folder
+for each release of torch, CUTLASS objects in ``cutlass-kernels``.  Once a day at most a run begins by removing what has
+not been used for long, then the least recently used beyond a size.  A process that uses the folder shares its lock
+until it ends; pruning needs the lock alone, so it never takes what a running process uses.
+
+An *entry* is what belongs together: the files of one folder whose names have the same beginning up to the first dot, or
+everything in a folder that is named by a hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pytest_gemm import commands, files
+
+__all__ = ["Entry", "Limits", "Pruned", "entries", "home", "main", "prune", "tidy", "use"]
+
+_DAY: Final = 86400.0
+_GB: Final = 10**9
+_LOCK: Final = ".lock"
+_PRUNED: Final = ".pruned"
+# A run that prunes does so for this long at most, in seconds.
+_PATIENCE: Final = 5.0
+_HASH: Final = re.compile(r"[A-Za-z0-9_-]{24,}")
+
+
+def home() -> Path:
+    """The folder: ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
+
+
+_shared: Final[dict[Path, int]] = {}
+
+
+def use() -> Path:
+    """The folder, from which nothing is pruned until this process has ended."""
+    folder = home()
+    if folder not in _shared and folder.is_dir():
+        with contextlib.suppress(OSError):  # a folder that cannot be written cannot be pruned either
+            _shared[folder] = files.shared(folder / _LOCK)
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much is kept.
+
+    Attributes:
+        days: entries that have not been used for so long go; 0: no limit.
+        gigabytes: beyond this the least recently used go; 0: no limit.
+    """
+
+    days: float = 30.0
+    gigabytes: float = 20.0
+
+    @classmethod
+    def from_environment(cls) -> Limits:
+        """Those of ``PYTEST_GEMM_CACHE_DAYS`` and ``PYTEST_GEMM_CACHE_GB``.
+
+        Raises:
+            ValueError: when one is no number.
+        """
+        default = cls()
+        return cls(
+            _number("PYTEST_GEMM_CACHE_DAYS", os.environ.get("PYTEST_GEMM_CACHE_DAYS", ""), default.days),
+            _number("PYTEST_GEMM_CACHE_GB", os.environ.get("PYTEST_GEMM_CACHE_GB", ""), default.gigabytes),
+        )
+
+
+def _number(name: str, text: str, default: float) -> float:
+    if not text:
+        return default
+    if not re.fullmatch(r"\d{1,12}(\.\d{1,12})?", text):
+        raise ValueError(f"{name}={text}: give a number, 0 for no limit")
+    return float(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Files that belong together.
+
+    Attributes:
+        kind: name of the folder below :func:`home`.
+        paths: files, links, or one folder.
+        size: bytes on the disk.
+        used: when it was last written or read, as far as the file system notes that; seconds since the epoch.
+    """
+
+    kind: str
+    paths: tuple[Path, ...]
+    size: int
+    used: float
+
+
+def entries(folder: Path) -> Iterator[Entry]:
+    """Everything that is kept; what vanishes meanwhile is left out."""
+    for kind in sorted(one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)):
+        for place, folders, names in os.walk(folder / kind):
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+            hashed = [name for name in folders if _HASH.fullmatch(name) and name not in links]
+            folders[:] = [name for name in folders if name not in hashed]
+            groups = {name: [name] for name in hashed}
+            for name in (*names, *links):
+                groups.setdefault(name.partition(".")[0], []).append(name)
+            for group in groups.values():
+                paths = tuple(Path(place, name) for name in group)
+                found = [stat for path in paths for stat in _stats(path)]
+                used = max((max(stat.st_mtime, stat.st_atime) for stat in found), default=0.0)
+                yield Entry(kind, paths, sum(stat.st_blocks for stat in found) * 512, used)
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    """Of a file, or of every file below a folder."""
+    below = (Path(place, name) for place, _, names in os.walk(path) for name in names)
+    for one in below if path.is_dir() and not path.is_symlink() else (path,):
+        with contextlib.suppress(OSError):
+            yield one.lstat()
+
+
+@dataclasses.dataclass
+class Pruned:
+    """What was removed.
+
+    Attributes:
+        count, size: entries, and their bytes.
+        left: bytes that stay.
+        complete: whether there was time for all.
+    """
+
+    count: int = 0
+    size: int = 0
+    left: int = 0
+    complete: bool = True
+
+
+def prune(folder: Path, limits: Limits, *, seconds: float = float("inf"), spared: float = 0.0) -> Pruned:
+    """Remove what is beyond the limits; the caller holds the lock.
+
+    Args:
+        folder: as :func:`home`.
+        limits: what may stay.
+        seconds: stop after this time.
+        spared: entries used in the last so many seconds stay, whatever their size.
+    """
+    now, until = time.time(), time.monotonic() + seconds
+    done, kept = Pruned(), []
+    for entry in entries(folder):
+        if limits.days and entry.used < now - limits.days * _DAY:
+            _remove(folder, entry, done)
+        else:
+            kept.append(entry)
+            done.left += entry.size
+        if time.monotonic() > until:
+            return dataclasses.replace(done, complete=False)
+    for entry in sorted(kept, key=lambda one: one.used):
+        if not limits.gigabytes or done.left <= limits.gigabytes * _GB or entry.used > now - spared:
+            break
+        done.left -= entry.size
+        _remove(folder, entry, done)
+        if time.monotonic() > until:
+            return dataclasses.replace(done, complete=False)
+    return done
+
+
+def _remove(folder: Path, entry: Entry, done: Pruned) -> None:
+    for path in entry.paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    done.count += 1
+    done.size += entry.size
+    with contextlib.suppress(OSError):  # a folder that is not empty stays
+        for parent in entry.paths[0].parents:
+            if parent == folder:
+                break
+            parent.rmdir()
+
+
+def tidy() -> None:
+    """Prune when that has not been done for a day, and no process uses the folder; at the start of a run.
+
+    Raises:
+        ValueError: when a limit in the environment is no number.
+    """
+    limits, folder = Limits.from_environment(), home()
+    with contextlib.suppress(OSError):  # no folder, or a process that uses it
+        stamp = folder / _PRUNED
+        if stamp.exists() and time.time() - stamp.stat().st_mtime < _DAY:
+            return
+        with files.locked(folder / _LOCK, -1.0):
+            stamp.touch()
+            prune(folder, limits, seconds=_PATIENCE, spared=_DAY)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count < _GB else f"{count / _GB:.2f} GB"
+
+
+def _ago(used: float) -> str:
+    return f"{max(0.0, time.time() - used) / _DAY:.1f} days"
+
+
+def _show(folder: Path) -> str:
+    limits = Limits.from_environment()
+    rows = [("kept", "entries", "size", "unused for", "to")]
+    found = list(entries(folder)) if folder.is_dir() else []
+    for kind in dict.fromkeys(entry.kind for entry in found):
+        those = [entry for entry in found if entry.kind == kind]
+        used = [entry.used for entry in those]
+        size = _size(sum(entry.size for entry in those))
+        rows.append((kind, str(len(those)), size, _ago(max(used)), _ago(min(used))))
+    rows.append(("all", str(len(found)), _size(sum(entry.size for entry in found)), "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = [str(folder)]
+    lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    days = f"{limits.days:g} days" if limits.days else "no age"
+    most = f"{limits.gigabytes:g} GB" if limits.gigabytes else "no size"
+    lines.append(f"limits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 1 while a process uses what is to be removed."""
+    parser = commands.Parser(prog="python -m pytest_gemm.cache", description="what runs keep for the next ones")
+    tasks = parser.add_subparsers(required=True, metavar="COMMAND", dest="task")
+    tasks.add_parser("show", help="how much is kept, by kind, with its age")
+    pruning = tasks.add_parser("prune", help="remove what is beyond the limits")
+    pruning.add_argument("--older-than", default="", metavar="DAYS", help="entries that were not used for so long")
+    pruning.add_argument("--max-size", default="", metavar="GB", help="the least recently used beyond this size")
+    tasks.add_parser("clear", help="remove everything")
+    given = parser.parse_args(arguments)
+    folder = home()
+    try:
+        limits = Limits.from_environment()
+        if given.task == "prune":
+            limits = Limits(
+                _number("--older-than", given.older_than, limits.days),
+                _number("--max-size", given.max_size, limits.gigabytes),
+            )
+        if given.task == "show":
+            commands.show(_show(folder))
+            return 0
+    except ValueError as error:
+        parser.error(str(error))
+    if not folder.is_dir():
+        commands.show(f"{folder}: nothing is kept\n")
+        return 0
+    try:
+        with files.locked(folder / _LOCK, -1.0):
+            clear = Limits(days=-1.0)  # what is used now goes too
+            done = prune(folder, clear if given.task == "clear" else limits)
+    except files.LockTimeoutError:
+        commands.show(f"{folder}: a running process uses it, so nothing was removed; try again when it has ended\n")
+        return 1
+    except OSError as error:
+        parser.error(f"{folder}: {error.strerror}")
+    commands.show(f"{folder}: removed {done.count} entries, {_size(done.size)}; {_size(done.left)} are left\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

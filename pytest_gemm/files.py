@@ -1,0 +1,129 @@
+"""Files that several processes write: locks that say who holds them, and files that are replaced as a whole.
+
+The ``filelock`` library is not used here: its lock neither names its holder nor can be shared by readers, and before
+release 3.20 it follows links and truncates what it opens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+__all__ = ["LockTimeoutError", "locked", "private_folder", "replace", "shared"]
+
+
+class LockTimeoutError(OSError):
+    """Another process holds the lock for longer than the caller waits; the message names the process."""
+
+
+def private_folder() -> Path:
+    """This user's folder among the temporary files, made with mode 0700 where it is missing.
+
+    Raises:
+        PermissionError: when something else has that name: a link, or a folder of another user.
+    """
+    path = Path(tempfile.gettempdir()) / f"pytest-gemm-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)  # FileExistsError for a dangling link
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{path} is a link or belongs to another user; remove it, or set TMPDIR")
+    path.chmod(0o700)
+    return path
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path, wait: float = 0.0, waiting: Callable[[str, float], object] | None = None, mode: int = 0o600
+) -> Iterator[None]:
+    """Hold the exclusive lock of a file for the block; the system frees it when the process dies.
+
+    Args:
+        path: the lock file, made where it is missing.  A link is refused, and nothing is truncated before it is held.
+        wait: seconds to wait for another process; 0: without a limit, negative: not at all.
+        waiting: is told the holder ("process 123") and the seconds waited so far, about ten times a second.
+        mode: of a new file.
+
+    Raises:
+        LockTimeoutError: when the limit has passed.
+        OSError: when the file cannot be opened or locked; ELOOP for a link.
+    """
+    with _opened(path, mode) as handle:
+        started = time.monotonic()
+        while not _try(handle, fcntl.LOCK_EX):
+            holder, waited = _holder(handle), time.monotonic() - started
+            if wait and waited >= wait:
+                raise LockTimeoutError(f"{holder} holds {path}" + (f" for more than {wait:g} s" if wait > 0 else ""))
+            if waiting is not None:
+                waiting(holder, waited)
+            time.sleep(0.1)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(handle, 0)
+
+
+def shared(path: Path) -> int:
+    """Share the lock of a file with others until this process and the children that it forks have ended.
+
+    Returns:
+        a descriptor; closing it gives the lock back.
+
+    Raises:
+        OSError: when the file cannot be opened or locked.
+    """
+    handle = os.open(path, _FLAGS, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def _opened(path: Path, mode: int) -> Iterator[int]:
+    handle = os.open(path, _FLAGS, mode)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _try(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    """Who wrote itself into a lock file."""
+    number = os.pread(handle, 32, 0).strip()
+    return f"process {number.decode()}" if number.isdigit() else "another process"
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.  Of a link the file behind it is replaced, and the link stays.
+
+    Raises:
+        OSError: when it cannot be written; what stood there stays.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{os.getpid()}.{target.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # before the name: a power cut must not leave the name of an empty file
+        os.replace(temporary, target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

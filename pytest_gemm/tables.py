@@ -1,0 +1,192 @@
+"""Data files: read with an error that names file and line, whatever is wrong with them.
+
+A ledger and a shapes file are lists of TOML tables, ``[[name]]``: :class:`TableFile` knows on which line each key
+stands.  What is written as JSON is read back into dataclasses, whose types :func:`mismatch` checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import stat
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_gemm.outcome import FileError
+from pytest_gemm.problem import did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["TableFile", "mismatch", "shown"]
+
+_LONGEST: Final = 80
+
+
+def shown(value: object) -> str:
+    """A value as the writer of a TOML file knows it, cut where it is long."""
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except (
+        ValueError,
+        RecursionError,
+    ):  # Python writes no number of 4300 digits, and nothing that is nested too deeply
+        text = "a number that is too large" if isinstance(value, int) else "a value that is too large"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def mismatch(value: object, hint: Any, name: str = "") -> str:
+    """What of plain data is not of the type that is declared, ``kernels[0] is 3``; "" where all is.
+
+    Args:
+        value: an instance of a dataclass, or what one consists of.
+        hint: its type: a class, a union, a tuple of one type, a list or a mapping.
+        name: what to call it.
+    """
+    parts = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin in {typing.Union, types.UnionType}:
+        return min((mismatch(value, part, name) for part in parts), key=len)
+    expected = (int, float) if hint is float else origin or hint
+    if not isinstance(value, expected) or (isinstance(value, bool) and hint not in {bool, object}):
+        return f"{name} is {shown(value)}"
+    members: Iterable[tuple[str, object, Any]] = ()
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        members = ((f"{name}.{key}", getattr(value, key), of) for key, of in _fields(hint).items())
+    elif parts and isinstance(value, Mapping):
+        members = ((f"{name}[{shown(key)}]", one, parts[1]) for key, one in value.items())
+    elif parts and isinstance(value, tuple | list):
+        members = ((f"{name}[{index}]", one, parts[0]) for index, one in enumerate(value))
+    return next((found for part, one, of in members if (found := mismatch(one, of, part.lstrip(".")))), "")
+
+
+@functools.cache
+def _fields(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+class TableFile:
+    """A TOML file that consists of tables of one name.
+
+    Args:
+        path: of the file.
+        table: name of its tables.
+        error: class of the errors, which are raised for everything that is wrong.
+
+    Attributes:
+        lines: of the text.
+        index: of the table that :meth:`tables` gave last, from 0; methods that ask for a line mean its lines.
+    """
+
+    def __init__(self, path: Path, table: str, error: type[FileError]) -> None:
+        self.path = path
+        self.table = table
+        self.error = error
+        self.index = -1
+        self.text = self._read()
+        self.lines = self.text.splitlines()
+        self.quoted = _lines_inside_strings(self.lines)
+
+    def _read(self) -> str:
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe may have no end, and no beginning
+                raise self.error(self.path, 0, "is no regular file", "name a TOML file")
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise self.error(self.path, 0, f"cannot be read ({error.strerror})", "name a TOML file") from None
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise self.error(self.path, line, "is not UTF-8", "save the file as UTF-8") from None
+
+    def _parse(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as error:
+            found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+            line = int(found[1]) if found else max(len(self.lines), 1)
+            message = re.sub(r" \(at .*\)\Z", "", str(error))
+            raise self.error(self.path, line, f"is not TOML: {message}", "correct the syntax") from None
+        except RecursionError:
+            raise self.error(self.path, 0, "is nested too deeply", f"write [[{self.table}]] tables") from None
+        except ValueError as error:  # of a number with more digits than Python reads
+            line = self.find(r"[^\"']*\d[\d_]{4000}") if "digits" in str(error) else 0
+            raise self.error(self.path, line, "has a number that is too large", "write a smaller one") from None
+
+    def tables(self) -> Iterator[Mapping[str, Any]]:
+        """Its tables, in their order."""
+        document = self._parse()
+        for key in document:
+            if key != self.table:
+                hint = did_you_mean(key, [self.table])
+                line = self.find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b")
+                raise self.error(self.path, line, f"unknown table {shown(key)}{hint}", f"entries are [[{self.table}]]")
+        found = document.get(self.table, [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            line = self.find(rf"\s*(\[\s*)?[\"']?{self.table}\b")
+            raise self.error(self.path, line, f"{self.table} is not a list of tables", f"write [[{self.table}]]")
+        for self.index, one in enumerate(found):
+            yield one
+
+    # -- where something stands ------------------------------------------------------------------------------------
+
+    def find(self, pattern: str, start: int = 0, stop: int | None = None) -> int:
+        """1-based number of the first line outside strings that begins like ``pattern``; 0 when none does."""
+        for number in range(start, len(self.lines) if stop is None else stop):
+            if not self.quoted[number] and re.match(pattern, self.lines[number]):
+                return number + 1
+        return 0
+
+    def span(self) -> tuple[int, int]:
+        """0-based first and past-the-last line of the current table."""
+        headers = [
+            number
+            for number, line in enumerate(self.lines)
+            if not self.quoted[number] and re.match(rf"\s*\[\[\s*[\"']?{self.table}[\"']?\s*\]\]", line)
+        ]
+        if self.index >= len(headers):  # an inline array of tables: nothing better is known
+            return 0, len(self.lines)
+        return headers[self.index], headers[self.index + 1] if self.index + 1 < len(headers) else len(self.lines)
+
+    def line(self, *keys: str) -> int:
+        """1-based line of a key of the current table, or of the table itself."""
+        start, stop = self.span()
+        if not keys:
+            return start + 1
+        key = rf"[\"']?{re.escape(keys[-1])}[\"']?\s*="
+        if len(keys) == 1:
+            return self.find(rf"\s*[\"']?{re.escape(keys[0])}[\"']?\s*[=.]", start, stop) or start + 1
+        section = self.find(rf"\s*\[\s*{self.table}\s*\.\s*{keys[0]}\s*\]", start, stop)
+        in_section = self.find(rf"\s*{key}", section, stop) if section else 0
+        return (
+            in_section
+            or self.find(rf"\s*{keys[0]}\s*\.\s*{key}", start, stop)
+            or self.find(rf"\s*{keys[0]}\s*=.*[{{,\s]{key}", start, stop)
+            or self.line(keys[0])
+        )
+
+    def fail(self, problem: str, remedy: str, *keys: str) -> FileError:
+        """An error at a key of the current table."""
+        return self.error(self.path, self.line(*keys), problem, remedy)
+
+
+def _lines_inside_strings(lines: list[str]) -> list[bool]:
+    """For each line whether it begins inside a multi-line string, where nothing is a key or a header."""
+    inside: list[bool] = []
+    quote = ""
+    for line in lines:
+        inside.append(bool(quote))
+        for mark in re.findall(r'"""|\'\'\'', line):
+            if not quote:
+                quote = mark
+            elif mark == quote:
+                quote = ""
+    return inside

@@ -1,0 +1,51 @@
+"""SIGTERM ends a run as Ctrl-C does: workers end, temporary folders go, the run record is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import Any
+
+__all__ = ["STATUS", "Terminated", "Termination"]
+
+STATUS = 128 + signal.SIGTERM
+"""The exit status of a run that SIGTERM ended: 143, as of a process that the signal itself ends."""
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised in the main thread where SIGTERM finds it."""
+
+
+class Termination:
+    """The handler of SIGTERM of a run's main process.
+
+    Only where nobody else handles the signal.  The first signal raises :class:`Terminated`; a second one ends the
+    process at once.  A process that is forked meanwhile ends as if there were no handler.
+
+    Attributes:
+        received: whether the signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+        self._process = os.getpid()
+        main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+        self._installed = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if self._installed:
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, *_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != self._process:
+            signal.raise_signal(signal.SIGTERM)
+        self.received = True
+        raise Terminated("SIGTERM")
+
+    def close(self) -> None:
+        """Take the handler away."""
+        if self._installed:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._installed = False

@@ -1,0 +1,201 @@
+"""What is kept between runs: its entries, its limits, and that nothing goes while a process uses it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_gemm import cache, files
+from pytest_gemm.backends import farm, inductor
+from pytest_gemm.cache import Limits
+
+DAY = 86400.0
+HASH = "c" + 50 * "a"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of our own, which this process does not hold."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("PYTEST_GEMM_CACHE_DAYS", "PYTEST_GEMM_CACHE_GB"):
+        monkeypatch.delenv(name, raising=False)
+    made = cache.home()
+    made.mkdir()
+    return made
+
+
+def keep(path: Path, days: float = 0.0, size: int = 0) -> Path:
+    """A file that was last used so many days ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(size * b"x")
+    used = time.time() - days * DAY
+    os.utime(path, (used, used))
+    return path
+
+
+def test_what_belongs_together_goes_together(home: Path) -> None:
+    folder = home / "inductor-2.13" / "ab"
+    keep(folder / "cabc.cpp", 40)
+    keep(folder / "cabc.main.so", 1)  # used yesterday: it and its source stay
+    keep(folder / "cdef.main.so", 40)
+    keep(folder / "cdef.cpp", 31)
+    keep(home / "inductor-2.13" / "triton" / "0" / HASH / "one.json", 40)
+    keep(home / "inductor-2.13" / "triton" / "0" / HASH / "two.cubin", 1)
+    keep(home / "inductor-2.13" / "fxgraph" / HASH / "deep" / "one", 40)
+    keep(home / "cutlass-kernels" / "123.o", 40)
+    keep(home / "cutlass-kernels" / "123.json", 40)
+    found = {(entry.kind, tuple(sorted(path.name for path in entry.paths))) for entry in cache.entries(home)}
+    assert found == {
+        ("inductor-2.13", ("cabc.cpp", "cabc.main.so")),
+        ("inductor-2.13", ("cdef.cpp", "cdef.main.so")),
+        ("inductor-2.13", (HASH,)),
+        ("cutlass-kernels", ("123.json", "123.o")),
+    }
+    done = cache.prune(home, Limits(days=30, gigabytes=0))
+    assert (done.count, done.complete) == (3, True)
+    left = sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+    assert left == [
+        "inductor-2.13/ab/cabc.cpp",
+        "inductor-2.13/ab/cabc.main.so",
+        f"inductor-2.13/triton/0/{HASH}/one.json",
+        f"inductor-2.13/triton/0/{HASH}/two.cubin",
+    ]
+    assert not (home / "cutlass-kernels").exists(), "no empty folder stays"
+
+
+def test_beyond_the_size_the_least_recently_used_go(home: Path) -> None:
+    for days in (1, 2, 3, 4):
+        keep(home / "inductor-2.13" / "ab" / f"c{days}.so", days, size=1_000_000)
+    cache.prune(home, Limits(days=0, gigabytes=0.0025))
+    assert sorted(path.name for path in home.rglob("*.so")) == ["c1.so", "c2.so"]
+    cache.prune(home, Limits(days=0, gigabytes=1e-9), spared=1.5 * DAY)
+    assert [path.name for path in home.rglob("*.so")] == ["c1.so"], "what was used lately stays at the start of a run"
+
+
+def test_links_are_removed_and_not_followed(home: Path, tmp_path: Path) -> None:
+    precious = keep(tmp_path / "precious" / "file", 100)
+    tree = home / "inductor-2.13" / "cutlass-tree"
+    tree.mkdir(parents=True)
+    (tree / "include").symlink_to(precious.parent)
+    cache.prune(home, Limits(days=-1.0))
+    assert precious.exists()
+    assert not tree.exists()
+
+
+def test_a_run_tidies_once_a_day_and_never_beside_another(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = home / "inductor-2.13" / "ab" / "c1.so"
+    keep(old, 40)
+    reader = files.shared(home / ".lock")
+    cache.tidy()
+    assert old.exists(), "a process uses the folder"
+    os.close(reader)
+    cache.tidy()
+    assert not old.exists()
+    keep(old, 40)
+    cache.tidy()
+    assert old.exists(), "done today"
+    os.utime(home / ".pruned", (0, 0))
+    monkeypatch.setenv("PYTEST_GEMM_CACHE_DAYS", "50")
+    cache.tidy()
+    assert old.exists()
+
+
+def test_whoever_asks_for_the_folder_holds_it_until_the_process_ends(home: Path) -> None:
+    old = keep(home / "inductor-2.13" / "ab" / "c1.so", 40)
+    code = "from pytest_gemm.backends import cutlass; cutlass.kernel_cache_dir(); print('ready', flush=True); input()"
+    using = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert using.stdout is not None
+    assert using.stdout.readline() == "ready\n"
+    command = [sys.executable, "-m", "pytest_gemm.cache", "clear"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, old.exists()) == (1, True)
+    assert "a running process uses it, so nothing was removed" in done.stdout
+    using.communicate("\n")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, old.exists()) == (0, False)
+    assert "removed 1 entries" in done.stdout
+
+
+def test_inductor_s_caches_are_in_the_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert inductor.cache_dir().is_relative_to(home)
+    with pytest.raises(files.LockTimeoutError), files.locked(home / ".lock", -1.0):
+        pass
+    os.close(cache._shared.pop(home))
+
+
+def test_a_kernel_that_is_used_is_young(tmp_path: Path) -> None:
+    store = farm.Store(tmp_path)
+    job = farm.Job(farm.Source("text"), farm.Toolchain("nvcc", "13", "90a", (), (), "h"))
+    made = keep(tmp_path / f"{job.key}.o", 40)
+    assert store.obtain(job) == made
+    assert made.stat().st_mtime > time.time() - DAY
+
+
+def test_the_command_shows_prunes_and_clears(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(home / "inductor-2.13" / "ab" / "c1.so", 40, size=1_000_000)
+    keep(home / "inductor-2.13" / "ab" / "c2.so", 2)
+    keep(home / "cutlass-kernels" / "123.o", 5)
+
+    def said(*words: str) -> str:
+        assert cache.main(words) == 0
+        return capsys.readouterr().out
+
+    shown = said("show").splitlines()
+    assert shown[0] == str(home)
+    assert shown[2].split() == ["cutlass-kernels", "1", "0.0", "MB", "5.0", "days", "5.0", "days"]
+    assert shown[3].split() == ["inductor-2.13", "2", "1.0", "MB", "2.0", "days", "40.0", "days"]
+    assert shown[5] == "limits: 30 days (PYTEST_GEMM_CACHE_DAYS), 20 GB (PYTEST_GEMM_CACHE_GB)"
+    assert "removed 1 entries, 1.0 MB; 0.0 MB are left" in said("prune")
+    assert "removed 1 entries" in said("prune", "--older-than=3")
+    assert "removed 0 entries" in said("prune", "--max-size=1", "--older-than=0")
+    assert "removed 1 entries" in said("clear")
+    assert not list(home.glob("[!.]*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prune", "--older-than=old"], "--older-than=old: give a number, 0 for no limit"),
+        (["prune", "--max-size=-1"], "--max-size=-1: give a number"),
+        (["prune", "--max-size=nan"], "--max-size=nan: give a number"),
+        (["shwo"], "invalid choice: 'shwo'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_a_wrong_command_line_is_told(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cache.main(words)
+    assert ended.value.code == 4
+    assert says in capsys.readouterr().err
+
+
+def test_a_wrong_limit_in_the_environment_is_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_GEMM_CACHE_GB", "much")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: PYTEST_GEMM_CACHE_GB=much: give a number, 0 for no limit"])
+
+
+def test_a_compiler_finds_its_way_with_half_of_its_files_gone(
+    home: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    case = ("--gemm-backends=cpp", "--gemm-problem=linear:f32:nt:8x64x64:relu")
+    options = ("-p", "no:cacheprovider", "-k", "test_product", "--pyargs", "pytest_gemm.conformance", *case)
+    assert pytester.runpytest_subprocess(*options).ret == 0
+    found = list(cache.entries(home))
+    assert len(found) > 1
+    for number, entry in enumerate(found):
+        for path in entry.paths:
+            for file in [path, *path.rglob("*")]:
+                if number % 2:
+                    os.utime(file, (0, 0))
+    done = cache.prune(home, Limits())
+    assert done.count == len(found) // 2
+    assert pytester.runpytest_subprocess(*options).ret == 0

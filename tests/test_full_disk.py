@@ -1,0 +1,102 @@
+"""A file that cannot be written: the run goes on, says so once at its end, and is red."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import whole_libraries  # noqa: F401  # before an inner run loads it
+
+from pytest_gemm import results
+
+CONFTEST = """
+    def off(a, b):
+        return a @ b + 1
+
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("mine", lambda a, b: a @ b)
+        registry.add_callable("off", off)
+"""
+TEST = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:8x16x64"])
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+FULL = Path("/dev/full")
+WORKERS = pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "workers"])
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
+    return pytester
+
+
+def said_once(result: pytest.RunResult, option: str, why: str) -> None:
+    """One line about the file, and nothing else about the error."""
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    text = result.stdout.str() + result.stderr.str()
+    assert text.count(f"{option} is not complete: ") == 1
+    assert f"{option} is not complete: {why}" in text
+    assert "INTERNALERROR" not in text
+    assert "Traceback" not in text
+
+
+@WORKERS
+def test_a_run_record_on_a_full_disk(project: pytest.Pytester, more: tuple[str, ...]) -> None:
+    result = project.runpytest("--gemm-backends=mine", f"--gemm-run-record={FULL}", *more)
+    result.assert_outcomes(passed=2)
+    said_once(result, "--gemm-run-record=/dev/full", "No space left on device")
+
+
+def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
+    project: pytest.Pytester, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+    source = (project.path / "conftest.py").read_text()
+    (project.path / "conftest.py").write_text(limit + source)
+    result = project.runpytest_subprocess(
+        "-p", "no:cacheprovider", "--gemm-backends=mine", "--gemm-run-record=run.jsonl"
+    )
+    result.assert_outcomes(passed=2)
+    path = project.path / "run.jsonl"
+    said_once(result, f"--gemm-run-record={path}", "File too large")
+    *whole, torn = path.read_text().splitlines()
+    assert path.stat().st_size == 4000
+    assert all(json.loads(line) for line in whole)
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+        json.loads(torn)
+    assert results.main([str(path)]) == 0
+    said = capsys.readouterr()
+    assert "did not end" in said.out
+    assert "last line is torn and was left out" in said.out
+
+
+def test_coverage_on_a_full_disk(project: pytest.Pytester) -> None:
+    (project.path / "coverage.md").symlink_to(FULL)
+    result = project.runpytest("--gemm-backends=mine", "--gemm-coverage=coverage.md")
+    result.assert_outcomes(passed=2)
+    said_once(result, f"--gemm-coverage={project.path / 'coverage.md'}", "No space left on device")
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "planted",
+    [
+        'raise OSError(28, "No space left on device")',
+        'raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")',
+    ],
+)
+def test_artifacts_on_a_full_disk(project: pytest.Pytester, planted: str, more: tuple[str, ...]) -> None:
+    plant = f"\n\ndef full(*_):\n    {planted}\n\nimport torch\ntorch.save = full\n"
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(plant)
+    result = project.runpytest_subprocess("--gemm-backends=mine,off", "--gemm-artifacts=kept", *more)
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["*on off: incorrect: *"])
+    said_once(result, f"--gemm-artifacts={project.path / 'kept'}", "")
+    assert len(list((project.path / "kept").glob("*/report.txt"))) >= 2, "what can be written is"
