@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from pytest_gemm import roofline
 from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, did_you_mean
-from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case, read_session
+from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict, by_case, read_session
 
 if TYPE_CHECKING:
     from pytest_gemm.gate import Policy, Stored  # late otherwise: the command line needs no scipy
@@ -1070,7 +1070,7 @@ def from_sessions(
             text = f"its comparator differs between sessions: {' / '.join(name or 'none' for name in sorted(names))}"
             left_out[case] = Reason("mixed-comparators", text)
         else:
-            baselines.append(_entry(good, sessions[0]))
+            baselines.append(_entry(good, sessions[0], Ceilings.of(sessions)))
     if policy is not None and baselines:
         from pytest_gemm.gate import detectable
 
@@ -1090,7 +1090,7 @@ def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
     return Reason("too-few-figures", f"{good} of {len(samples)} sessions gave a figure, {k} are needed{cause}")
 
 
-def _entry(samples: Sequence[Sample], session: Session) -> Baseline:
+def _entry(samples: Sequence[Sample], session: Session, ceilings: Ceilings) -> Baseline:
     """The baseline of one case."""
     problem = Problem.parse(samples[0].case.problem)
     work = roofline.work(problem)
@@ -1106,7 +1106,7 @@ def _entry(samples: Sequence[Sample], session: Session) -> Baseline:
         picked=tuple(sorted({name for sample in samples for name in sample.picked})),
         tflops=work.flops / seconds / 1e12,
         gbs=work.bytes / seconds / 1e9,
-        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), session.ceilings),
+        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), ceilings),
         contract=session.contract,
         software=session.software,
         commit=session.commit,

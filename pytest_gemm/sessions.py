@@ -440,7 +440,8 @@ class _Runner:
 
     def _ended(self, one: _Open, arm: Arm, index: int) -> Session:
         session = one.result()
-        self.ceilings = session.ceilings
+        if not session.ceilings.disturbed:  # the next session tries again otherwise
+            self.ceilings = session.ceilings
         self._note_failures(session.samples)
         one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
         return session
@@ -984,7 +985,7 @@ def as_run(made: Measured) -> speed_report.Run:
         sessions=tuple(made.sessions),
         hardware=made.hardware,
         software=made.sessions[0].software if made.sessions else {},
-        ceilings=made.sessions[0].ceilings if made.sessions else Ceilings(),
+        ceilings=Ceilings.of(made.sessions),
         mode=mode,
         anchor=made.anchor,
         notes=tuple(made.notes),

@@ -66,10 +66,18 @@ class Ceilings:
     Attributes:
         flops: highest matrix rate by name of the input dtype, in FLOP/s (operations, for integers).
         bandwidth: of the memory in byte/s, the better of copying (read and written bytes together) and reading.
+        disturbed: why one of them is missing that was asked for: others kept the cores busy in every try; "" when none.
     """
 
     flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     bandwidth: float = 0.0
+    disturbed: str = ""
+
+    @classmethod
+    def of(cls, sessions: Iterable[Session]) -> Ceilings:
+        """Those of the first session that could measure all of them; the last one's where none could."""
+        found = [session.ceilings for session in sessions]
+        return next((one for one in found if not one.disturbed), found[-1] if found else cls())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
-from pytest_gemm.speed import Judgement, Sample, Verdict
+from pytest_gemm.speed import Ceilings, Judgement, Sample, Verdict
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
@@ -127,7 +127,7 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
     work = roofline.work(problem)
     figure = statistics.median(s.figure for s in samples)
     ratios = [s.comparator_figure / s.figure for s in samples if s.comparator_figure is not None]
-    ceilings = made.sessions[0].ceilings
+    ceilings = Ceilings.of(made.sessions)
     facts: dict[str, Any] = {
         "backend": samples[0].case.backend,
         "problem": problem.line,
