@@ -359,7 +359,8 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
     given = config.invocation_params
     command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
     display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
-    config.stash[_MEASURED] = sessions.measure(settings, timed, command, display, whole=whole)
+    config.stash[_MEASURED] = measured = sessions.measure(settings, timed, command, display, whole=whole)
+    config.stash[_STATE].undecided = any(sessions.as_run(made, settings.speed).decided_too_little for made in measured)
 
 
 def _exchange(config: pytest.Config) -> Path:
@@ -726,7 +727,7 @@ def _show_speed(config: pytest.Config, reporter: Any) -> None:
     from pytest_gemm import sessions, speed_page, speed_report
 
     settings = config.stash[_CONFIG]
-    runs = [sessions.as_run(made) for made in config.stash[_MEASURED] if made.sessions]
+    runs = [sessions.as_run(made, settings.speed) for made in config.stash[_MEASURED] if made.sessions]
     for run in runs:
         reporter.section(f"GEMM speed on {run.hardware}")
         for line in speed_report.table(run):

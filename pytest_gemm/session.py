@@ -47,6 +47,7 @@ class RunState:
         use: how the ledger's entries fared.
         narrowed: only a part of the tests was asked for, so that no entry can be called stale.
         notes: further facts of the run as a whole, one sentence each, for the summary and the record.
+        undecided: the timed cases as a whole were left undecided, beyond what ``--gemm-undecided-share`` allows.
     """
 
     config: GemmConfig
@@ -55,6 +56,7 @@ class RunState:
     use: LedgerUse = dataclasses.field(default_factory=LedgerUse)
     narrowed: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    undecided: bool = False
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -128,7 +130,7 @@ class RunState:
         """Whether something that is no test's failure must turn the run red all the same."""
         lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
         missing = bool(self.missing) and self.config.missing == "fail"
-        return lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
+        return lost or missing or self.undecided or bool(self.stale_entries()) or bool(self.unknown_choice())
 
 
 def environment(device: str) -> Environment:

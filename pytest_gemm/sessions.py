@@ -51,7 +51,7 @@ from pytest_gemm.speed import (
 )
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config import GemmConfig, SpeedConfig
 
 __all__ = [
     "Arm",
@@ -71,6 +71,10 @@ __all__ = [
 
 Timed = tuple[str, str]  # backend and problem line of a case
 
+# What a recording has no use for.
+_ITS_GATE: Final = tuple(
+    f"--gemm-{name}" for name in ("sessions", "gate", "no-baseline", "undecided", "undecided-share")
+)
 # Fewer cases than this are compiled by the first session itself.
 _WORTH_WHILE: Final = 4
 # A candidate that took this many times as long as the fastest one, when several processes compiled and timed at once,
@@ -114,7 +118,7 @@ class Command:
 
     def recording(self, threads: int) -> str:
         """The command that records baselines of the same cases."""
-        plain = _without(_without_the_run_s_own(self.arguments), "--gemm-sessions", "--gemm-gate", "--gemm-no-baseline")
+        plain = _without(_without_the_run_s_own(self.arguments), *_ITS_GATE)
         own = [] if threads == cores() else [f"--gemm-threads={threads}"]
         return shlex.join(["pytest", *plain, *own, "--gemm-record"])
 
@@ -973,8 +977,8 @@ def _record(config: GemmConfig, store: baseline.Store, made: Measured, policy: g
     made.stored = store.load_all({key.backend for key in by_case(made.sessions)})
 
 
-def as_run(made: Measured) -> speed_report.Run:
-    """What the reports need to know of it."""
+def as_run(made: Measured, speed: SpeedConfig) -> speed_report.Run:
+    """What the reports need to know of it, and of what fails the run."""
     policy = gate.Policy.for_device(made.device)
     mode: Any = made.mode if made.mode in {"baseline", "against"} else "none"
     inside = sum(sum(s.phases.values()) for session in (*made.sessions, *made.base) for s in session.samples)
@@ -994,6 +998,8 @@ def as_run(made: Measured) -> speed_report.Run:
         harness_seconds=max(0.0, whole - made.seconds.get("compile", 0.0) - inside),
         record=made.record,
         delta=policy.delta,
+        fatal=speed.fatal,
+        undecided_share=speed.undecided_share if speed.gating else 1.0,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
-from pytest_gemm.speed import Ceilings, Judgement, Sample, Verdict
+from pytest_gemm.speed import Ceilings, Judgement, Sample
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
@@ -92,16 +92,12 @@ class SpeedCheck:
         benchmark.pedantic(self._replay.step, rounds=len(readings), iterations=1)
 
     def _end(self, made: Measured, judged: Sequence[Judgement]) -> None:
-        speed = self._config.speed
         if made.mode == "record":
             refused = [made.refused[j.case] for j in judged if j.case in made.refused]
             if refused:
                 pytest.fail("\n".join(refused), pytrace=False)
             return
-        if not speed.gating:
-            return
-        fatal = {Verdict.SLOWER, *([Verdict.NO_BASELINE] if speed.needs_baseline else [])}
-        texts = [self._failure(made, j) for j in judged if j.verdict in fatal]
+        texts = [self._failure(made, j) for j in judged if j.verdict in self._config.speed.fatal]
         if texts:
             pytest.fail("\n".join(texts), pytrace=False)
 
