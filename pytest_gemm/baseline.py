@@ -312,7 +312,8 @@ class _Line:
     def data(self) -> dict[str, Any]:
         """The line as JSON."""
         try:
-            found = json.loads(self.text, parse_constant=self._constant, object_pairs_hook=self._object)
+            # NaN, and an integer that no float holds, are refused where their key is known.
+            found = json.loads(self.text, parse_int=_whole, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
             self.fail(f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}")
         except RecursionError:
@@ -320,9 +321,6 @@ class _Line:
         if not isinstance(found, dict):
             self.fail(f"{_shown(found)} is no baseline")
         return found
-
-    def _constant(self, word: str) -> NoReturn:
-        self.fail(f"{word} is no measurement")
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
@@ -428,6 +426,11 @@ class _Line:
             self.optional_figure(data, "comparator_us"),
             self.text_of(data, "reason"),
         )
+
+
+def _whole(digits: str) -> float:
+    """An integer; one that is longer than any float is infinite, as Python refuses to read the longest."""
+    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def _shown(value: object) -> str:
@@ -618,7 +621,7 @@ class Store:
         return sorted(
             path.name.removesuffix(_SUFFIX)
             for path in self.place.glob(f"*{_SUFFIX}")
-            if _NAME.fullmatch(path.name.removesuffix(_SUFFIX))
+            if _NAME.fullmatch(path.name.removesuffix(_SUFFIX)) and path.exists()  # a link may point to nothing
         )
 
     def _kept(self, backend: str) -> dict[CaseKey, _Kept]:
@@ -770,8 +773,11 @@ class Store:
             os.close(handle)
 
     def _write(self, backend: str, kept: Mapping[CaseKey, _Kept]) -> None:
-        """Put a file in place whole; one without a line is deleted.  The lock is held."""
-        path = self.path(backend)
+        """Put a file in place whole; one without a line is deleted.  The lock is held.
+
+        A link stays one: what it points to is replaced.
+        """
+        path = Path(os.path.realpath(self.path(backend)))
         temporary = path.with_name(f".{path.name}.tmp")
         text = "".join(kept[case].text + "\n" for case in sorted(kept))
         try:
@@ -784,7 +790,7 @@ class Store:
                 os.replace(temporary, path)
             else:
                 path.unlink()
-            _sync_folder(self.place)
+            _sync_folder(path.parent)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
@@ -798,7 +804,7 @@ def _acquire(path: Path, wait: float) -> int:
     """
     deadline = time.monotonic() + wait
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), os.stat(path)):
@@ -909,9 +915,9 @@ def got_slower(
 ) -> dict[CaseKey, Judgement]:
     """Cases that the sessions of a recording find slower than what is stored, by the rules of the gate.
 
-    The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them are
-    usable to judge a case, it counts as slower when its time seems to be beyond the tolerance: recording less must not
-    be a way around ``--gemm-accept``.
+    The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them, or of
+    those that are stored, are usable to judge a case, it counts as slower when its time seems to be beyond the
+    tolerance: recording less must not be a way around ``--gemm-accept``.
 
     Args:
         baselines: what is stored on the sessions' hardware key.
@@ -936,7 +942,7 @@ def got_slower(
         case: one
         for case, one in judgements.items()
         if one.verdict is Verdict.SLOWER
-        or (one.reason.code in {"to-confirm", "too-few", "disturbed"} and seems_slower(one))
+        or (one.reason.code in {"to-confirm", "too-few", "disturbed", "thin-baseline"} and seems_slower(one))
     }
 
 
@@ -1031,7 +1037,8 @@ def record_sessions(
     timed = by_case(sessions)
     objection = recordable(sessions, k=k, force=force)
     if objection is not None:
-        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection} (--gemm-force records all the same)")
+        forced = "" if objection.code == "mixed-sessions" else " (--gemm-force records all the same)"
+        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection}{forced}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.
     entries = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
@@ -1372,13 +1379,18 @@ def _record(given: argparse.Namespace) -> list[str]:
             accept=given.accept,
             reason=given.reason,
         )
-        lines += [f"baselines in {store.place}:", *done.lines(), *dict.fromkeys(refused.values())]
+        # What a run calls --gemm-force is --force here.
+        told = [line.replace("--gemm-", "--") for line in (*done.lines(), *dict.fromkeys(refused.values()))]
+        stored_any = bool(done.new or done.changed)
+        lines += [f"baselines in {store.place}:" if stored_any else f"nothing was recorded in {store.place}:", *told]
+        given.status |= bool(refused) or not stored_any
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """The command line; returns the exit code: 1 when a case was not recorded, 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
+    parser.set_defaults(status=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="hardware keys, backends, cases, dates")
@@ -1417,8 +1429,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = given.run(given)
     except (BaselineError, ValueError) as error:
         parser.error(str(error))
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+    text = "\n".join(lines) + "\n"
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return int(given.status)
 
 
 if __name__ == "__main__":

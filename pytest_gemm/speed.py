@@ -309,6 +309,10 @@ _TUPLES: Final = ("subject", "comparator", "picked", "ranking", "ranking_seconds
 
 
 def _sample(data: Mapping[str, Any]) -> Sample:
+    for name in ("subject", "comparator"):
+        for seconds in data.get(name, ()):
+            if not isinstance(seconds, float) or not 0.0 < seconds < math.inf:
+                raise ValueError(f"{name} has {seconds!r:.40}, which is no time")
     return Sample(
         **{
             **data,

@@ -449,9 +449,11 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
     assert result.ret == 0
     (file,) = (project.path / "baselines").glob("*/honest.jsonl")
     file.write_text(file.read_text()[:-20])
-    result = run(project, "--gemm-backends=honest")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "honest.jsonl:1" in result.stderr.str()
+    for more in ((), ("-n1",)):
+        result = run(project, "--gemm-backends=honest", *more)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert "honest.jsonl:1: torn or broken" in result.stderr.str()
+        assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
 def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
