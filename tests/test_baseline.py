@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import math
 import os
 import random
@@ -688,6 +689,24 @@ def test_only_what_force_can_mend_names_it(store: Store) -> None:
     for ran, named in ((few, True), (mixed, False)):
         _, refused = baseline.record_sessions(store, ran, policy)
         assert ("--gemm-force" in refused[entry().case]) == named
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["null", "true", "-1", "1e999", "NaN", 5000 * "9", '"x"', "[]", "[[]]", '{"a": []}', 5000 * "[" + 5000 * "]"],
+)
+def test_whatever_stands_in_a_line_is_read_or_named(value: str) -> None:
+    facts, said = json.loads(entry().line()), []
+    for key in facts:
+        text = json.dumps({**facts, key: "@"}).replace('"@"', value)
+        try:
+            read = Baseline.parse(text, "cpp", "cpp.jsonl", 7)
+        except BaselineError as error:
+            said.append(str(error))
+        else:
+            assert (read.median_us, len(read.stored().readings)) == (100.5, 4)
+    assert len(said) >= 5
+    assert all(one.startswith("cpp.jsonl:7: ") for one in said)
 
 
 # -- links ---------------------------------------------------------------------------------------------------------
