@@ -158,6 +158,7 @@ class Readings:
         picked: Sequence[str] = (),
         kernels: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
+        filling: str = "",
     ) -> Sample:
         """These readings with what else a :class:`~pytest_gemm.speed.Sample` says of a case."""
         return Sample(
@@ -169,6 +170,7 @@ class Readings:
             picked=tuple(picked),
             kernels=tuple(kernels),
             phases=phases or {},
+            filling=filling,
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
         )
 
