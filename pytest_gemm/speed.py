@@ -327,7 +327,7 @@ def _built(kind: Any, value: Any, place: str) -> Any:
         return tuple(_built(inner[0], one, place) for one in value)
     if origin is Mapping and isinstance(value, dict):
         return {key: _built(inner[1], one, f"{place}.{key}") for key, one in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = _hints(kind)
         if unknown := sorted(value.keys() - hints.keys()):
             raise ValueError(f"{place} has {', '.join(unknown)}, which is unknown")

@@ -294,8 +294,8 @@ class _Page:
         compared = [row.judgement for row in self.rows if row.judgement.change is not None]
         if not compared:
             why = Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in self.rows)
-            told = (f"{speed_report.plural(count, 'case')} {text}" for text, count in why.items())
-            return f"<p>Nothing was compared.</p><ul>{''.join(_element('li', one) for one in told)}</ul>"
+            lines = (f"{speed_report.plural(count, 'case')} {text}" for text, count in why.items())
+            return f"<p>Nothing was compared.</p><ul>{''.join(_element('li', line) for line in lines)}</ul>"
         compared.sort(key=lambda j: -(j.change or 0.0))
         moved = [j for j in compared if j.verdict is not Verdict.SAME]
         same = [j for j in compared if j.verdict is Verdict.SAME]

@@ -430,7 +430,7 @@ def busy(*parts: Readings, seed: int = 0) -> None:
                 )
 
 
-BUSY = {
+BUSY: dict[Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], Callable[..., None]] = {
     judge: lambda _stored, first, more: busy(first, more),
     judge_pair: busy,
 }
