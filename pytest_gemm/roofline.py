@@ -350,7 +350,8 @@ def _peak_rate(device: str, name: str) -> _Rate | None:
                 layouts.remove(layout)
                 continue
             spent += timed.total
-            best = max(best or timed.rate(0.0), timed.rate(problem.shape.flops))
+            rate = timed.rate(problem.shape.flops)
+            best = max(best or rate, rate)
     return best
 
 

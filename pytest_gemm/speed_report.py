@@ -500,7 +500,7 @@ def share_cell(row: Row) -> str:
     """The share of the roofline in per cent; ``-`` without ceilings, ``cached`` where the memory is no limit."""
     if row.share is None:
         return "-"
-    return f"{100 * row.share:.0f}%" if row.share <= roofline.MARGIN else "cached"
+    return "cached" if row.memory_bound and row.share > roofline.MARGIN else f"{100 * row.share:.0f}%"
 
 
 def time_cell(row: Row) -> str:
