@@ -239,7 +239,7 @@ def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count()
 
 def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     load = "its threads waited for 0.90 cores that others kept busy"
-    good, spoilt = measured([(1e-3, 1e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseKey("cutlass", LINE), disturbed=load)
+    good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseKey("cutlass", LINE), disturbed=load)
     run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, ceilings=Ceilings(disturbed="nothing was calm"))
     lines = speed_report.table(run, 200)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
