@@ -260,8 +260,8 @@ def test_a_session_gets_what_selects_and_not_what_reports(
 
 def test_the_command_that_records_selects_the_same_and_gates_nothing(tmp_path: Path) -> None:
     given = ("perf", "-n", "2", "--gemm-gate", "report", "--gemm-sessions=1", "--gemm-threads=1", "-k", "not f16")
-    given += ("--gemm-no-baseline=show", "--gemm-undecided=fail", "--gemm-undecided-share", "50")
-    made = Command(given, tmp_path, xdist=True).recording(threads=1)
+    gate = ("--gemm-no-baseline=show", "--gemm-undecided=fail", "--gemm-undecided-share", "50")
+    made = Command((*given, *gate), tmp_path, xdist=True).recording(threads=1)
     assert made == "pytest perf -k 'not f16' --gemm-threads=1 --gemm-record"
 
 
