@@ -39,7 +39,7 @@ from pytest_gemm import files, roofline
 from pytest_gemm.commands import Parser
 from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, canonical_line, did_you_mean
-from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict, by_case, read_session
+from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict, by_case, read_session
 
 if TYPE_CHECKING:
     from pytest_gemm.gate import Policy, Stored  # late otherwise: the command line needs no scipy
@@ -313,7 +313,8 @@ class _Line:
     def data(self) -> dict[str, Any]:
         """The line as JSON."""
         try:
-            found = json.loads(self.text, parse_constant=self._constant, object_pairs_hook=self._object)
+            # NaN, and an integer that no float holds, are refused where their key is known.
+            found = json.loads(self.text, parse_int=_whole, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
             self.fail(f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}")
         except RecursionError:
@@ -321,9 +322,6 @@ class _Line:
         if not isinstance(found, dict):
             self.fail(f"{_shown(found)} is no baseline")
         return found
-
-    def _constant(self, word: str) -> NoReturn:
-        self.fail(f"{word} is no measurement")
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
@@ -429,6 +427,11 @@ class _Line:
             self.optional_figure(data, "comparator_us"),
             self.text_of(data, "reason"),
         )
+
+
+def _whole(digits: str) -> float:
+    """An integer; one that is longer than any float is infinite, as Python refuses to read the longest."""
+    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def _shown(value: object) -> str:
@@ -619,7 +622,7 @@ class Store:
         return sorted(
             path.name.removesuffix(_SUFFIX)
             for path in self.place.glob(f"*{_SUFFIX}")
-            if _NAME.fullmatch(path.name.removesuffix(_SUFFIX))
+            if _NAME.fullmatch(path.name.removesuffix(_SUFFIX)) and path.exists()  # a link may point to nothing
         )
 
     def _kept(self, backend: str) -> dict[CaseKey, _Kept]:
@@ -771,8 +774,11 @@ class Store:
             os.close(handle)
 
     def _write(self, backend: str, kept: Mapping[CaseKey, _Kept]) -> None:
-        """Put a file in place whole; one without a line is deleted.  The lock is held."""
-        path = self.path(backend)
+        """Put a file in place whole; one without a line is deleted.  The lock is held.
+
+        A link stays one: what it points to is replaced.
+        """
+        path = Path(os.path.realpath(self.path(backend)))
         text = "".join(kept[case].text + "\n" for case in sorted(kept))
         try:
             if kept:
@@ -780,7 +786,7 @@ class Store:
                 files.replace(path, text.encode("utf-8", "backslashreplace"))
             else:
                 path.unlink()
-            _sync_folder(self.place)
+            _sync_folder(path.parent)
         except OSError as error:
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
 
@@ -793,7 +799,7 @@ def _acquire(path: Path, wait: float) -> int:
     """
     deadline = time.monotonic() + wait
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), os.stat(path)):
@@ -904,9 +910,9 @@ def got_slower(
 ) -> dict[CaseKey, Judgement]:
     """Cases that the sessions of a recording find slower than what is stored, by the rules of the gate.
 
-    The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them are
-    usable to judge a case, it counts as slower when its time seems to be beyond the tolerance: recording less must not
-    be a way around ``--gemm-accept``.
+    The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them, or of
+    those that are stored, are usable to judge a case, it counts as slower when its time seems to be beyond the
+    tolerance: recording less must not be a way around ``--gemm-accept``.
 
     Args:
         baselines: what is stored on the sessions' hardware key.
@@ -931,7 +937,7 @@ def got_slower(
         case: one
         for case, one in judgements.items()
         if one.verdict is Verdict.SLOWER
-        or (one.reason.code in {"to-confirm", "too-few", "disturbed"} and seems_slower(one))
+        or (one.reason.code in {"to-confirm", "too-few", "disturbed", "thin-baseline"} and seems_slower(one))
     }
 
 
@@ -1026,7 +1032,8 @@ def record_sessions(
     timed = by_case(sessions)
     objection = recordable(sessions, k=k, force=force)
     if objection is not None:
-        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection} (--gemm-force records all the same)")
+        forced = "" if objection.code == "mixed-sessions" else " (--gemm-force records all the same)"
+        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection}{forced}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.
     entries = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
@@ -1065,7 +1072,7 @@ def from_sessions(
             text = f"its comparator differs between sessions: {' / '.join(name or 'none' for name in sorted(names))}"
             left_out[case] = Reason("mixed-comparators", text)
         else:
-            baselines.append(_entry(good, sessions[0]))
+            baselines.append(_entry(good, sessions[0], Ceilings.of(sessions)))
     if policy is not None and baselines:
         from pytest_gemm.gate import detectable
 
@@ -1085,7 +1092,7 @@ def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
     return Reason("too-few-figures", f"{good} of {len(samples)} sessions gave a figure, {k} are needed{cause}")
 
 
-def _entry(samples: Sequence[Sample], session: Session) -> Baseline:
+def _entry(samples: Sequence[Sample], session: Session, ceilings: Ceilings) -> Baseline:
     """The baseline of one case."""
     problem = Problem.parse(samples[0].case.problem)
     work = roofline.work(problem)
@@ -1101,7 +1108,7 @@ def _entry(samples: Sequence[Sample], session: Session) -> Baseline:
         picked=tuple(sorted({name for sample in samples for name in sample.picked})),
         tflops=work.flops / seconds / 1e12,
         gbs=work.bytes / seconds / 1e9,
-        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), session.ceilings),
+        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), ceilings),
         contract=session.contract,
         software=session.software,
         commit=session.commit,
@@ -1367,13 +1374,18 @@ def _record(given: argparse.Namespace) -> list[str]:
             accept=given.accept,
             reason=given.reason,
         )
-        lines += [f"baselines in {store.place}:", *done.lines(), *dict.fromkeys(refused.values())]
+        # What a run calls --gemm-force is --force here.
+        told = [line.replace("--gemm-", "--") for line in (*done.lines(), *dict.fromkeys(refused.values()))]
+        stored_any = bool(done.new or done.changed)
+        lines += [f"baselines in {store.place}:" if stored_any else f"nothing was recorded in {store.place}:", *told]
+        given.status |= bool(refused) or not stored_any
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """The command line; returns the exit code: 1 when a case was not recorded, 0 otherwise."""
     parser = Parser(prog="python -m pytest_gemm.baseline", description="stored baselines of speed")
+    parser.set_defaults(status=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="hardware keys, backends, cases, dates")
@@ -1412,8 +1424,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = given.run(given)
     except (BaselineError, ValueError) as error:
         parser.error(str(error))
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+    text = "\n".join(lines) + "\n"
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return int(given.status)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,22 @@ def rejected(x: torch.Tensor, interval: Interval) -> torch.Tensor:
     return interval.wrong_zeros(x) if bool(good.all()) else ~good
 
 
+def ratios(x: torch.Tensor, interval: Interval) -> torch.Tensor:
+    """Error over bound of each element, as :attr:`Comparison.ratio` has it of the worst one.
+
+    Args:
+        x: a result in float64, of the interval's shape.
+        interval: what is right.
+
+    Returns:
+        At most 1 iff the element is accepted; infinity for a NaN or an infinity that is not.
+    """
+    bad = rejected(x, interval)
+    found = _ratio(x, interval.lo, interval.hi, interval.expected)
+    found = torch.where(bad, found.clamp(min=math.nextafter(1.0, 2.0)), found.clamp(max=1.0))
+    return torch.where(bad & ~(x.isfinite() & interval.expected.isfinite()), math.inf, found)
+
+
 @dataclasses.dataclass
 class _Score:
     """Counts over a result: elements equal to the rounded reference, elements outside, and the worst ratio."""

@@ -21,6 +21,7 @@ from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.machine import ISAS
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 from pytest_gemm.sanitizer import TOOLS
+from pytest_gemm.speed import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,6 +194,19 @@ OPTIONS = (
         "a case that has no baseline on this hardware fails the run, or is only shown",
         ("fail", "show"),
     ),
+    Option(
+        "undecided",
+        "show",
+        "fail|show",
+        "a case that the measurement cannot decide fails the run, or is only shown",
+        ("fail", "show"),
+    ),
+    Option(
+        "undecided-share",
+        "90",
+        "PERCENT",
+        "the run fails when more than this share of the cases that were compared stay undecided; 100: never",
+    ),
     Option("baselines", "baselines", "DIR", "where baselines are kept, relative to the root of the tests"),
     Option(
         "record", "no", "yes|no", "write the baselines of this hardware instead of judging", ("yes", "no"), switch=True
@@ -234,6 +248,8 @@ class SpeedConfig:
         regret: other candidates of each problem to time.
         gating: whether a slower case fails the run.
         needs_baseline: whether a case without a baseline does.
+        needs_decision: whether an undecided case does.
+        undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         baselines: folder of the baselines.
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
         accept: patterns of cases that may be recorded slower; ``reason``: why.
@@ -253,6 +269,8 @@ class SpeedConfig:
     regret: int = 0
     gating: bool = True
     needs_baseline: bool = True
+    needs_decision: bool = False
+    undecided_share: float = 0.9
     baselines: Path = Path("baselines")
     record: bool = False
     force: bool = False
@@ -265,6 +283,14 @@ class SpeedConfig:
     report: Path | None = None
     summary: Path | None = None
     session: Path | None = None
+
+    @property
+    def fatal(self) -> frozenset[Verdict]:
+        """The verdicts that fail a test."""
+        if not self.gating:
+            return frozenset()
+        asked = {Verdict.NO_BASELINE: self.needs_baseline, Verdict.UNDECIDED: self.needs_decision}
+        return frozenset({Verdict.SLOWER, *(verdict for verdict, fails in asked.items() if fails)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -543,6 +569,8 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         regret=_whole("--gemm-regret", values["regret"], 0),
         gating=values["gate"] == "fail",
         needs_baseline=values["no-baseline"] == "fail",
+        needs_decision=values["undecided"] == "fail",
+        undecided_share=_share("--gemm-undecided-share", values["undecided-share"]),
         baselines=root / values["baselines"],
         record=record,
         force=values["force"] == "yes",
@@ -570,6 +598,12 @@ def _shapes(text: str, root: Path) -> tuple[str, ...]:
         except shapes.ShapeError as error:
             raise pytest.UsageError(f"--gemm-shapes: {error}") from None
     return names
+
+
+def _share(flag: str, text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) > 100:
+        raise pytest.UsageError(f"{flag}={text}: give a percentage from 0 to 100")
+    return float(text) / 100
 
 
 def _threads(text: str) -> tuple[int, ...]:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from pytest_gemm import compare
+
 if TYPE_CHECKING:
     from pytest_gemm.oracle import Interval
 
-__all__ = ["draw", "ratios", "tile"]
+__all__ = ["draw", "tile"]
 
 # A picture has no more rows or columns of colour than this; of a larger result each cell is the worst of its elements.
 _CELLS: Final = 512
@@ -34,20 +36,6 @@ def tile(candidate: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def ratios(actual: torch.Tensor, interval: Interval) -> torch.Tensor:
-    """Error over bound of each element, float64 on the CPU: at most 1 inside, infinity where no bound can say how far.
-
-    The error is the distance from the reference; the bound is how far the accepted interval reaches on that side.
-    """
-    got = actual.detach().double().cpu()
-    expected, lo, hi = interval.expected.cpu(), interval.lo.cpu(), interval.hi.cpu()
-    room = torch.where(got >= expected, hi - expected, expected - lo)
-    found = (got - expected).abs() / room
-    right = (got >= lo) & (got <= hi) | (got.isnan() & (lo.isnan() | (lo.isinf() & hi.isinf() & (lo < hi))))
-    found = torch.where(right, found.nan_to_num(nan=0.0, posinf=0.0).clamp(max=1.0), found.clamp(min=1.0))
-    return found.nan_to_num(nan=float("inf"))
-
-
 def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candidate: str = "") -> None:
     """Write the picture of a wrong result as PNG: of a batch the matrix with the worst element.
 
@@ -62,7 +50,7 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    found = ratios(actual, interval)
+    found = compare.ratios(actual.detach().double().to(interval.expected.device), interval).cpu()
     while found.dim() < 2:
         found = found.unsqueeze(0)
     matrices = found.reshape(-1, *found.shape[-2:])

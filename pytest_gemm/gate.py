@@ -70,6 +70,8 @@ class Policy:
         too_noisy: a case whose smallest detectable slow-down is above this stays undecided.
         anchor_shift: move of the comparators' median case from which on they are no anchor any more.
         guard: a slow-down beyond this in every session is red whatever the noise model says.
+        far: a slow-down beyond this, from the slowest stored session to the fastest new one, is red although the new
+            sessions were disturbed.
         drift: tolerated slow-down since the first epoch.
         fewest_stored: sessions that a baseline needs to be tested against.
 
@@ -89,6 +91,7 @@ class Policy:
     too_noisy: float = 0.10
     anchor_shift: float = 0.03
     guard: float = 0.15
+    far: float = 3.0
     drift: float = 0.05
     fewest_stored: int = 5
 
@@ -99,6 +102,8 @@ class Policy:
         for name in ("delta", "floor", "too_noisy", "anchor_shift", "guard", "drift"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction between 0 and 1 (2% is 0.02)")
+        if not self.guard < self.far < math.inf:
+            raise ValueError(f"far is {self.far}; it is a fraction above guard, {self.guard} (300% is 3.0)")
         for name, least in (
             ("screen_sessions", 1),  # the baseline knows the spread
             ("confirm_sessions", 3),
@@ -850,6 +855,36 @@ def _beyond_guard(e: _Evidence, policy: Policy, move: float) -> bool:
     return all(c - lift > limit for v in views for c in v.changes)
 
 
+def _far(changes: Iterable[float], policy: Policy) -> bool:
+    """Whether all of the changes are so large that no disturbance explains them; see docs/gate.md."""
+    return all(change > math.log1p(policy.far) for change in changes)
+
+
+def _although_disturbed(
+    stored: Stored, head: Sequence[Reading], learnt: _Learnt, policy: Policy, needed: int, *, confirming: bool
+) -> _Evidence | None:
+    """The evidence of all sessions, for a case that too few calm ones are left of and that is :func:`_far` slower.
+
+    That is each new session against the slowest stored one, by time and as a ratio.  Without a comparator the load
+    and the code cannot be told apart.
+    """
+    then = _usable(stored.readings)
+    if len(head) < needed or not (_paired(head) and _paired(then)):
+        return None
+    changes = [x - max(_figures(then, w)) for w in (0.0, 1.0) for x in _figures(head, w)]
+    return _gather(stored, head, learnt, policy, confirming=confirming) if _far(changes, policy) else None
+
+
+def _judged_far(e: _Evidence, policy: Policy, unit: str, *, before: int = 0) -> Judgement:
+    """The judgement on a case that :func:`_far` holds of, in the screen and in the confirmation."""
+    shown = e.ratio or e.raw
+    text = (
+        f"{_interval(shown)} over {_many(e.sessions, unit)}; most were disturbed, and yet each was more than "
+        f"{1 + policy.far:g} times as slow as what it is compared with"
+    )
+    return _judged(e, Verdict.SLOWER, Reason("far", text), by=shown, before=before)
+
+
 class _Claim(NamedTuple):
     """One null hypothesis of a case: the figures that all have to reject it, with their limits.
 
@@ -898,9 +933,8 @@ def _screened(e: _Evidence, policy: Policy, anchor: _Anchor, *, both: bool, unit
     """The screen's judgement on a case, and ``slower`` or ``faster`` when it wants confirmation."""
     shown = e.ratio if both and e.ratio else e.main
     seen = f"{_interval(shown)} over {_many(e.sessions, unit)}"
-    to_confirm = Reason("to-confirm", f"{seen}: has to be confirmed", "let the confirmation run")
     if _beyond_guard(e, policy, anchor.move):
-        return _judged(e, Verdict.UNDECIDED, to_confirm, by=shown), "slower"
+        return _unconfirmed(e, shown, unit), "slower"
     if anchor.raw_moved and not e.ratio:
         reason = Reason(
             "anchor-shift",
@@ -911,13 +945,19 @@ def _screened(e: _Evidence, policy: Policy, anchor: _Anchor, *, both: bool, unit
     for direction, mirrored in (("slower", False), ("faster", True)):
         claims = _claims(e, policy, anchor.move, both=both, mirrored=mirrored)
         if any(c.p_value < policy.screen_level for c in claims):
-            return _judged(e, Verdict.UNDECIDED, to_confirm, by=shown), direction
+            return _unconfirmed(e, shown, unit), direction
         if any(c.alone and c.alone[0].p_slower(c.alone[1]) < policy.screen_level for c in claims):
             return _judged(e, Verdict.UNDECIDED, _moved(e, unit), by=shown), ""
     if e.detectable > policy.too_noisy:
         return _judged(e, Verdict.UNDECIDED, _too_noisy(e, policy, seen), by=shown), ""
     text = f"{seen}; {_percent(e.detectable)} slower would have been seen"
     return _judged(e, Verdict.SAME, Reason("within", text), by=shown), ""
+
+
+def _unconfirmed(e: _Evidence, shown: _View, unit: str) -> Judgement:
+    seen = f"{_interval(shown)} over {_many(e.sessions, unit)}"
+    reason = Reason("to-confirm", f"{seen}: has to be confirmed", "let the confirmation run")
+    return _judged(e, Verdict.UNDECIDED, reason, by=shown)
 
 
 def _moved(e: _Evidence, unit: str) -> Reason:
@@ -947,7 +987,7 @@ def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Rea
     A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``: median of
     the sessions against median of the stored ones, with the spread of the baseline.
     """
-    learnt = _learn(stored, policy)
+    learnt, needed = _learn(stored, policy), _fewest(policy.screen_sessions)
     evidence = {e.case: e for e in _all(stored, head, learnt, policy)}
     anchor = _anchor(evidence.values(), policy)
     judgements: dict[CaseKey, Judgement] = {}
@@ -963,8 +1003,11 @@ def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Rea
             judgements[case] = _no_baseline(case, some, "no baseline is stored for this case")
         elif case not in learnt.at:
             judgements[case] = _thin(case, stored[case], some, policy)
+        elif far := _although_disturbed(stored[case], some, learnt, policy, needed, confirming=False):
+            judgements[case] = _unconfirmed(far, far.ratio or far.raw, "session")
+            wanted["slower"].append(case)
         else:
-            judgements[case] = _without(case, some, _fewest(policy.screen_sessions), "session")
+            judgements[case] = _without(case, some, needed, "session")
     return Screened(
         judgements=judgements,
         slower=tuple(wanted["slower"]),
@@ -1208,7 +1251,10 @@ def confirm(
             return screened.judgements[case]
         usable, needed = _usable(head[case]), _fewest(looks[-1] if last else looks[0])
         if len(usable) < needed:
-            return _without(case, head[case], needed, "further session", shown=screened.judgements[case])
+            shown = screened.judgements[case]
+            if far := _although_disturbed(stored[case], head[case], learnt, policy, needed, confirming=True):
+                return _judged_far(far, policy, "further session", before=shown.sessions)
+            return _without(case, head[case], needed, "further session", shown=shown)
         return _gather(stored[case], usable, learnt, policy, confirming=True)
 
     level = policy.confirm_level / len(looks)
@@ -1290,6 +1336,22 @@ def _gather_pairs(
     )
 
 
+def _pairs_although_disturbed(
+    case: CaseKey,
+    couples: Sequence[tuple[Reading, Reading]],
+    priors: Mapping[float, Prior],
+    policy: Policy,
+    needed: int,
+) -> _Evidence | None:
+    """As :func:`_although_disturbed`; the two of a pair meet the same load, so it does without a comparator."""
+    if len(couples) < needed:
+        return None
+    weights = (0.0, 1.0) if _both_paired(couples) else (0.0,)
+    if not _far(itertools.chain.from_iterable(_differences(couples, w) for w in weights), policy):
+        return None
+    return _gather_pairs(case, couples, weights[-1], priors, policy, comparator=None, differs=False)
+
+
 _RAW_NOTE: Final = "by time alone, for the comparator differs between base and head"
 
 
@@ -1337,6 +1399,10 @@ def screen_pair(
                 wanted[direction].append(case)
         elif not base.get(case):
             judgements[case] = _no_baseline(case, some, "the base did not run this case")
+        elif far := _pairs_although_disturbed(case, _couples(base[case], some), priors, policy, needed):
+            judgements[case] = _unconfirmed(far, far.ratio or far.raw, "pair")
+            wanted["slower"].append(case)
+            weights[case] = far.weight
         else:
             judgements[case] = _without(case, _merged(base[case], some), needed, "pair")
     move = whole.estimate if whole else 0.0
@@ -1401,10 +1467,13 @@ def confirm_pair(
     def gather(case: CaseKey) -> _Evidence | Judgement:
         if case not in head or case not in base:
             return screened.judgements[case]
-        couples, needed = _whole(_couples(base[case], head[case])), _fewest(looks[-1] if last else looks[0])
+        every, needed = _couples(base[case], head[case]), _fewest(looks[-1] if last else looks[0])
+        couples = _whole(every)
         if len(couples) < needed:
-            some = _merged(base[case], head[case])
-            return _without(case, some, needed, "further pair", shown=screened.judgements[case])
+            shown = screened.judgements[case]
+            if far := _pairs_although_disturbed(case, every, screened.priors, policy, needed):
+                return _judged_far(far, policy, "further pair", before=shown.sessions)
+            return _without(case, _merged(base[case], head[case]), needed, "further pair", shown=shown)
         comparator = _comparator_view(couples, screened.of_comparators, policy)
         differs = comparator is not None and (screened.anchor is not None or _differs(comparator, policy))
         return _gather_pairs(

@@ -384,6 +384,7 @@ class Meter:
             picked=outcome.chosen,
             kernels=outcome.kernels,
             phases=work.phases,
+            filling=outcome.filling,
         )
         excess = self._excess(work.case, sample)
         if excess is not None:
@@ -481,6 +482,7 @@ def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample
         picked=outcome.chosen,
         kernels=outcome.kernels,
         phases=phases,
+        filling=outcome.filling,
     )
 
 

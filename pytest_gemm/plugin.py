@@ -369,9 +369,11 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
     given = config.invocation_params
     command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
     display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
-    config.stash[_MEASURED] = sessions.measure(settings, timed, command, display, whole=whole)
-    for made in config.stash[_MEASURED]:
-        config.stash[_STATE].lose(made.lost)
+    config.stash[_MEASURED] = measured = sessions.measure(settings, timed, command, display, whole=whole)
+    state = config.stash[_STATE]
+    state.undecided = any(sessions.as_run(made, settings.speed).decided_too_little for made in measured)
+    for made in measured:
+        state.lose(made.lost)
 
 
 def _exchange(config: pytest.Config) -> Path:
@@ -745,7 +747,7 @@ def _show_speed(config: pytest.Config, reporter: Any) -> None:
     from pytest_gemm import sessions, speed_page, speed_report
 
     settings, state = config.stash[_CONFIG], config.stash[_STATE]
-    runs = [sessions.as_run(made) for made in config.stash[_MEASURED] if made.sessions]
+    runs = [sessions.as_run(made, settings.speed) for made in config.stash[_MEASURED] if made.sessions]
     for run in runs:
         reporter.section(f"GEMM speed on {run.hardware}")
         for line in speed_report.table(run):

@@ -14,9 +14,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pytest_gemm import machine
+from pytest_gemm import machine, timing
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import DTYPES, OPS, TF32, DType, Problem, StepKind
 from pytest_gemm.speed import Ceilings
@@ -251,6 +251,10 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
 
     Takes 1.5 to 3 s a dtype on the CPU and less than 1 s on CUDA.
 
+    A call during which a thread waited for its core, because others kept it busy, does not count.  A ceiling of which
+    no call is left after three times the usual time is missing: a figure that is far too low would make every kernel a
+    miracle.
+
     Args:
         device: ``cpu`` or ``cuda``.
         dtypes: names from :data:`pytest_gemm.problem.DTYPES`, or ``tf32``; one that PyTorch cannot multiply on the
@@ -271,10 +275,18 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rates = {name: _peak_rate(device, name) for name in wanted}
-        return Ceilings(_levelled({name: rate for name, rate in rates.items() if rate}), _bandwidth(device))
+        found = {name: _peak_rate(device, name) for name in wanted}
+        rates = {name: rate for name, rate in found.items() if rate}
+        bandwidth = _bandwidth(device)
     finally:
         torch.set_num_threads(before)
+    missing = [f"the rate of {name}" for name, rate in rates.items() if not rate.calm]
+    missing += ["the bandwidth"] * (not bandwidth.calm)
+    return Ceilings(
+        _levelled({name: rate.value for name, rate in rates.items() if rate.calm}),
+        bandwidth.value if bandwidth.calm else 0.0,
+        f"{' and '.join(missing)} could not be measured: others kept the cores busy" if missing else "",
+    )
 
 
 def _levelled(rates: Mapping[str, float]) -> dict[str, float]:
@@ -311,9 +323,16 @@ def _square(name: str, layout: str, size: int) -> Problem | None:
     return Problem.parse(template.format(layout=layout, size=f"{size}x{size}x{size}")) if template else None
 
 
-def _peak_rate(device: str, name: str) -> float | None:
+class _Rate(NamedTuple):
+    """The best rate of some calls; ``calm``: of calls that nobody else disturbed.  A calm one is the larger."""
+
+    calm: bool
+    value: float
+
+
+def _peak_rate(device: str, name: str) -> _Rate | None:
     """The highest rate of square products in FLOP/s; ``None`` where PyTorch cannot multiply the type."""
-    best: float | None = None
+    best: _Rate | None = None
     spent = 0.0
     layouts = ["nn", "nt"] if "{layout}" in _LINES.get(name, "{layout}") else ["nt"]
     for size in _SIZES[device]:
@@ -322,7 +341,7 @@ def _peak_rate(device: str, name: str) -> float | None:
             if problem is None:
                 return None
             # The next size is expected to run at the best rate so far; one that would take too long is not begun.
-            expected = problem.shape.flops / best if best else 0.0
+            expected = problem.shape.flops / best.value if best else 0.0
             if spent + _LEAST_CALLS * expected > _BUDGET[device]:
                 return best
             try:
@@ -331,7 +350,8 @@ def _peak_rate(device: str, name: str) -> float | None:
                 layouts.remove(layout)
                 continue
             spent += timed.total
-            best = max(best or 0.0, problem.shape.flops / timed.best)
+            rate = timed.rate(problem.shape.flops)
+            best = max(best or rate, rate)
     return best
 
 
@@ -339,13 +359,20 @@ def _peak_rate(device: str, name: str) -> float | None:
 class _Timed:
     best: float
     total: float
+    calm: bool
+
+    def rate(self, amount: float) -> _Rate:
+        return _Rate(self.calm, amount / self.best)
 
 
 def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
-    """Least and total seconds of at least three calls, and of more while the budget lasts; the first is not counted."""
+    """Least and total seconds of at least three calls, and of more while the budget lasts; the first is not counted.
+
+    The least is that of the calls that nobody else disturbed, for which three times the budget is spent.
+    """
     import torch
 
-    def once() -> float:
+    def seconds() -> float:
         if device == "cuda":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -357,11 +384,23 @@ def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
         call()
         return time.perf_counter() - started
 
-    first = once()
+    # Where there are more threads than cores they wait for each other.
+    is_watched = device == "cpu" and torch.get_num_threads() <= timing.cores()
+
+    def once() -> tuple[float, bool]:
+        before = timing.waited() if is_watched else None
+        spent = seconds()
+        after = timing.waited() if is_watched else None
+        return spent, before is None or after is None or after - before <= timing.LOAD_OF_OTHERS * spent
+
+    began = time.perf_counter()
+    seconds()
     found = [once() for _ in range(_LEAST_CALLS)]
-    while first + sum(found) < budget:
+    while (total := time.perf_counter() - began) < (
+        budget if (calm := [s for s, good in found if good]) else 3 * budget
+    ):
         found.append(once())
-    return _Timed(min(found), first + sum(found))
+    return _Timed(min(calm or (s for s, _ in found)), total, bool(calm))
 
 
 def _best_of_calls(problem: Problem, device: str, budget: float) -> _Timed:
@@ -403,7 +442,7 @@ _FALLBACK_CACHE: Final = 64 << 20
 _LEAST_ARRAY: Final = 64 << 20
 
 
-def _bandwidth(device: str) -> float:
+def _bandwidth(device: str) -> _Rate:
     """The best bandwidth of copying and of reading, in byte/s."""
     import torch
 
@@ -416,7 +455,7 @@ def _bandwidth(device: str) -> float:
     b = torch.zeros(count, device=device)
     copied = _best_of(lambda: b.copy_(a), device, 0.3)
     if device == "cuda":
-        read, seconds = 4 * count, _best_of(a.sum, device, 0.3)
+        read = _best_of(a.sum, device, 0.3).rate(4 * count)
     else:
-        read, seconds = 8 * count, _best_of(lambda: torch.dot(a, b), device, 0.3)
-    return max(8 * count / copied.best, read / seconds.best)
+        read = _best_of(lambda: torch.dot(a, b), device, 0.3).rate(8 * count)
+    return max(copied.rate(8 * count), read)

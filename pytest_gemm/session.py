@@ -50,6 +50,7 @@ class RunState:
         narrowed: only a part of the tests was asked for, so that no entry can be called stale.
         notes: further facts of the run as a whole, one sentence each, for the summary and the record.
         lost: why a file is not complete that was asked for, by the option with its value; makes the run red.
+        undecided: the timed cases as a whole were left undecided, beyond what ``--gemm-undecided-share`` allows.
     """
 
     config: GemmConfig
@@ -59,6 +60,7 @@ class RunState:
     narrowed: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
+    undecided: bool = False
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -153,7 +155,8 @@ class RunState:
         """Whether something that is no test's failure must turn the run red all the same."""
         lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
         missing = bool(self.missing) and self.config.missing == "fail"
-        return bool(self.lost) or lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
+        red = bool(self.lost) or lost or missing or self.undecided
+        return red or bool(self.stale_entries()) or bool(self.unknown_choice())
 
 
 def environment(device: str) -> Environment:

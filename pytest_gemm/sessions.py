@@ -50,7 +50,7 @@ from pytest_gemm.speed import (
 )
 
 if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.config import GemmConfig, SpeedConfig
 
 __all__ = [
     "Arm",
@@ -70,6 +70,10 @@ __all__ = [
 
 Timed = tuple[str, str]  # backend and problem line of a case
 
+# What a recording has no use for.
+_ITS_GATE: Final = tuple(
+    f"--gemm-{name}" for name in ("sessions", "gate", "no-baseline", "undecided", "undecided-share")
+)
 # Fewer cases than this are compiled by the first session itself.
 _WORTH_WHILE: Final = 4
 # A candidate that took this many times as long as the fastest one, when several processes compiled and timed at once,
@@ -113,7 +117,7 @@ class Command:
 
     def recording(self, threads: int) -> str:
         """The command that records baselines of the same cases."""
-        plain = _without(_without_the_run_s_own(self.arguments), "--gemm-sessions", "--gemm-gate", "--gemm-no-baseline")
+        plain = _without(_without_the_run_s_own(self.arguments), *_ITS_GATE)
         own = [] if threads == cores() else [f"--gemm-threads={threads}"]
         return shlex.join(["pytest", *plain, *own, "--gemm-record"])
 
@@ -452,7 +456,8 @@ class _Runner:
 
     def _ended(self, one: _Open, arm: Arm, index: int) -> Session:
         session = one.result()
-        self.ceilings = session.ceilings
+        if not session.ceilings.disturbed:  # the next session tries again otherwise
+            self.ceilings = session.ceilings
         self._note_failures(session.samples)
         try:
             one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
@@ -987,8 +992,8 @@ def _record(config: GemmConfig, store: baseline.Store, made: Measured, policy: g
     made.stored = store.load_all({key.backend for key in by_case(made.sessions)})
 
 
-def as_run(made: Measured) -> speed_report.Run:
-    """What the reports need to know of it."""
+def as_run(made: Measured, speed: SpeedConfig) -> speed_report.Run:
+    """What the reports need to know of it, and of what fails the run."""
     policy = gate.Policy.for_device(made.device)
     mode: Any = made.mode if made.mode in {"baseline", "against"} else "none"
     inside = sum(sum(s.phases.values()) for session in (*made.sessions, *made.base) for s in session.samples)
@@ -999,7 +1004,7 @@ def as_run(made: Measured) -> speed_report.Run:
         sessions=tuple(made.sessions),
         hardware=made.hardware,
         software=made.sessions[0].software if made.sessions else {},
-        ceilings=made.sessions[0].ceilings if made.sessions else Ceilings(),
+        ceilings=Ceilings.of(made.sessions),
         mode=mode,
         anchor=made.anchor,
         notes=tuple(made.notes),
@@ -1008,6 +1013,8 @@ def as_run(made: Measured) -> speed_report.Run:
         harness_seconds=max(0.0, whole - made.seconds.get("compile", 0.0) - inside),
         record=made.record,
         delta=policy.delta,
+        fatal=speed.fatal,
+        undecided_share=speed.undecided_share if speed.gating else 1.0,
     )
 
 

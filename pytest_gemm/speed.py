@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
 import json
 import math
 import statistics
+import sys
+import types
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.tables import mismatch
 
 __all__ = [
     "TURNS",
@@ -67,10 +70,18 @@ class Ceilings:
     Attributes:
         flops: highest matrix rate by name of the input dtype, in FLOP/s (operations, for integers).
         bandwidth: of the memory in byte/s, the better of copying (read and written bytes together) and reading.
+        disturbed: why one of them is missing that was asked for: others kept the cores busy in every try; "" when none.
     """
 
     flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     bandwidth: float = 0.0
+    disturbed: str = ""
+
+    @classmethod
+    def of(cls, sessions: Iterable[Session]) -> Ceilings:
+        """Those of the first session that could measure all of them; the last one's where none could."""
+        found = [session.ceilings for session in sessions]
+        return next((one for one in found if not one.disturbed), found[-1] if found else cls())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +108,7 @@ class Sample:
         rivals: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
         phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
+        filling: of the operands that were timed, "" where it did not come to that.
     """
 
     case: CaseKey
@@ -117,6 +129,7 @@ class Sample:
     rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     telemetry: Mapping[str, float] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    filling: str = ""
 
     @property
     def is_timed(self) -> bool:
@@ -298,20 +311,48 @@ def session_line(session: Session) -> str:
     return json.dumps({"session": facts}) + "\n"
 
 
-_TUPLES: Final = ("subject", "comparator", "picked", "ranking", "ranking_seconds", "kernels", "windows")
+_hints: Final = functools.cache(typing.get_type_hints)
 
 
-def _sample(data: Mapping[str, Any]) -> Sample:
-    return Sample(
-        **{
-            **data,
-            "case": CaseKey(**data["case"]),
-            "status": Status(data["status"]),
-            "reason": Reason(**data["reason"]) if data["reason"] else None,
-            **{name: tuple(data[name]) for name in _TUPLES if name in data},
-            "rivals": {name: tuple(seconds) for name, seconds in data["rivals"].items()},
-        }
-    )
+def _built(kind: Any, value: Any, place: str) -> Any:
+    """What :func:`_plain` made ``value`` of, checked against its type.
+
+    Raises:
+        ValueError: for anything else; it names the place.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in {typing.Union, types.UnionType}:  # X | None
+        return None if value is None else _built(inner[0], value, place)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_built(inner[0], one, place) for one in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _built(inner[1], one, f"{place}.{key}") for key, one in value.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = _hints(kind)
+        if unknown := sorted(value.keys() - hints.keys()):
+            raise ValueError(f"{place} has {', '.join(unknown)}, which is unknown")
+        fields = {field.name for field in dataclasses.fields(kind) if field.default is field.default_factory}
+        if missing := sorted(fields - value.keys()):
+            raise ValueError(f"{place} has no {', '.join(missing)}")
+        return kind(**{key: _built(hints[key], one, key) for key, one in value.items()})
+    if isinstance(kind, enum.EnumMeta):
+        return kind(value)
+    if kind is float and type(value) in {int, float} and abs(value) < sys.float_info.max:  # neither NaN nor infinite
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{place} is {value!r:.40}")
+    return value
+
+
+def _sample(data: Any) -> Sample:
+    found: Sample = _built(Sample, data, "sample")
+    for name, readings in (("subject", found.subject), ("comparator", found.comparator), *found.rivals.items()):
+        if not all(seconds > 0.0 for seconds in readings):
+            raise ValueError(f"{name} has {min(readings):g}, which is no time")
+    counts = {len(found.subject), sum(found.windows or [len(found.subject)]), len(found.comparator or found.subject)}
+    if len(counts) > 1 or not all(count > 0 for count in found.windows):
+        raise ValueError("subject, comparator and windows do not have as many readings")
+    return found
 
 
 def read_session(path: Path) -> Session:
@@ -332,29 +373,23 @@ def read_session(path: Path) -> Session:
 def _session(path: Path, lines: Sequence[str]) -> Session:
     head: Session | None = None
     samples: list[Sample] = []
-    end: Mapping[str, Any] | None = None
+    end: Mapping[str, float] | None = None
     for number, line in enumerate(lines, 1):
         try:
             data = json.loads(line)
             if "session" in data:
-                facts = data["session"]
-                head = Session(**{**facts, "ceilings": Ceilings(**facts["ceilings"])})
-                wrong = mismatch(head, Session)
+                head = _built(Session, data["session"], "session")
             elif "sample" in data:
                 samples.append(_sample(data["sample"]))
-                wrong = mismatch(samples[-1], Sample)
             else:
-                end = data["end"]
-                wrong = mismatch(end, dict[str, float], "end")
-            if wrong:
-                raise ValueError(wrong)
+                end = {"seconds": _built(float, data["end"]["seconds"], "seconds")}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # it names the line
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise SessionError(f"{path}, line {number}: no line of a session: {error}") from None
     if head is None:
         raise SessionError(f"{path}: the line about the session is missing")
-    seconds = float(end["seconds"]) if end else 0.0
+    seconds = end["seconds"] if end else 0.0
     return dataclasses.replace(head, samples=tuple(samples), complete=end is not None, seconds=seconds)
 
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
-from pytest_gemm.speed import Judgement, Sample, Verdict
+from pytest_gemm.speed import Ceilings, Judgement, Sample
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
@@ -92,16 +92,12 @@ class SpeedCheck:
         benchmark.pedantic(self._replay.step, rounds=len(readings), iterations=1)
 
     def _end(self, made: Measured, judged: Sequence[Judgement]) -> None:
-        speed = self._config.speed
         if made.mode == "record":
             refused = [made.refused[j.case] for j in judged if j.case in made.refused]
             if refused:
                 pytest.fail("\n".join(refused), pytrace=False)
             return
-        if not speed.gating:
-            return
-        fatal = {Verdict.SLOWER, *([Verdict.NO_BASELINE] if speed.needs_baseline else [])}
-        texts = [self._failure(made, j) for j in judged if j.verdict in fatal]
+        texts = [self._failure(made, j) for j in judged if j.verdict in self._config.speed.fatal]
         if texts:
             pytest.fail("\n".join(texts), pytrace=False)
 
@@ -118,7 +114,9 @@ class SpeedCheck:
 def _outcome(sample: Sample, seed: int) -> Outcome:
     """A sample as the outcome of a case, for the ledger, the run record and JUnit."""
     case = sample.case
-    outcome = Outcome(case.backend, case.problem, "rand", seed, sample.status, sample.reason, choice=case.choice)
+    outcome = Outcome(
+        case.backend, case.problem, sample.filling, seed, sample.status, sample.reason, choice=case.choice
+    )
     return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.picked)
 
 
@@ -127,7 +125,7 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
     work = roofline.work(problem)
     figure = statistics.median(s.figure for s in samples)
     ratios = [s.comparator_figure / s.figure for s in samples if s.comparator_figure is not None]
-    ceilings = made.sessions[0].ceilings
+    ceilings = Ceilings.of(made.sessions)
     facts: dict[str, Any] = {
         "backend": samples[0].case.backend,
         "problem": problem.line,

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
@@ -271,7 +271,7 @@ class _Page:
         parts = [f"<dl>{given}</dl>", self.tiles()]
         if run.anchor:
             parts.append(f'<p class="banner"><b>Anchor shift.</b> {html.escape(str(run.anchor))}</p>')
-        parts += [_element("p", note, class_="note") for note in run.notes]
+        parts += [_element("p", note, class_="note") for note in (*speed_report.disturbed_lines(run), *run.notes)]
         return "".join(parts)
 
     def tiles(self) -> str:
@@ -293,7 +293,9 @@ class _Page:
             return ""
         compared = [row.judgement for row in self.rows if row.judgement.change is not None]
         if not compared:
-            return "<p>Nothing was compared: no case has a baseline on this hardware.</p>"
+            why = Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in self.rows)
+            lines = (f"{speed_report.plural(count, 'case')} {text}" for text, count in why.items())
+            return f"<p>Nothing was compared.</p><ul>{''.join(_element('li', line) for line in lines)}</ul>"
         compared.sort(key=lambda j: -(j.change or 0.0))
         moved = [j for j in compared if j.verdict is not Verdict.SAME]
         same = [j for j in compared if j.verdict is Verdict.SAME]
@@ -690,7 +692,7 @@ class _Page:
         yield f"<td>{_chip(self.colours[row.entrant], row.entrant)}</td>"
         if compared:
             yield f"<td>{_chip(_VERDICT_COLOUR[judgement.verdict], str(judgement.verdict), 'verdict')}</td>"
-        yield _number(speed_report.seconds_text(judgement.seconds), judgement.seconds)
+        yield _number(speed_report.time_cell(row), judgement.seconds)
         yield _number(speed_report.rate_cell(row), row.flop_rate)
         yield _number(speed_report.share_cell(row), row.share)
         yield _number(speed_report.ratio_text(row.speedup), row.speedup.middle if row.speedup else None)

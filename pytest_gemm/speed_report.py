@@ -16,8 +16,8 @@ import shlex
 import statistics
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 from scipy import special
 
@@ -94,6 +94,8 @@ class Run:
         harness_seconds: the part of it that is neither compiling, judging nor timing a case.
         record: the command that records this run's cases.
         delta: slow-down that is tolerated, as a fraction; 0 where it is not to be shown.
+        fatal: verdicts that fail a test.
+        undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
     """
 
     judgements: Sequence[Judgement]
@@ -109,11 +111,25 @@ class Run:
     harness_seconds: float = 0.0
     record: str = "pytest perf --gemm-record"
     delta: float = 0.0
+    fatal: Collection[Verdict] = ()
+    undecided_share: float = 1.0
 
     def counts(self) -> dict[Verdict, int]:
         """Cases by verdict, in the order of interest; verdicts that nothing got are left out."""
         counted = Counter(j.verdict for j in self.judgements)
         return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+
+    @property
+    def undecided(self) -> tuple[int, int]:
+        """How many of the cases that were compared stayed undecided, and how many were compared."""
+        counted = self.counts()
+        return counted.get(Verdict.UNDECIDED, 0), len(self.judgements) - counted.get(Verdict.NO_BASELINE, 0)
+
+    @property
+    def decided_too_little(self) -> bool:
+        """Whether so many of the cases stayed undecided that the run fails for it."""
+        undecided, compared = self.undecided
+        return self.mode != "none" and undecided > self.undecided_share * compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +163,7 @@ class Row:
         share: part of the roofline that was reached; above 1 where the operands stay in cache.
         comparator: name of the comparator, "" without one.
         speedup: time of the comparator over time of the subject; ``None`` without one.
+        doubtful: every session was disturbed: the time is shown, and nothing is derived from it.
     """
 
     judgement: Judgement
@@ -159,6 +176,7 @@ class Row:
     share: float | None
     comparator: str
     speedup: Interval | None
+    doubtful: bool = False
 
     @property
     def entrant(self) -> str:
@@ -177,7 +195,7 @@ class Winner:
         runner_up: the second, "" where nobody else was timed.
         lead: time of the runner-up over the winner's, ``None`` where nobody else was timed.
         clear: whether the interval against each of the others excludes a tie; with a single session, which gives no
-            interval, whether the lead is at least 2%.
+            interval, whether the lead is at least 2%.  Never where a case has disturbed sessions only.
         seconds_by: time by entrant, fastest first.
     """
 
@@ -247,6 +265,11 @@ def _trusted(sessions: Iterable[Session]) -> dict[CaseKey, dict[int, Sample]]:
     return {**doubtful, **good}
 
 
+def _is_doubtful(samples: Mapping[int, Sample]) -> bool:
+    """Whether the case has no figures but disturbed ones, see :func:`_trusted`."""
+    return any(sample.disturbed for sample in samples.values())
+
+
 def rows(run: Run) -> list[Row]:
     """The cases with their rates, shares and speed-ups; those of one problem stand together.
 
@@ -269,7 +292,8 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], ceilings: Ceilings
     least = roofline.attainable_seconds(work, dtype, ceilings)
     limit = roofline.bound(work, dtype, ceilings)
     seconds = judgement.seconds
-    paired = [(s.comparator_figure, s.figure) for s in samples.values()]
+    doubtful = _is_doubtful(samples)
+    paired = [] if doubtful else [(s.comparator_figure, s.figure) for s in samples.values()]
     ratios = [theirs / ours for theirs, ours in paired if theirs is not None]
     return Row(
         judgement=judgement,
@@ -279,49 +303,77 @@ def _row(judgement: Judgement, samples: Mapping[int, Sample], ceilings: Ceilings
         intensity=work.intensity,
         memory_bound=None if limit is None else limit == "memory",
         attainable=work.flops / least if least else None,
-        share=least / seconds if least and seconds else None,
+        share=least / seconds if least and seconds and not doubtful else None,
         comparator=next((s.comparator_name for s in samples.values() if s.comparator_name), ""),
         speedup=interval(ratios) if ratios else None,
+        doubtful=doubtful,
     )
 
 
 def winners(run: Run) -> list[Winner]:
     """Who is fastest at each problem, the comparator included, in the order of the suite.
 
-    The lead is taken within sessions: what slows a whole process slows both.
+    The lead is taken within sessions: what slows a whole process slows both.  Where all were timed beside one
+    comparator it is a quotient of their ratios to that one, the same that the reports show beside each case.  A problem
+    with a case whose sessions were all disturbed has no winner.
     """
-    figures = _figures(run.sessions)
+    of_problem: dict[str, dict[str, Mapping[int, Sample]]] = {}
+    for case, samples in _trusted(run.sessions).items():
+        of_problem.setdefault(case.problem, {})[entrant(case)] = samples
     return [
-        _winner(problem, figures[problem])
+        _winner(problem, of_problem[problem])
         for problem in dict.fromkeys(j.case.problem for j in run.judgements)
-        if problem in figures
+        if problem in of_problem
     ]
 
 
-def _figures(sessions: Iterable[Session]) -> dict[str, dict[str, dict[int, float]]]:
-    """Seconds by problem, entrant and session.
+# One figure a session, by entrant and position of the session.
+_Figures = dict[str, dict[int, float]]
 
-    A comparator that is measured beside several backends has one figure a session as well, their median.
+
+def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures:
+    """Seconds of each entrant.
+
+    A comparator that is measured beside several backends has one figure a session as well, their median, unless it is a
+    backend of the run with figures of its own.
     """
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    beside: dict[str, dict[str, dict[int, list[float]]]] = {}
-    for case, samples in _trusted(sessions).items():
-        own = found.setdefault(case.problem, {}).setdefault(entrant(case), {})
-        for session, sample in samples.items():
-            own[session] = sample.figure
+    found = {who: {position: s.figure for position, s in samples.items()} for who, samples in entrants.items()}
+    beside: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for samples in entrants.values():
+        for position, sample in samples.items():
             if sample.comparator_figure is not None:
-                named = beside.setdefault(case.problem, {}).setdefault(sample.comparator_name, {})
-                named.setdefault(session, []).append(sample.comparator_figure)
-    for problem, comparators in beside.items():
-        for name, readings in comparators.items():
-            figures = {session: statistics.median(seconds) for session, seconds in readings.items()}
-            found[problem].setdefault(name, figures)  # a comparator that is a backend of the run has its own figures
+                beside[sample.comparator_name][position].append(sample.comparator_figure)
+    for name, readings in beside.items():
+        found.setdefault(name, {position: statistics.median(seconds) for position, seconds in readings.items()})
     return found
 
 
-def _winner(problem: str, figures: Mapping[str, Mapping[int, float]]) -> Winner:
-    medians = {entrant: statistics.median(found.values()) for entrant, found in figures.items()}
-    ranked = sorted(medians, key=lambda entrant: medians[entrant])
+def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures | None:
+    """Time of each entrant over that of the comparator in the same windows; ``None`` where not all have the same one.
+
+    The comparator's own windows, where it is a backend of the run, saw other states of the machine than those in which
+    it was timed beside another one.
+    """
+    names = {s.comparator_name for samples in entrants.values() for s in samples.values() if s.comparator}
+    if len(names) != 1:
+        return None
+    (name,) = names
+    found: _Figures = {name: {position: 1.0 for samples in entrants.values() for position in samples}}
+    for who, samples in entrants.items():
+        if who == name:
+            continue
+        beside = {position: (s.figure, s.comparator_figure) for position, s in samples.items()}
+        found[who] = {position: ours / theirs for position, (ours, theirs) in beside.items() if theirs is not None}
+        if len(found[who]) < len(samples):
+            return None
+    return found
+
+
+def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winner:
+    seconds = {who: statistics.median(found.values()) for who, found in _seconds(entrants).items()}
+    figures = _in_common(entrants) or _seconds(entrants)
+    medians = {who: statistics.median(found.values()) for who, found in figures.items()}
+    ranked = sorted(medians, key=lambda who: medians[who])
     first, others = ranked[0], ranked[1:]
     leads = []
     for other in others:
@@ -331,11 +383,11 @@ def _winner(problem: str, figures: Mapping[str, Mapping[int, float]]) -> Winner:
     return Winner(
         problem=problem,
         entrant=first,
-        seconds=medians[first],
+        seconds=seconds[first],
         runner_up=others[0] if others else "",
         lead=leads[0] if leads else None,
-        clear=bool(leads) and all(_is_clear(lead) for lead in leads),
-        seconds_by={entrant: medians[entrant] for entrant in ranked},
+        clear=bool(leads) and all(map(_is_clear, leads)) and not any(map(_is_doubtful, entrants.values())),
+        seconds_by={who: seconds[who] for who in ranked},
     )
 
 
@@ -445,8 +497,15 @@ def rate_cell(row: Row) -> str:
 
 
 def share_cell(row: Row) -> str:
-    """The share of the roofline in per cent; ``-`` without ceilings."""
-    return "-" if row.share is None else f"{100 * row.share:.0f}%"
+    """The share of the roofline in per cent; ``-`` without ceilings, ``cached`` where the memory is no limit."""
+    if row.share is None:
+        return "-"
+    return "cached" if row.memory_bound and row.share > roofline.MARGIN else f"{100 * row.share:.0f}%"
+
+
+def time_cell(row: Row) -> str:
+    """The time, with a question mark where all sessions were disturbed."""
+    return seconds_text(row.judgement.seconds) + "?" * row.doubtful
 
 
 # -- the terminal --------------------------------------------------------------------------------------------
@@ -492,6 +551,10 @@ def table(run: Run, width: int = 120) -> list[str]:
     legend = "time: median over sessions"
     if any(row.share is not None for row in found):
         legend += "; roof: share of the measured roofline, rate in B/s where memory limits it"
+    if any(share_cell(row) == "cached" for row in found):
+        legend += "; cached: faster than the memory, for the operands stayed in a cache"
+    if any(row.doubtful for row in found):
+        legend += "; ?: disturbed in every session"
     if first:
         legend += "; *: fastest, beyond its interval or, from one session, by 2%"
     return [*lines, *textwrap.wrap(legend, width), "", *_wrapped(summary(run), width)]
@@ -517,7 +580,7 @@ def _columns(run: Run, found: Sequence[Row], first: Mapping[str, str]) -> list[_
     columns = [
         _Column("problem", [row.problem.line for row in found], left=True),
         _Column("backend", [starred(row) for row in found], left=True),
-        _Column("time", [seconds_text(row.judgement.seconds) for row in found]),
+        _Column("time", [time_cell(row) for row in found]),
         _Column("rate", [rate_cell(row) for row in found], rank=1),
         _Column("roof", [share_cell(row) for row in found], rank=2),
         _Column(f"vs {_comparators(found)}", [ratio_text(row.speedup) for row in found], rank=3),
@@ -561,6 +624,7 @@ def summary(run: Run) -> list[str]:
         *_count_lines(run),
         *([f"anchor shift: {run.anchor}"] if run.anchor else []),
         *_undecided_lines(run),
+        *disturbed_lines(run),
         *untimed_lines(run),
         *_selection_lines(run),
         *_detectable_lines(run),
@@ -569,6 +633,7 @@ def summary(run: Run) -> list[str]:
         *run.notes,
         *_cost_lines(run),
         *_next_lines(run),
+        *_gate_lines(run),
     ]
 
 
@@ -602,6 +667,20 @@ def _undecided_lines(run: Run) -> list[str]:
 
 
 _INDENT = "  "
+
+
+def disturbed_lines(run: Run) -> list[str]:
+    """What was left out because the machine was not quiet, and what could not be measured for the same reason."""
+    timed = [sample for session in run.sessions for sample in session.samples if sample.is_timed]
+    lost = [sample.disturbed for sample in timed if sample.disturbed]
+    lines = [f"no roofline: {run.ceilings.disturbed}"] if run.ceilings.disturbed else []
+    if lost:
+        text = f"disturbed and left out: {len(lost)} of {plural(len(timed), 'sample')}, for instance: {lost[0]}"
+        if cases := [case for case, samples in _trusted(run.sessions).items() if _is_doubtful(samples)]:
+            text += f"; {plural(len(cases), 'case')} without any other: {_named(cases)}"
+        lines.append(text)
+    return lines
+
 
 # Undecided cases of one code whose sentences are shown.
 _SENTENCES = 5
@@ -729,13 +808,41 @@ def _commands(run: Run) -> list[tuple[str, str]]:
     """What can be done about the verdicts, with the command that does it."""
     counts = run.counts()
     new, faster, slower = (counts.get(v, 0) for v in (Verdict.NO_BASELINE, Verdict.FASTER, Verdict.SLOWER))
+    thin = sum(j.reason.code == "thin-baseline" for j in run.judgements)
     commands = []
-    if run.mode == "baseline" and (new or faster):
-        what = [f"{new} without a baseline"] * bool(new) + [f"{faster} faster"] * bool(faster)
+    if run.mode == "baseline" and (new or thin or faster):
+        what = [f"{new} without a baseline"] * bool(new) + [f"{thin} with a thin one"] * bool(thin)
+        what += [f"{faster} faster"] * bool(faster)
         commands.append((f"to record the {' and the '.join(what)}", run.record))
     if run.mode == "baseline" and slower:
         commands.append(("if a slow-down is meant", f"{run.record} {_ACCEPT}"))
     return commands
+
+
+def _gate_lines(run: Run) -> list[str]:
+    """The last line: how many cases got which verdict, and what fails the run."""
+    if run.mode == "none":
+        return []
+
+    def what(verdict: Verdict) -> str:
+        return (" (fails)" if verdict in run.fatal else " (shown)") if verdict in _POLICY else ""
+
+    told = [f"{count} {verdict}{what(verdict)}" for verdict, count in run.counts().items()]
+    undecided, compared = run.undecided
+    text = f"gate: {', '.join(told) or 'no case'}"
+    if run.decided_too_little:
+        share = f"--gemm-undecided-share={100 * run.undecided_share:g}"
+        text += (
+            f"; {undecided} of {compared} compared cases stayed undecided, more than {share} allows, so the run fails: "
+            "run again on a quiet machine, or allow it with --gemm-undecided-share=100"
+        )
+    elif run.undecided_share < 1:
+        text += f"; the run fails when more than {100 * run.undecided_share:g}% of the compared cases are undecided"
+    return [text]
+
+
+# Verdicts that may fail a run.
+_POLICY: Final = (Verdict.SLOWER, Verdict.UNDECIDED, Verdict.NO_BASELINE)
 
 
 # -- a failure -----------------------------------------------------------------------------------------------
@@ -840,8 +947,14 @@ def markdown(run: Run, title: str) -> str:
     if moved:
         lines += ["### Changed or undecided", "", *_markdown_table(run, moved, reason=True), ""]
     lines += _winner_table(run)
-    told = [*untimed_lines(run), *_selection_lines(run), *_detectable_lines(run), *_winner_lines(run)]
-    told += [*_mean_lines(run), *run.notes, *_cost_lines(run)]
+    told = [
+        *disturbed_lines(run),
+        *untimed_lines(run),
+        *_selection_lines(run),
+        *_detectable_lines(run),
+        *_winner_lines(run),
+    ]
+    told += [*_mean_lines(run), *run.notes, *_cost_lines(run), *_gate_lines(run)]
     lines += [*(f"- {_escaped(line)}" for line in told), ""] if told else []
     for sentence, command in _commands(run):
         lines += [f"{sentence}:", "", f"    {command}", ""]
@@ -908,7 +1021,7 @@ def _markdown_table(run: Run, found: Sequence[Row], *, reason: bool) -> list[str
         judgement = row.judgement
         cells = [_code(row.problem.line), _code(row.entrant)]
         cells += [f"**{judgement.verdict}**" if reason else str(judgement.verdict)] if compared else []
-        cells += [seconds_text(judgement.seconds), rate_cell(row), share_cell(row), ratio_text(row.speedup)]
+        cells += [time_cell(row), rate_cell(row), share_cell(row), ratio_text(row.speedup)]
         cells += [change_text(judgement)] if compared else []
         cells += [_escaped(f"{judgement.reason.code}: {judgement.reason}")] if reason else []
         body.append(cells)

@@ -47,10 +47,12 @@ __all__ = [
     "Readings",
     "Timer",
     "TimingError",
+    "cores",
     "cross_check",
     "latency",
     "measure",
     "rotation",
+    "waited",
 ]
 
 Call = Callable[[], object]
@@ -156,6 +158,7 @@ class Readings:
         picked: Sequence[str] = (),
         kernels: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
+        filling: str = "",
     ) -> Sample:
         """These readings with what else a :class:`~pytest_gemm.speed.Sample` says of a case."""
         return Sample(
@@ -167,6 +170,7 @@ class Readings:
             picked=tuple(picked),
             kernels=tuple(kernels),
             phases=phases or {},
+            filling=filling,
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
         )
 
@@ -434,7 +438,7 @@ class _Visits:
 # Cores' worth of other processes' work beyond which a measurement is disturbed.  A product that is divided among its
 # threads once and for all waits for the slowest of them, and one that shares its core with so much takes a tenth
 # longer: what spoils a block.  docs/timing.md shows what more of it does.
-_LOAD_OF_OTHERS: Final = 0.10
+LOAD_OF_OTHERS: Final = 0.10
 
 
 class _CpuArm:
@@ -463,12 +467,16 @@ class _CpuArm:
 
 @dataclasses.dataclass(frozen=True)
 class _CpuState:
-    """Clocks and counters of a moment: seconds of CPU time since some origin, of all processes and of this one."""
+    """Clocks and counters of a moment: seconds of CPU time since some origin, of all processes and of this one.
+
+    ``waited`` is what this process's threads have waited for a core, ``None`` where the system does not tell.
+    """
 
     wall: float
     busy: float | None
     stolen: float
     own: float
+    waited: float | None
     preempted: int
     mhz: tuple[float, ...]
 
@@ -476,10 +484,11 @@ class _CpuState:
 class CpuTimer:
     """Times calls by the wall clock, with Python's garbage collector off in the arms.
 
-    Telemetry: ``others_cores``, how many cores' worth of work somebody else did on the cores that this process may run
-    on (of which ``stolen_cores`` by the hypervisor for other machines), ``own_cores``, ``preemptions`` (involuntary
-    context switches) and ``cpu_mhz_min``, ``cpu_mhz_max`` over these cores at both ends.  What the system does not tell
-    is left out.
+    Telemetry: ``waited_cores``, for how many cores' worth of time this process's threads were ready to run and did not,
+    because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
+    main thread may run on (of which ``stolen_cores`` by the hypervisor for other machines), ``own_cores``,
+    ``preemptions`` (involuntary context switches) and ``cpu_mhz_min``, ``cpu_mhz_max`` over these cores at both ends.
+    What the system does not tell is left out.
 
     Args:
         proc: where procfs is mounted.
@@ -517,17 +526,24 @@ class CpuTimer:
         clocks = before.mhz + after.mhz
         if clocks:
             telemetry |= {"cpu_mhz_min": min(clocks), "cpu_mhz_max": max(clocks)}
-        if before.busy is None or after.busy is None or wall <= 0.0:
+        if wall <= 0.0:
             return Conditions(telemetry)
-        own = (after.own - before.own) / wall
-        stolen = (after.stolen - before.stolen) / wall
-        others = max(0.0, (after.busy - before.busy) / wall - own)
-        telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": stolen}
-        # The kernel counts in ticks: a tick at either end may belong to the time before or after.
-        least = others - 2.0 / _TICKS / wall
-        if least <= _LOAD_OF_OTHERS:
-            return Conditions(telemetry)
-        return Conditions(telemetry, f"others kept {others:.2f} cores busy meanwhile")
+        own, why = (after.own - before.own) / wall, []
+        if before.waited is not None and after.waited is not None:
+            lost = max(0.0, after.waited - before.waited) / wall
+            # More own threads than cores wait for each other, which is nobody else's doing.
+            lost -= min(lost, max(0.0, own + lost - cores(self._proc)))
+            telemetry["waited_cores"] = lost
+            if lost > LOAD_OF_OTHERS:
+                why.append(f"its threads waited for {lost:.2f} cores that others kept busy")
+        if before.busy is not None and after.busy is not None:
+            stolen = (after.stolen - before.stolen) / wall
+            others = max(0.0, (after.busy - before.busy) / wall - own)
+            telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": stolen}
+            # The kernel counts in ticks: a tick at either end may belong to the time before or after.
+            if others - 2.0 / _TICKS / wall > LOAD_OF_OTHERS:
+                why.append(f"others kept {others:.2f} cores busy meanwhile")
+        return Conditions(telemetry, "; ".join(why))
 
     def _state(self) -> _CpuState:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -537,6 +553,7 @@ class CpuTimer:
             busy=busy,
             stolen=stolen,
             own=usage.ru_utime + usage.ru_stime,
+            waited=waited(self._proc),
             preempted=usage.ru_nivcsw,
             mhz=machine.cpu_mhz(),
         )
@@ -547,6 +564,33 @@ class CpuTimer:
         except OSError:
             return None, 0.0
         return _busy_seconds(text, os.sched_getaffinity(0))
+
+
+def cores(proc: Path = Path("/proc")) -> int:
+    """How many cores the threads of this process together may run on; OpenMP binds each of its own to one."""
+    found = set(os.sched_getaffinity(0))
+    for path in proc.glob("self/task/*"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
+            found |= os.sched_getaffinity(int(path.name))
+    return len(found)
+
+
+def waited(proc: Path = Path("/proc")) -> float | None:
+    """Seconds that all threads of this process were ready to run and did not, since they began.
+
+    The kernel counts it in nanoseconds, not in ticks, and core by core.
+
+    Args:
+        proc: where procfs is mounted.
+
+    Returns:
+        ``None`` where nothing is counted.
+    """
+    found = []
+    for path in proc.glob("self/task/*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            found.append(int(path.read_text(encoding="utf-8").split()[1]))
+    return sum(found) * 1e-9 if any(found) else None
 
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")

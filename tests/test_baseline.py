@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import math
 import os
 import random
@@ -285,8 +286,11 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (_replaced('"commit"', '"comit"'), "unknown key 'comit'"),
         (_replaced('"spread": 0.01, ', ""), "spread missing"),
         (_replaced('"spread"', '"problem": "x", "spread"'), "key 'problem' stands 2 times"),
-        (_replaced("99.0", "NaN"), "NaN is no measurement"),
-        (_replaced("99.0", "-Infinity"), "-Infinity is no measurement"),
+        (_replaced("99.0", "NaN"), "subject_us has NaN, which cannot be measured"),
+        (_replaced("99.0", "-Infinity"), "subject_us has -Infinity, which cannot be measured"),
+        (_replaced("99.0", "1" + 400 * "0"), "subject_us has Infinity, which cannot be measured"),
+        (_replaced("99.0", 5000 * "7"), "subject_us has Infinity, which cannot be measured"),
+        (_replaced("99.0", 100_000 * "[" + 100_000 * "]"), "torn or broken: brackets without end"),
         (_replaced("99.0", "1e999"), "subject_us has Infinity, which cannot be measured"),
         (_replaced("99.0", "0"), "subject_us has 0, which cannot"),
         (_replaced("99.0", "-1.5"), "subject_us has -1.5, which cannot"),
@@ -676,6 +680,84 @@ def test_a_recording_that_the_gate_finds_slower_needs_an_accept(store: Store, co
     assert len(recorded.changed) == 2
 
 
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_a_thin_baseline_that_got_slower_needs_an_accept_whatever_is_forced(store: Store, count: int) -> None:
+    policy = gate.Policy.for_device("cpu")
+
+    def ran(us: float, count: int) -> list[Session]:
+        return sessions(*([sample(us + 0.1 * number)] for number in range(count)), commit="abc123+dirty")
+
+    thin, slow = ran(100.0, policy.fewest_stored - 1), ran(150.0, count)
+    baseline.record_sessions(store, thin, policy, k=len(thin), force=True)
+    before = file_of(store).read_text(encoding="utf-8")
+    done, refused = baseline.record_sessions(store, slow, policy, force=True)
+    assert [one.new.case for one in done.refused] == list(refused) == [entry().case]
+    assert "got slower" in refused[entry().case]
+    assert file_of(store).read_text(encoding="utf-8") == before
+    done, refused = baseline.record_sessions(store, slow, policy, force=True, accept=["cpp-*"], reason="safer")
+    assert ([one.kind for one in done.changed], refused) == (["accepted"], {})
+    # What is as fast replaces it without a word.
+    done, refused = baseline.record_sessions(store, ran(150.5, 12), policy, force=True)
+    assert ([one.kind for one in done.changed], refused) == (["updated"], {})
+
+
+def test_only_what_force_can_mend_names_it(store: Store) -> None:
+    policy = gate.Policy.for_device("cpu")
+    few, mixed = sessions([sample(1.0)]), [*sessions([sample(1.0)]), *sessions([sample(1.0)], commit="other")]
+    for ran, named in ((few, True), (mixed, False)):
+        _, refused = baseline.record_sessions(store, ran, policy)
+        assert ("--gemm-force" in refused[entry().case]) == named
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["null", "true", "-1", "1e999", "NaN", 5000 * "9", '"x"', "[]", "[[]]", '{"a": []}', 5000 * "[" + 5000 * "]"],
+)
+def test_whatever_stands_in_a_line_is_read_or_named(value: str) -> None:
+    facts, said = json.loads(entry().line()), []
+    for key in facts:
+        text = json.dumps({**facts, key: "@"}).replace('"@"', value)
+        try:
+            read = Baseline.parse(text, "cpp", "cpp.jsonl", 7)
+        except BaselineError as error:
+            said.append(str(error))
+        else:
+            assert (read.median_us, len(read.stored().readings)) == (100.5, 4)
+    assert len(said) >= 5
+    assert all(one.startswith("cpp.jsonl:7: ") for one in said)
+
+
+# -- links ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_folder", [False, True])
+def test_a_link_stays_one_and_what_it_points_to_is_written(store: Store, tmp_path: Path, of_folder: bool) -> None:
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    link = store.place if of_folder else file_of(store)
+    link.parent.mkdir(parents=True)
+    target = place / "cpp.jsonl"
+    link.symlink_to(place if of_folder else target)
+    for us in (100.0, 101.0):  # it points to nothing at first
+        record(store, entry(us=us))
+        assert link.is_symlink()
+        assert store.load("cpp")[entry().case].median_us == pytest.approx(us, rel=0.01)
+        assert target.read_bytes() == file_of(store).read_bytes()
+    assert sorted(path.name for path in place.iterdir()) == ["cpp.jsonl"]
+    store.prune([])
+    assert link.is_symlink()
+    assert not target.exists()
+    assert store.load_all() == {}
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(store: Store, tmp_path: Path) -> None:
+    store.place.mkdir(parents=True)
+    (store.place / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(BaselineError, match=r"\.lock: cannot be locked"):
+        record(store, entry())
+    assert not (tmp_path / "mine").exists()
+
+
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
@@ -793,12 +875,37 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
         text = session_line(one) + "".join(map(sample_line, one.samples)) + end
         (folder / f"cpu-head-{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("record", folder, "--baselines", store.folder)
-    said = run(capsys, *words)
+    assert baseline.main(list(map(str, words))) == 1
+    said = capsys.readouterr().out
     assert "cpu-head-005.jsonl did not come to its end and is left out" in said
-    assert "not recorded: 5 of 12 sessions were measured" in said
+    assert f"nothing was recorded in {store.place}:" in said
+    told = "not recorded: 5 of 12 sessions were measured (measure the others too) (--force records all the same)"
+    assert told in said
+    assert "--gemm-" not in said
     assert store.load("cpp") == {}
     assert f"new cpp-{SMALL}: 10.02 us" in run(capsys, *words, "--sessions", 5)
     assert len(store.load("cpp")[CaseKey("cpp", SMALL)].subject_us) == 5
+
+
+def test_a_slower_case_is_told_the_options_of_the_command_and_the_rest_is_recorded(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, slower in (("then", 1.0), ("now", 1.5)):
+        (tmp_path / name).mkdir()
+        for one in sessions(
+            *([sample(slower * (10 + 0.01 * i), comparator=(2e-5,) * 3), sample(20.0, LARGE)] for i in range(12))
+        ):
+            text = session_line(one) + "".join(map(sample_line, one.samples)) + '{"end": {"seconds": 1.0}}\n'
+            (tmp_path / name / f"{one.index:03}.jsonl").write_text(text, encoding="utf-8")
+    words = ("--baselines", str(store.folder))
+    run(capsys, "record", tmp_path / "then", *words)
+    assert baseline.main(["record", str(tmp_path / "now"), *words]) == 1
+    said = capsys.readouterr().out
+    assert f"to store it, add --accept=cpp-{SMALL} --reason='why it may be slower'" in said
+    assert f"updated cpp-{LARGE}" in said
+    assert "--gemm-" not in said
+    said = run(capsys, "record", tmp_path / "now", *words, f"--accept=cpp-{SMALL}", "--reason=safer")
+    assert f"accepted cpp-{SMALL}" in said
 
 
 def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(

@@ -136,7 +136,7 @@ def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path
     line = ("several", MM.line)
     request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
     (sample,) = judged(tmp_path, case(), entry, request)
-    assert (sample.status, sample.picked) == (Status.PASSED, ("medium",))
+    assert (sample.status, sample.picked, sample.filling) == (Status.PASSED, ("medium",), "rand")
 
 
 class Ends:
@@ -167,6 +167,20 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(choices="all"))
     assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
+
+
+@pytest.mark.parametrize("filling", ["rand", "int-2", ""])
+def test_a_timed_outcome_names_the_filling_that_was_timed(filling: str) -> None:
+    readings = (1e-3,) * 4 if filling else ()
+    status = Status.PASSED if filling else Status.CRASHED
+    sample = Sample(CaseKey("several", MM.line), "cpu", status, subject=readings, filling=filling)
+    made, found = Measured("cpu", sessions=[Session("amd", samples=(sample,))]), []
+    made.failed = {} if filling else {("several", MM.line): sample}
+    bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
+    config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
+    ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
+    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case())
+    assert [outcome.filling for outcome in found] == [filling]
 
 
 # -- picking ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import artifacts, error_map, operands, oracle, pin
+from pytest_gemm import artifacts, compare, error_map, operands, oracle, pin
 from pytest_gemm.backend import Contract, Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
@@ -239,12 +239,25 @@ def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) 
     actual = interval.expected.clone()
     actual[2, 3] += 1.0
     actual[5, 7] = torch.nan
-    found = error_map.ratios(actual, interval)
+    found = compare.ratios(actual, interval)
     assert (found > 1).nonzero().tolist() == [[2, 3], [5, 7]]
     assert found[5, 7] == torch.inf
     path = tmp_path / "map.png"
     error_map.draw(path, actual, interval, "a title", "triton_mm-4x8x32,s4,w8")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
+    """Also where the reference itself is not among the accepted values, as where eager rounds in between."""
+    given = operands.make(MM, "rand", 0)
+    exact = oracle.intervals(MM, given, oracle.reference(MM, given), Contract("f32"))[0]
+    interval = dataclasses.replace(exact, lo=exact.expected + shift, hi=exact.expected + shift + 0.5)
+    actual = interval.lo + 0.25
+    actual[2, 3] += 2.25
+    verdict = compare.compare(actual.float(), interval, MM, given)
+    assert verdict.ratio == pytest.approx(5.0, rel=1e-4)
+    assert float(compare.ratios(actual.float().double(), interval).max()) == verdict.ratio
 
 
 def test_recipes_of_functions_name_file_and_function(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from pytest_gemm import operands, program, roofline
+from pytest_gemm import operands, program, roofline, timing
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.problem import Problem
 from pytest_gemm.roofline import Work
@@ -146,6 +146,7 @@ def test_ceilings_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 16)
     monkeypatch.setattr("pytest_gemm.machine.last_level_cache", lambda: 1 << 14)
+    monkeypatch.setattr(timing, "waited", lambda: None)  # whatever else runs beside the tests
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"], threads + 1)
     assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no product of i32
@@ -161,9 +162,45 @@ def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest
         raise RuntimeError('"addmm_impl_cpu_" not implemented')
 
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64,)})
-    monkeypatch.setattr(roofline, "_bandwidth", lambda _device: 1.0)
+    monkeypatch.setattr(roofline, "_bandwidth", lambda _device: roofline._Rate(True, 1.0))
+    monkeypatch.setattr(timing, "waited", lambda: None)
     monkeypatch.setattr(torch, "_int_mm", refuse)
     assert list(roofline.measure("cpu", ["i8"], 1).flops) == ["f32"]
+
+
+@pytest.mark.parametrize("calm_from", [0, 8, math.inf])
+def test_a_ceiling_is_of_a_call_that_nothing_disturbed_or_is_missing(
+    calm_from: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a loaded machine the bandwidth came out a hundredth of what it is, and the report said ``roof 11451%``."""
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64,)})
+    monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
+    monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 12)
+    monkeypatch.setattr("pytest_gemm.machine.last_level_cache", lambda: 1 << 10)
+    calls, clock, waits = 0, 0.0, 0.0
+
+    def waited() -> float:
+        return waits
+
+    def passes() -> float:  # asked before and after a call; 100 ms pass in between, and 1 ms when the load has ended
+        nonlocal calls, clock, waits
+        calls += 1
+        calm = calls >= calm_from
+        clock += 0.001 if calm else 0.1
+        waits += 0.0 if calm else 0.05
+        return clock
+
+    monkeypatch.setattr(timing, "waited", waited)
+    monkeypatch.setattr(timing, "cores", lambda: 64)
+    monkeypatch.setattr("time.perf_counter", passes)
+    found = roofline.measure("cpu", [], 1)
+    if calm_from < math.inf:
+        assert found.disturbed == ""
+        assert found.flops["f32"] == pytest.approx(2 * 64**3 / 0.001)
+        assert found.bandwidth == pytest.approx(8 * (1 << 10) / 0.001)
+    else:
+        assert (found.flops, found.bandwidth) == ({}, 0.0)
+        assert "the rate of f32 and the bandwidth could not be measured: others kept the cores busy" in found.disturbed
 
 
 @pytest.mark.parametrize(

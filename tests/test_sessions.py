@@ -260,7 +260,8 @@ def test_a_session_gets_what_selects_and_not_what_reports(
 
 def test_the_command_that_records_selects_the_same_and_gates_nothing(tmp_path: Path) -> None:
     given = ("perf", "-n", "2", "--gemm-gate", "report", "--gemm-sessions=1", "--gemm-threads=1", "-k", "not f16")
-    made = Command(given, tmp_path, xdist=True).recording(threads=1)
+    gate = ("--gemm-no-baseline=show", "--gemm-undecided=fail", "--gemm-undecided-share", "50")
+    made = Command((*given, *gate), tmp_path, xdist=True).recording(threads=1)
     assert made == "pytest perf -k 'not f16' --gemm-threads=1 --gemm-record"
 
 
@@ -449,9 +450,11 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
     assert result.ret == 0
     (file,) = (project.path / "baselines").glob("*/honest.jsonl")
     file.write_text(file.read_text()[:-20])
-    result = run(project, "--gemm-backends=honest")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "honest.jsonl:1" in result.stderr.str()
+    for more in ((), ("-n1",)):
+        result = run(project, "--gemm-backends=honest", *more)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert "honest.jsonl:1: torn or broken" in result.stderr.str()
+        assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
 def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
@@ -470,12 +473,49 @@ def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
     assert not list(project.path.glob("baselines/*/*.jsonl"))
 
 
+def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
+    monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
+    result = run(project, "--gemm-backends=honest")
+    assert result.ret == 1
+    result.assert_outcomes()  # no test has failed
+    result.stdout.fnmatch_lines(
+        [
+            "*gate: 1 undecided (shown); 1 of 1 compared cases stayed undecided, more than --gemm-undecided-share=90*",
+            "*1 undecided in *",
+        ]
+    )
+    for allowed in ("--gemm-undecided-share=100", "--gemm-gate=report"):
+        assert run(project, "--gemm-backends=honest", allowed).ret == 0
+    result = run(project, "--gemm-backends=honest", "--gemm-undecided=fail", "--gemm-undecided-share=100")
+    assert result.ret == 1
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: undecided*", "*gate: 1 undecided (fails)"])
+    for wrong in ("--gemm-undecided=perhaps", "--gemm-undecided-share=101", "--gemm-undecided-share=most"):
+        result = run(project, "--gemm-backends=honest", wrong)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert wrong in result.stderr.str()
+
+
+def test_what_is_45_times_slower_is_red_on_a_busy_machine(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
+    monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
+    monkeypatch.setenv("SUBJECT_MS", "45")
+    result = run(project, "--gemm-backends=honest")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower, +*", "*far: *most were disturbed*"])
+
+
 def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
     monkeypatch.setenv("OTHER_MS", "0.93")
-    result = run(project, "--gemm-backends=honest", sessions=3)
+    result = run(project, "--gemm-backends=honest", "--gemm-undecided-share=100", sessions=3)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*anchor*", "*1 undecided*"])
 

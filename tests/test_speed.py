@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,56 @@ def test_a_torn_last_line_is_what_a_killed_process_leaves(tmp_path: Path) -> Non
 def test_any_other_line_that_is_wrong_is_named(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
     with pytest.raises(SessionError, match=says):
         read_session(written(tmp_path / "s.jsonl", *lines))
+
+
+WRONG = (
+    "null",
+    "true",
+    "-1",
+    "1e999",
+    "NaN",
+    5000 * "9",
+    '"x"',
+    "[[]]",
+    "[null]",
+    '{"a": []}',
+    5000 * "[" + 5000 * "]",
+)
+
+
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: value[:9])
+@pytest.mark.parametrize("line", [session_line(SESSION), sample_line(SAMPLE)], ids=["session", "sample"])
+def test_whatever_stands_in_a_line_is_read_or_named(tmp_path: Path, line: str, value: str) -> None:
+    ((kind, facts),) = json.loads(line).items()
+    refused = set()
+    for key in facts:
+        text = json.dumps({kind: {**facts, key: "@"}}).replace('"@"', value) + "\n"
+        lines = (text,) if kind == "session" else (session_line(SESSION), text)
+        try:
+            read = read_session(written(tmp_path / "s.jsonl", *lines))
+        except SessionError:
+            refused.add(key)
+        else:
+            assert all(sample.figure > 0 for sample in read.samples if sample.is_timed)
+    assert {"software", "ceilings"} <= refused or {"case", "status", "subject"} <= refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"subject": [0.0, 1.0]}, "subject has 0, which is no time"),
+        ({"windows": [1]}, "do not have as many readings"),
+        ({"comparator": [1.0]}, "do not have as many readings"),
+        ({"comparator_name": ["aten"]}, r"comparator_name is \['aten'\]"),
+        ({"status": "fine"}, "'fine' is not a valid Status"),
+        ({"case": {"backend": "cpp"}}, "case has no problem"),
+    ],
+)
+def test_a_sample_that_cannot_be_is_named(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+    facts = json.loads(sample_line(SAMPLE))["sample"]
+    text = json.dumps({"sample": {**facts, **changes}}) + "\n"
+    with pytest.raises(SessionError, match=rf"s\.jsonl, line 2: no line of a session: .*{says}"):
+        read_session(written(tmp_path / "s.jsonl", session_line(SESSION), text))
 
 
 def test_no_measurement_is_not_a_number() -> None:

@@ -125,6 +125,16 @@ def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: 
     [
         (Run([]), "Nothing was compared", ["winners", "speedup", "history"]),
         (run_of(TIMED, ceilings=Ceilings()), "ceilings of this machine were not measured", ["history"]),
+        (
+            run_of(TIMED, verdict=Verdict.NO_BASELINE),
+            "<li>1 case no-baseline: nothing is stored for it on this hardware</li>",
+            ["history"],
+        ),
+        (
+            run_of([dataclasses.replace(TIMED[0], disturbed="load")]),
+            "disturbed and left out: 1 of 1 sample, for instance: load",
+            ["speedup", "history"],
+        ),
         (run_of(TIMED, mode="none"), "1</b>case</div></div>", ["verdicts", "history"]),
         (run_of(TIMED, anchor=Reason("anchor-shift", "aten moved")), "<b>Anchor shift.</b> aten moved", ["history"]),
         (run_of(TIMED, notes=["odd <clock>"]), "odd &lt;clock&gt;", ["history"]),
@@ -145,6 +155,15 @@ def test_what_is_missing_is_said_and_not_drawn(run: Run, told: str, missing: lis
     assert told in text
     assert Reader(text).open == []
     assert [name for name in ("verdicts", "winners", "speedup", "history") if not section(text, name)] == missing
+
+
+def test_a_thin_baseline_is_not_called_missing() -> None:
+    run = run_of(TIMED, verdict=Verdict.UNDECIDED)
+    reason = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
+    judgements = [dataclasses.replace(run.judgements[0], reason=reason)]
+    text = section(speed_page.page(dataclasses.replace(run, judgements=judgements), "Speed"), "verdicts")
+    assert "1 case undecided: the baseline has 3 usable sessions; it takes 5" in text
+    assert "no case has a baseline" not in text
 
 
 @pytest.mark.parametrize(("rate", "unit"), [(200e9, "GFLOP/s"), (20e12, "TFLOP/s")])

@@ -233,10 +233,57 @@ def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count()
     assert speedup is not None
     assert (speedup.low, speedup.high) == pytest.approx((math.exp(low), math.exp(high)))
     assert speedup.sessions == 4
-    (only,) = speed_report.rows(run_of(spoilt))
-    assert only.speedup is not None
-    assert only.speedup.middle == pytest.approx(9.0)
-    assert (only.speedup.low, only.speedup.high) == (None, None)
+    (only,) = speed_report.rows(run_of(spoilt, ceilings=CEILINGS))
+    assert (only.doubtful, only.speedup, only.share) == (True, None, None)
+
+
+def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
+    load = "its threads waited for 0.90 cores that others kept busy"
+    good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseKey("cutlass", LINE), disturbed=load)
+    run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, ceilings=Ceilings(disturbed="nothing was calm"))
+    lines = speed_report.table(run, 200)
+    assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
+    assert any(line.endswith("; ?: disturbed in every session") for line in lines)
+    told = f"disturbed and left out: 2 of 4 samples, for instance: {load}; 1 case without any other: cutlass-{LINE}"
+    assert told in lines
+    assert "no roofline: nothing was calm" in lines
+    assert "fastest of 1 problem: too close to call 1" in lines
+    assert [mean.entrant for mean in speed_report.geomean(run)] == ["triton"]
+    assert "disturbed and left out" in speed_report.markdown(run, "speed")
+
+
+def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
+    """A comparator that is a backend of the run, too, is timed in windows of its own, here in disturbed ones."""
+    slower = measured([(1e-3, ratio * 1e-3) for ratio in (0.55, 0.56, 0.54)])
+    own = measured([(seconds, None) for seconds in (26e-3, 25e-3, 27e-3)], CaseKey("aten", LINE))
+    run = run_of(slower, own, verdict=Verdict.NO_BASELINE)
+    (found,) = speed_report.winners(run)
+    assert (found.entrant, found.runner_up, found.clear) == ("aten", "triton", True)
+    assert found.lead is not None
+    assert found.lead.middle == pytest.approx(1 / 0.55, rel=0.01)
+    lines = speed_report.summary(run)
+    assert "fastest of 1 problem: aten 1 (by 1.82x)" in lines
+    assert "triton over aten: 0.55x" in lines
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds", "cell"),
+    [
+        (OTHER, 1.0, "10%"),
+        (OTHER, 0.1, "100%"),
+        (OTHER, 0.1 / 1.25, "125%"),
+        (OTHER, 0.1 / 114.51, "cached"),
+        (LINE, 0.1 / 1.4, "140%"),  # PyTorch, of which the rate is, may be bad at a type
+    ],
+)
+def test_a_memory_that_is_no_limit_has_no_share(line: str, seconds: float, cell: str) -> None:
+    problem = Problem.parse(line)
+    least = roofline.attainable_seconds(roofline.work(problem), "f16", CEILINGS)
+    assert least
+    (row,) = speed_report.rows(
+        run_of(measured([(10 * least * seconds, None)], CaseKey("triton", line)), ceilings=CEILINGS)
+    )
+    assert speed_report.share_cell(row) == cell
 
 
 # Relative to a run-wide disturbance of each session, which slows all alike.
@@ -367,9 +414,64 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
         (Verdict.SLOWER, "against", []),
     ],
 )
-def test_the_summary_ends_with_what_to_do(verdict: Verdict, mode: speed_report.Mode, told: list[str]) -> None:
+def test_the_summary_says_what_to_do(verdict: Verdict, mode: speed_report.Mode, told: list[str]) -> None:
     lines = speed_report.summary(run_of(TIMED, verdict=verdict, mode=mode))
     assert [line for line in lines if "record" in line or "is meant" in line] == told
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "changes", "told", "red"),
+    [
+        ("same same", {}, "gate: 2 same; the run fails when more than 90% of the compared cases are undecided", False),
+        (
+            "slower same no-baseline",
+            {"fatal": {Verdict.SLOWER}},
+            (
+                "gate: 1 slower (fails), 1 no-baseline (shown), 1 same; the run fails when more than 90% of the "
+                "compared cases are undecided"
+            ),
+            False,
+        ),
+        (
+            "undecided same",
+            {"fatal": {Verdict.UNDECIDED}, "undecided_share": 1.0},
+            "gate: 1 undecided (fails), 1 same",
+            False,
+        ),
+        (
+            "undecided undecided no-baseline",
+            {},
+            (
+                "gate: 2 undecided (shown), 1 no-baseline (shown); 2 of 2 compared cases stayed undecided, more than "
+                "--gemm-undecided-share=90 allows, so the run fails: run again on a quiet machine, or allow it with "
+                "--gemm-undecided-share=100"
+            ),
+            True,
+        ),
+        ("undecided undecided", {"undecided_share": 1.0}, "gate: 2 undecided (shown)", False),
+        ("undecided", {"mode": "none"}, "", False),
+        ("no-baseline", {"undecided_share": 1.0}, "gate: 1 no-baseline (shown)", False),
+    ],
+)
+def test_the_summary_ends_with_the_verdicts_and_what_fails(
+    verdicts: str, changes: dict[str, Any], told: str, red: bool
+) -> None:
+    words = [Verdict(word) for word in verdicts.split()]
+    run = run_of(*(measured([(1e-3, 1e-3)], CaseKey("triton", line)) for line in problems()[: len(words)]))
+    judgements = [dataclasses.replace(j, verdict=word) for j, word in zip(run.judgements, words, strict=True)]
+    run = dataclasses.replace(run, judgements=judgements, **{"undecided_share": 0.9, **changes})
+    assert run.decided_too_little == red
+    last = speed_report.summary(run)[-1]
+    assert last == told or (not told and not last.startswith("gate:"))
+
+
+def test_a_thin_baseline_is_called_so_and_offered_to_be_recorded() -> None:
+    run = run_of(TIMED, verdict=Verdict.UNDECIDED)
+    thin = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
+    run = dataclasses.replace(run, judgements=[dataclasses.replace(run.judgements[0], reason=thin)])
+    lines = speed_report.summary(run)
+    assert f"  {CASE}: the baseline has 3 usable sessions; it takes 5 (record it anew)" in lines
+    assert "to record the 1 with a thin one:" in lines
 
 
 # -- a failure

@@ -8,8 +8,11 @@ import itertools
 import math
 import os
 import random
+import resource
 import statistics
+import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -377,6 +380,63 @@ def test_a_little_load_is_not_a_disturbance(
                 timer.begin()
             else:
                 assert bool(timer.end().disturbed) == disturbs
+
+
+@pytest.mark.parametrize(
+    ("threads", "waited", "says"),
+    [
+        (2, 0.1, ""),  # seconds of ten, each thread
+        (2, 1.0, "its threads waited for 0.20 cores that others kept busy"),
+        (4, 5.0, ""),  # four threads on two cores wait for each other
+        (4, 7.0, "its threads waited for 0.80 cores that others kept busy"),
+    ],
+)
+def test_threads_that_wait_for_their_core_disturb(
+    threads: int, waited: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP binds each thread to a core: what runs on the others' cores is not in the main thread's counters."""
+    own = os.getpid()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0} if pid in {0, own} else {1})
+    timer = timing.CpuTimer(tmp_path)
+    tasks = [tmp_path / "self" / "task" / str(own + number) for number in range(threads)]
+    for now in (0.0, 10.0):
+        ran = min(10.0 - waited, 20.0 / threads) if now else 0.0
+        for task in tasks:
+            task.mkdir(parents=True, exist_ok=True)
+            waits = round((1.0 + waited * bool(now)) * 1e9)
+            (task / "schedstat").write_text(f"{round(ran * 1e9)} {waits} 7\n", encoding="utf-8")
+        usage = resource.struct_rusage((threads * ran, *[0.0] * 15))
+        with monkeypatch.context() as patch:
+            patch.setattr("time.perf_counter", lambda now=now: now)
+            patch.setattr(resource, "getrusage", lambda _who, usage=usage: usage)
+            if now == 0.0:
+                timer.begin()
+            else:
+                found = timer.end()
+    assert found.disturbed == says
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count what threads wait")
+def test_a_thread_that_shares_its_core_is_seen_to_wait() -> None:
+    cores = os.sched_getaffinity(0)
+    timer = timing.CpuTimer()
+    ends = time.monotonic() + 0.3
+    os.sched_setaffinity(0, {min(cores)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while other.poll() is None and time.monotonic() < ends:  # it starts
+            pass
+        timer.begin()
+        ends = time.monotonic() + 0.3
+        while time.monotonic() < ends:
+            pass
+        found = timer.end()
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cores)
+    assert "its threads waited for" in found.disturbed
+    assert 0.1 < found.telemetry["waited_cores"] <= 1.0
 
 
 def test_without_counters_nothing_is_said_of_others(tmp_path: Path) -> None:
