@@ -41,7 +41,9 @@ class GemmCheck:
         test: str,
         target: str,
         guarded: GuardedJudge | None = None,
+        timed: bool = False,
     ) -> None:
+        self._timed = timed
         self._guarded = guarded
         self._config = config
         self._judge = judge
@@ -172,13 +174,12 @@ class GemmCheck:
         self._use.merge(use.to_dict())
         self.judged["use"] = self._use.to_dict()
 
-    @property
-    def rerun(self) -> report.Rerun:
-        """How to run this test again."""
-        return report.Rerun(self._target, self._config.rerun_options())
+    def rerun(self, backend: str) -> report.Rerun:
+        """How to run this test again, on a backend."""
+        return report.Rerun(self._target, self._config.rerun_options(backend, timed=self._timed))
 
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
-        rerun = self.rerun
+        rerun = self.rerun(case.backend.name)
         failed = [o for o in outcomes if o.status.is_failure]
         if not self._judge.has_lost(case.device):
             self._save(case, outcomes)
@@ -206,7 +207,7 @@ class GemmCheck:
             for outcome, evidence in self._judge.evidence
         ]
         if self._config.artifacts is not None:
-            artifacts.save(self._config.artifacts, failed, case, self.rerun, self._warm)
+            artifacts.save(self._config.artifacts, failed, case, self.rerun(case.backend.name), self._warm)
         if self._config.defects is not None:
             for outcome, evidence in failed:
                 if outcome.known_failure:
@@ -219,7 +220,7 @@ class GemmCheck:
             return
         evidence = Evidence(operands.make(case.problem, case.fillings[0], case.seed, case.device))
         if self._config.artifacts is not None:
-            artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun)
+            artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun(case.backend.name))
         if self._config.defects is not None:
             artifacts.save_defect(self._config.defects, held, evidence, case)
 

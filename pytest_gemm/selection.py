@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,7 @@ from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Reason, who
+from pytest_gemm.outcome import Activity, Outcome, Reason, first_line, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.watch import Words, death
 
@@ -103,8 +103,26 @@ def read_marker(marker: pytest.Mark | None) -> Request:
             hint = did_you_mean(name, known)
             raise MarkerError(f"the gemm marker has no keyword {name!r}{hint}; known: {', '.join(known)}")
     kwargs: dict[str, Any] = dict(marker.kwargs)
+    for name, value in kwargs.items():
+        asks, right = _KEYWORDS[name]
+        if not right(value):
+            raise MarkerError(f"the gemm marker's {name} is {value!r}; it takes {asks}")
     kwargs["fillings"] = tuple(kwargs.get("fillings", ()))
     return Request(**kwargs)
+
+
+def _are(kinds: type | tuple[type, ...]) -> Callable[[object], bool]:
+    """Whether a value is a list or a tuple of these."""
+    return lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, kinds) for one in value)
+
+
+# What a keyword of the marker takes, in words and as a question.
+_KEYWORDS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "problems": ("a list of lines, or a function of the level", lambda v: callable(v) or _are((str, Problem))(v)),
+    "shapes": ("the Path of a shapes file", lambda v: isinstance(v, Path)),
+    "fillings": ("a list of names", _are(str)),
+    "any_problem": ("True or False", lambda v: isinstance(v, bool)),
+}
 
 
 def select(request: Request, config: GemmConfig) -> list[Pick]:
@@ -146,9 +164,9 @@ def available(config: GemmConfig) -> list[Backend]:
 
 def missing(config: GemmConfig) -> dict[str, Reason]:
     """Why backends that the user named cannot run; nobody is missed by ``auto``."""
+    reasons = {b.name: _state(config, b).reason for b in config.backends}  # also asked of all that auto stands for
     if not config.named:
         return {}
-    reasons = {b.name: _state(config, b).reason for b in config.backends}
     # Nothing to compile ahead is no lack: plugin says so where it compiles.
     return {name: reason for name, reason in reasons.items() if reason is not None and reason.code != NOTHING_AHEAD}
 
@@ -167,11 +185,19 @@ def _state(config: GemmConfig, backend: Backend) -> Availability:
 def _availability(registry: Registry, name: str, device: str, compile_only: bool) -> Availability:
     """Asked once a run, however many tests there are."""
     backend = registry[name]
-    if not compile_only:
-        return backend.availability(device)
-    if isinstance(backend, Compiling):
-        return backend.compiles_ahead()
-    return Availability(Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run"))
+    if compile_only and not isinstance(backend, Compiling):
+        return Availability(
+            Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run")
+        )
+    ahead = backend if compile_only and isinstance(backend, Compiling) else None
+    asked = f"backend {name!r}: {'compiles_ahead' if ahead else 'availability'}()"
+    try:
+        found: object = ahead.compiles_ahead() if ahead else backend.availability(device)
+    except Exception as error:  # of a backend
+        raise pytest.UsageError(f"{asked} raised {type(error).__name__}: {first_line(error)}") from None
+    if not isinstance(found, Availability):
+        raise pytest.UsageError(f"{asked} returned {found!r}; it returns an Availability")
+    return found
 
 
 def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
@@ -217,7 +243,8 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
 
     for name in pick.fillings:
         if name not in KNOWN:
-            raise MarkerError(f"unknown filling {name!r}; known: {', '.join(KNOWN)}")
+            hint = did_you_mean(name, KNOWN)
+            raise MarkerError(f"the gemm marker has an unknown filling {name!r}{hint}; known: {', '.join(KNOWN)}")
     backend = config.registry[pick.backend]
     apply = fillings_for(pick.problem)
     wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
