@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import backend as backend_room
 from pytest_gemm import baseline, calibrate, config, coverage, machine, results, snapshot
 from pytest_gemm.conformance import families
 
@@ -131,7 +130,7 @@ VALUES = wrong(
     ("--gemm-seed=1.5",),
     ("--gemm-seed=0x10",),
     ("--gemm-seed=٣",),
-    ("--gemm-seed=" + "9" * 5000, "--gemm-seed=999", "... 1000000000000000000 at most".split(" ", 1)[1]),
+    ("--gemm-seed=" + "9" * 5000, "--gemm-seed=999", "1000000000000000000 at most"),
     ("--gemm-seed=",),
     ("--gemm-fuzz=soon", "--gemm-fuzz=soon", "in seconds"),
     ("--gemm-fuzz=0",),
@@ -174,7 +173,6 @@ VALUES = wrong(
     ("--gemm-cutlass-swizzles=3", "1, 2, 4, 8"),
     ("--gemm-cutlass-swizzles=1,,2", "empty"),
     ("--gemm-cutlass-level=12345", "four digits"),
-    ("--gemm-cutlass-level=١", "four digits"),
     ("--gemm-compile-only=maybe", "yes, no"),
     ("--gemm-doctor=maybe", "yes, no"),
     ("--gemm-doctor test_it.py", "--gemm-doctor test_it.py", "put the option last"),
@@ -281,7 +279,10 @@ COMBINATIONS = wrong(
     ("--gemm-windows=16 --gemm-device=cuda", "--gemm-windows=16 has no effect"),
     # No collected test is timed.
     *(
-        (f"--gemm-backends=mine {option}", f"{option.split()[-1]}{given} has no effect: none of the 1 collected test(s)")
+        (
+            f"--gemm-backends=mine {option}",
+            f"{option.split()[-1]}{given} has no effect: none of the 1 collected test(s)",
+        )
         for option, given in (
             ("--gemm-record", "=yes"),
             ("--gemm-against=x", ""),
@@ -450,13 +451,26 @@ COMMANDS = wrong(
     ("baseline record nowhere --sessions=x", "--sessions", "'x'"),
     ("results", "required"),
     ("results nowhere.jsonl", "nowhere.jsonl"),
-    ("results empty.toml", "empty.toml"),
+    ("results empty.toml", "empty.toml", "is no run record"),
+    ("results other.json", "other.json: line 1 is no line of a run record"),
+    ("results folder", "folder", "Is a directory"),
     ("snapshot show nowhere", "nowhere", "has no snapshots"),
     ("snapshot write folder --isa=avx51", "--isa=avx51", "did you mean 'avx512'?"),
     ("snapshot write folder --threads=0", "--threads=0"),
+    ("snapshot write folder --threads=99999999999999999999", "1024 at most"),
+    ("snapshot write folder --level=fast", "--level=fast", "quick, full, exhaustive"),
+    ("snapshot write folder --ops=admm", "--ops=admm", "did you mean 'addmm'?"),
+    ("snapshot write folder --problems=nowhere", "--problems=nowhere", "package.module:function"),
+    ("snapshot write /proc/no --isa=avx2 --problems=pytest_gemm.conformance.matrix:nothing", "has no attribute"),
     ("snapshot diff nowhere elsewhere", "nowhere"),
     ("coverage nowhere.json", "nowhere.json"),
+    ("coverage other.json", "other.json: line 1 is no line of a run record"),
     ("calibrate nowhere", "nowhere"),
+    ("calibrate sessions", "line 1: no line of a session"),
+    ("baseline record sessions", "line 1: no line of a session"),
+    ("baseline record nowhere --sessions=0", "--sessions=0: give 1 or more"),
+    ("baseline record nowhere --accept=x", "--accept names cases", "give both"),
+    ("families all", "unrecognized arguments: all"),
 )
 MAINS: dict[str, Callable[[list[str]], int]] = {
     "baseline": baseline.main,
@@ -470,16 +484,22 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A backend, a test of it, a folder and an empty file."""
+    """A backend, a test of it, folders, an empty file, and files of something else."""
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=JUDGED)
     pytester.mkdir("folder")
+    pytester.mkdir("sessions")
     (pytester.path / "empty.toml").touch()
+    for name in ("other.json", "sessions/1.jsonl"):
+        (pytester.path / name).write_text("[" * 100_000 + "\n")
     return pytester
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--collect-only", *args)
+    # Without the plugin that collects all garbage, five times, at the end of each run.
+    return pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--collect-only", *args
+    )
 
 
 def assert_one_message(text: str, says: Iterable[str]) -> None:
@@ -516,18 +536,6 @@ def test_an_option_that_no_timed_test_heeds(project: pytest.Pytester, case: Wron
     assert_refused(run(project, "--gemm-backends=mine", *shlex.split(case.given)), case.says)
 
 
-@pytest.fixture(scope="session")
-def whole_libraries() -> None:
-    """torch is loaded before pytester remembers what is; the other tests do without."""
-    importlib.import_module("whole_libraries")
-
-
-@pytest.mark.usefixtures("whole_libraries")
-@pytest.mark.parametrize("case", FILLINGS)
-def test_wrong_fillings(project: pytest.Pytester, case: Wrong) -> None:
-    assert_refused(run(project, *shlex.split(case.given)), case.says)
-
-
 @pytest.mark.parametrize("case", INI)
 def test_a_wrong_value_in_the_ini_file(project: pytest.Pytester, case: Wrong) -> None:
     project.makeini(f"[pytest]\n{case.given}\n")
@@ -559,12 +567,136 @@ def test_a_wrong_marker_is_an_error_of_the_collection(project: pytest.Pytester, 
     assert not re.search(r"Traceback|INTERNALERROR|pytest_gemm/\w+\.py", text)
 
 
+@pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("case", COMMANDS)
-def test_a_wrong_argument_of_a_command(
-    project: pytest.Pytester, case: Wrong, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_argument_of_a_command(case: Wrong, capsys: pytest.CaptureFixture[str]) -> None:
     name, *arguments = shlex.split(case.given)
     with pytest.raises(SystemExit) as end:
         MAINS[name](arguments)
     assert end.value.code == 2
     assert_one_message(capsys.readouterr().err, case.says)
+
+
+# -- what is right stays right ------------------------------------------------------------------------------
+
+
+def _commands() -> list[str]:
+    """Every command of the documents that runs pytest with an option of ours."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    text = re.sub(r"\\\n\s*", "", text)
+    lines = re.findall(r"^ {4,}(pytest .*--gemm-.*)$", text, re.MULTILINE)
+    spans = re.findall(r"`(pytest [^`]*--gemm-[^`]*)`", text)
+    whole = [line for line in lines + spans if "..." not in line.replace('"..."', "")]
+    return sorted(dict.fromkeys(line.strip() for line in whole))
+
+
+# What stands for a value in the documents.
+_STANDS_FOR = {
+    "LINE,...": "mm:f32:nn:8x8x8",
+    "LINE": "mm:f32:nn:8x8x8",
+    "PYTHON": "python",
+    "$GITHUB_STEP_SUMMARY": "summary.md",
+    "$backend": "cutlass",
+    "$(lines)": "mm:f32:nn:8x8x8",
+}
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_every_command_of_the_documents_is_accepted(
+    project: pytest.Pytester, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word, value in _STANDS_FOR.items():
+        command = command.replace(word, value)
+    words = shlex.split(command.partition(">")[0].partition("&")[0], comments=True)[1:]
+    monkeypatch.setattr(machine, "isas", lambda _flags: machine.ISAS)  # of the machine that the document is about
+    options = [word for word in words if word.startswith("--gemm-")]
+    project.parseconfigure("-p", "no:unraisableexception", *options)
+
+
+def test_the_documents_have_all_options_and_no_others() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    rows = "\n".join(
+        line
+        for page in pages
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `--gemm-")
+    )
+    named = set(re.findall(r"--gemm-[a-z-]*[a-z]", rows))
+    own = {option.flag for option in config.OPTIONS} - {"--gemm-session"}  # the run's, not a user's
+    assert own - named == {"--gemm-doctor"}  # it has a paragraph
+    assert named <= own | {"--gemm-session"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for option in config.OPTIONS:
+        values = rf"{option.flag}=([a-z|]+)`"
+        if option.choices and not option.switch and (found := re.search(values, readme)):
+            assert set(found[1].split("|")) <= {*option.choices}
+    assert "--gemm-doctor" in readme
+
+
+def test_an_empty_value_in_the_ini_file_stands_for_the_default(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\ngemm_seed =\ngemm_ops = addmm\ngemm_backends = mine\n")
+    run(project, "-o", "gemm_ops=").assert_outcomes()
+    run(project, "-o", "gemm_ops=").stdout.fnmatch_lines(["*seed 0*", "*1 test collected*"])
+
+
+def test_an_ini_file_may_have_options_that_this_run_ignores(project: pytest.Pytester) -> None:
+    project.makeini(
+        "[pytest]\ngemm_sessions = 5\ngemm_choices = all\ngemm_isa = native\naddopts = --gemm-gate=report\n"
+    )
+    assert run(project, "--gemm-backends=mine").ret == 0
+
+
+def test_the_last_of_two_values_counts_where_they_do_not_add_up(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-seed=1", "--gemm-backends=aten", "--gemm-seed=2", "--gemm-backends=mine")
+    result.stdout.fnmatch_lines(["gemm: backends mine; *seed 2*"])
+
+
+def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.Pytester) -> None:
+    project.makeconftest(
+        f"{CONFTEST}\n    def pytest_addoption(parser):\n"
+        "        parser.addoption('--gemm-board')\n        parser.addini('gemm_board', '')\n"
+    )
+    project.makeini("[pytest]\ngemm_board = 1\n")
+    assert run(project, "--gemm-backends=mine", "--gemm-board=2").ret == 0
+
+
+def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
+    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-choices=all", "--gemm-cutlass-level=2")
+    settings = next(value for value in registry.stash._storage.values() if isinstance(value, config.GemmConfig))
+    assert settings.rerun_options("mine", timed=False) == ()
+    assert settings.rerun_options("cpp", timed=False) == ("--gemm-choices=all",)
+    assert set(settings.rerun_options("cutlass")) == {"--gemm-choices=all", "--gemm-cutlass-level=2"}
+
+
+# -- as a user meets it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--gemm-problem=", "--gemm-problem= is empty"),
+        ("--gemm-backends=mine --gemm-record", "--gemm-record=yes has no effect"),
+        ("--gemm-backends=mine --gemm-record -n 1", "--gemm-record=yes has no effect"),
+        ("--gemm-backends=aten --gemm-isa=native -n 1", "--gemm-isa=native has no effect"),
+        ("--gemm-levl=full", "did you mean '--gemm-level'?"),
+    ],
+)
+def test_a_wrong_command_line_in_a_process(project: pytest.Pytester, options: str, says: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *shlex.split(options)]
+    done = subprocess.run(command, cwd=project.path, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 4
+    assert_one_message(done.stderr, [says])
+    assert "Traceback" not in done.stdout
+
+
+@pytest.fixture(scope="session")
+def whole_libraries() -> None:
+    """torch is loaded before pytester remembers what is; the other tests do without."""
+    importlib.import_module("whole_libraries")
+
+
+@pytest.mark.usefixtures("whole_libraries")
+@pytest.mark.parametrize("case", FILLINGS)
+def test_wrong_fillings(project: pytest.Pytester, case: Wrong) -> None:
+    assert_refused(run(project, *shlex.split(case.given)), case.says)
