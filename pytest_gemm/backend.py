@@ -678,7 +678,7 @@ class Registry:
             if dtype not in DTYPES:
                 hint = did_you_mean(str(dtype), DTYPES)
                 raise RegistryError(f"backend {name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
-        if accumulate not in _SUMS:
+        if accumulate not in {*_SUMS, None}:
             raise RegistryError(f"backend {name!r}: accumulate is {accumulate!r}; give one of {', '.join(_SUMS)}")
         for flag, value in (("batched", batched), ("deterministic", deterministic)):
             if not isinstance(value, bool):

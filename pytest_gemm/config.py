@@ -25,7 +25,7 @@ from pytest_gemm.sanitizer import TOOLS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["OPTIONS", "SPEED", "GemmConfig", "add_options", "check_names", "read", "shown"]
+__all__ = ["OPTIONS", "SPEED", "GemmConfig", "add_options", "check_names", "check_sanitizer", "read", "shown"]
 
 # Characters of a value that a message repeats.
 _SHOWN = 200
@@ -481,17 +481,24 @@ def sanitizer(config: pytest.Config) -> str:
     """The tool of ``--gemm-sanitizer``, ``none`` without; asked before anything else is read.
 
     Raises:
-        pytest.UsageError: for a tool that there is not, or for what makes no sense below one.
+        pytest.UsageError: for a tool that there is not.
     """
-    given = {o.name: _value(config, o) for o in OPTIONS if o.name in {"sanitizer", "device", "record", "against"}}
-    tool = given["sanitizer"]
-    if tool != "none":
-        if given["device"] == "cpu":
-            raise _wrong("--gemm-sanitizer", tool, "it watches kernels of a GPU: leave out --gemm-device=cpu")
-        if given["record"] == "yes" or given["against"]:
-            what = "--gemm-record" if given["record"] == "yes" else "--gemm-against"
-            raise _wrong("--gemm-sanitizer", tool, f"kernels below it are many times slower: leave out {what}")
-    return str(tool)
+    return _value(config, next(option for option in OPTIONS if option.name == "sanitizer"))
+
+
+def check_sanitizer(config: pytest.Config) -> None:
+    """Refuse what makes no sense below ``--gemm-sanitizer``.
+
+    Raises:
+        pytest.UsageError: naming the option to leave out.
+    """
+    names = {"sanitizer", "device", "record", "against"}
+    given = {option.name: _value(config, option) for option in OPTIONS if option.name in names}
+    if given["device"] == "cpu":
+        raise _wrong("", given["sanitizer"], "it watches kernels of a GPU: leave out --gemm-device=cpu")
+    for name in ("record", "against"):
+        if given[name] not in {"", "no"}:
+            raise _wrong("", given["sanitizer"], f"kernels below it are many times slower: leave out --gemm-{name}")
 
 
 def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:

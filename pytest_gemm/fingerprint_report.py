@@ -85,23 +85,23 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
             continue
         products = sum(one.products for one in found.prints)
         write(f"{head}: {products} products in {seconds:.0f} s")
-        stored, readable = _stored(config, found)
-        for line in [*table(found.prints), *sentences(found), *stored]:
+        lines = [*table(found.prints), *sentences(found)]
+        for line in lines + _stored(config, found):
             write(line)
-        healthy = healthy and found.sound and readable
+        healthy = healthy and found.sound
     return healthy
 
 
-def _stored(config: GemmConfig, found: Fingerprint) -> tuple[list[str], bool]:
-    """What changed against the stored fingerprint, and whether that can be read; stores the new one where asked to."""
+def _stored(config: GemmConfig, found: Fingerprint) -> list[str]:
+    """What changed against the stored fingerprint; stores the new one where that was asked for."""
     folder = config.fingerprints or config.speed.baselines
     path = path_of(folder, found.key, found.backend)
     lines = []
     try:
         old = load(path)
     except (OSError, ValueError) as error:
-        remedy = "restore it, or delete it and store another one"
-        return [f"{path}: the stored fingerprint cannot be read: {error}; {remedy}"], False
+        lines.append(f"the stored fingerprint {path} cannot be read: {error}")
+        old = None
     if old is not None:
         lines += _comparison(old, found)
     if config.fingerprints is not None and found.prints:
@@ -110,7 +110,7 @@ def _stored(config: GemmConfig, found: Fingerprint) -> tuple[list[str], bool]:
         else:
             save(path, found)
             lines.append(f"stored: {path}")
-    return lines, True
+    return lines
 
 
 def _comparison(old: Fingerprint, new: Fingerprint) -> list[str]:
@@ -273,17 +273,14 @@ def load(path: Path) -> Fingerprint | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    try:
-        content = json.loads(text)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"not a fingerprint of format {_FORMAT}")
-        return Fingerprint(
-            content["backend"],
-            content["device"],
-            content["hardware"],
-            [Print.from_dict(column) for column in content["columns"]],
-            software=dict(content["software"]),
-            date=str(content["date"]),
-        )
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a fingerprint of format {_FORMAT} ({type(error).__name__}: {error})") from None
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError(f"not a fingerprint of format {_FORMAT}")
+    return Fingerprint(
+        content["backend"],
+        content["device"],
+        content["hardware"],
+        [Print.from_dict(column) for column in content["columns"]],
+        software=content["software"],
+        date=content["date"],
+    )

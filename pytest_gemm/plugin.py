@@ -9,7 +9,6 @@ import functools
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,6 +80,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Gen
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
     if (tool := gemm_config_room.sanitizer(config)) != "none":
+        gemm_config_room.check_sanitizer(config)
         given = config.invocation_params
         return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
     distribution.allow_crashes(config)
@@ -97,13 +97,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.hook.pytest_gemm_register_backends(registry=registry)
     except RegistryError as error:
         raise pytest.UsageError(f"pytest_gemm_register_backends: {error}") from None
-    except Exception as error:  # of a conftest or a plugin
-        kind, where = type(error).__name__, traceback.extract_tb(error.__traceback__)
-        mine = next((f for f in reversed(where) if not _is_ours(f.filename)), where[-1])
-        place = f"{mine.filename}:{mine.lineno}"
-        raise pytest.UsageError(f"pytest_gemm_register_backends: {kind} at {place}: {error}") from None
     settings = gemm_config_room.read(config, registry, _workers(config), default_ledger())
-    settings.read_by.update({backend.name: effect.read_by(backend, settings.options) for backend in registry})
+    for backend in registry:
+        settings.read_by[backend.name] = effect.read_by(backend, settings.options)
     effect.check_backends(settings)
     config.stash[_CONFIG] = settings
     config.stash[_WATCH] = _watch(config, settings)
@@ -194,11 +190,6 @@ def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
     case = selection.split_id(nodeid)
     options = config.stash[_CONFIG].rerun_options(case[0] if case else "", timed=False)
     return text.Rerun(f"{shown.as_posix()}::{name}", options)
-
-
-def _is_ours(filename: str) -> bool:
-    """Whether a file belongs to this package."""
-    return Path(filename).is_relative_to(Path(__file__).parent)
 
 
 def register_builtin(registry: Registry) -> None:

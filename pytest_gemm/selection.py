@@ -29,7 +29,7 @@ from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Reason, first_line, who
+from pytest_gemm.outcome import Activity, Outcome, Reason, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.watch import Words, death
 
@@ -164,9 +164,9 @@ def available(config: GemmConfig) -> list[Backend]:
 
 def missing(config: GemmConfig) -> dict[str, Reason]:
     """Why backends that the user named cannot run; nobody is missed by ``auto``."""
-    reasons = {b.name: _state(config, b).reason for b in config.backends}  # also asked of all that auto stands for
     if not config.named:
         return {}
+    reasons = {b.name: _state(config, b).reason for b in config.backends}
     # Nothing to compile ahead is no lack: plugin says so where it compiles.
     return {name: reason for name, reason in reasons.items() if reason is not None and reason.code != NOTHING_AHEAD}
 
@@ -185,19 +185,11 @@ def _state(config: GemmConfig, backend: Backend) -> Availability:
 def _availability(registry: Registry, name: str, device: str, compile_only: bool) -> Availability:
     """Asked once a run, however many tests there are."""
     backend = registry[name]
-    if compile_only and not isinstance(backend, Compiling):
-        return Availability(
-            Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run")
-        )
-    ahead = backend if compile_only and isinstance(backend, Compiling) else None
-    asked = f"backend {name!r}: {'compiles_ahead' if ahead else 'availability'}()"
-    try:
-        found: object = ahead.compiles_ahead() if ahead else backend.availability(device)
-    except Exception as error:  # of a backend
-        raise pytest.UsageError(f"{asked} raised {type(error).__name__}: {first_line(error)}") from None
-    if not isinstance(found, Availability):
-        raise pytest.UsageError(f"{asked} returned {found!r}; it returns an Availability")
-    return found
+    if not compile_only:
+        return backend.availability(device)
+    if isinstance(backend, Compiling):
+        return backend.compiles_ahead()
+    return Availability(Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run"))
 
 
 def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:

@@ -430,7 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         lines, status = given.run(given)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         parser.error(str(error))
     sys.stdout.write("\n".join(lines) + "\n")
     return int(status)
