@@ -41,10 +41,12 @@ class GemmCheck:
         test: str,
         target: str,
         guarded: GuardedJudge | None = None,
+        *,
         timed: bool = False,
     ) -> None:
-        self._timed = timed
         self._guarded = guarded
+        self._timed = timed
+        self._backend = ""
         self._config = config
         self._judge = judge
         self._diary = diary
@@ -81,6 +83,7 @@ class GemmCheck:
 
     def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
         """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
+        self._backend = case.backend.name
         held = self._withheld(case, "")
         if held is not None:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
@@ -114,6 +117,7 @@ class GemmCheck:
 
     def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
+        self._backend = case.backend.name
         named = [dataclasses.replace(o, test=self._test) for o in judged]
         outcomes, use = session.explain(named, case.problem, self._config.ledger, session.environment_of(case))
         self._keep(outcomes, use)
@@ -174,12 +178,13 @@ class GemmCheck:
         self._use.merge(use.to_dict())
         self.judged["use"] = self._use.to_dict()
 
-    def rerun(self, backend: str) -> report.Rerun:
-        """How to run this test again, on a backend."""
-        return report.Rerun(self._target, self._config.rerun_options(backend, timed=self._timed))
+    @property
+    def rerun(self) -> report.Rerun:
+        """How to run this test again, on the backend that it has last judged."""
+        return report.Rerun(self._target, self._config.rerun_options(self._backend, timed=self._timed))
 
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
-        rerun = self.rerun(case.backend.name)
+        rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
         if not self._judge.has_lost(case.device):
             self._save(case, outcomes)
@@ -207,7 +212,7 @@ class GemmCheck:
             for outcome, evidence in self._judge.evidence
         ]
         if self._config.artifacts is not None:
-            artifacts.save(self._config.artifacts, failed, case, self.rerun(case.backend.name), self._warm)
+            artifacts.save(self._config.artifacts, failed, case, self.rerun, self._warm)
         if self._config.defects is not None:
             for outcome, evidence in failed:
                 if outcome.known_failure:
@@ -220,7 +225,7 @@ class GemmCheck:
             return
         evidence = Evidence(operands.make(case.problem, case.fillings[0], case.seed, case.device))
         if self._config.artifacts is not None:
-            artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun(case.backend.name))
+            artifacts.save(self._config.artifacts, [(held, evidence)], case, self.rerun)
         if self._config.defects is not None:
             artifacts.save_defect(self._config.defects, held, evidence, case)
 

@@ -513,8 +513,10 @@ def gemm_check(
     node: pytest.Function = request.node
     watch = node.config.stash[_WATCH]
     watch.diary.begin(node.nodeid)
-    timed = "gemm_speed" in node.fixturenames
-    check = GemmCheck(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node), _gemm_guarded, timed)
+    check = GemmCheck(
+        *(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node), _gemm_guarded),
+        timed="gemm_speed" in node.fixturenames,
+    )
     node.stash[_JUDGED] = check.judged
     yield check
     watch.rest()

@@ -342,7 +342,7 @@ def _session(path: Path, lines: Sequence[str]) -> Session:
                 samples.append(_sample(data["sample"]))
             else:
                 end = data["end"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:  # noqa: PERF203  # it names the line
+        except (ValueError, TypeError, KeyError) as error:  # noqa: PERF203  # it names the line
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise SessionError(f"{path}, line {number}: no line of a session: {error}") from None

@@ -110,7 +110,7 @@ class SpeedCheck:
         past = speed_report.Past(*line.history[-1]) if line is not None else None
         case = judgement.case
         outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.choice)
-        rerun = self._check.rerun(case.backend).line(outcome)
+        rerun = self._check.rerun.line(outcome)
         mode: Any = "against" if made.mode == "against" else "baseline"
         return speed_report.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
 
