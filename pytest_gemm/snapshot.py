@@ -285,12 +285,16 @@ def _problems(entry: str, level: str, ops: Sequence[str]) -> list[Problem]:
 
 
 def _write(given: argparse.Namespace) -> tuple[list[str], int]:
-    for flag, names, known in (("isa", given.isa, ISAS), ("ops", given.ops, OPS), ("level", [given.level], LEVELS)):
+    asked = (
+        ("isa", "level", given.isa, ISAS),
+        ("ops", "op", given.ops, OPS),
+        ("level", "level", [given.level], LEVELS),
+    )
+    for flag, what, names, known in asked:
         for name in names:
             if name not in known:
-                raise ValueError(
-                    f"--{flag}={name}: no such {flag}{did_you_mean(name, known)}; known: {', '.join(known)}"
-                )
+                hint = did_you_mean(name, known)
+                raise ValueError(f"--{flag}={name}: no such {what}{hint}; known: {', '.join(known)}")
     if not 1 <= given.threads <= _MOST_THREADS:
         raise ValueError(f"--threads={given.threads}: give 1 or more, {_MOST_THREADS} at most")
     from pytest_gemm.backends.cpp import CppBackend
