@@ -672,7 +672,8 @@ class Registry:
         """
         if not callable(matmul):
             raise RegistryError(f"backend {name!r}: matmul is {matmul!r}; give a function of A and B")
-        if isinstance(dtypes, str) or not isinstance(dtypes, Iterable) or not (dtypes := tuple(dtypes)):
+        given: object = dtypes
+        if isinstance(given, str) or not isinstance(given, Iterable) or not (dtypes := tuple(given)):
             raise RegistryError(f'backend {name!r}: dtypes is {dtypes!r}; give names of dtypes, ("f32", "bf16") say')
         for dtype in dtypes:
             if dtype not in DTYPES:

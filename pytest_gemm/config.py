@@ -786,11 +786,11 @@ def _choices(text: str, level: str) -> str:
     if not text:
         return "" if level == "quick" else "all"
     words = ("one", "winner", "all")
-    number = re.fullmatch(r"[0-9]{1,6}", text) and int(text) > 0
+    number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
     looks_so = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
     if not number and (looks_so or (text not in words and (hint := did_you_mean(text.lower(), words)))):
         hint = "" if looks_so else hint
-        says = f"give one, winner, all, a number from 1 to 999999, or a candidate's name{hint}"
+        says = f"give one, winner, all, a number from 1 on, or a candidate's name{hint}"
         raise _wrong("--gemm-choices", text, says)
     return str(text)
 
