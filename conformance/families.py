@@ -7,9 +7,10 @@ that the table cannot say what the suite no longer does.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pytest_gemm.conformance import matrix
@@ -128,8 +129,10 @@ def page(families: Iterable[Family]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page; returns the exit code, 1 where a line is no problem of the suite."""
+    about = "PyTorch's own tests of the C++ templates beside this suite's, as a page"
+    argparse.ArgumentParser(prog="python -m pytest_gemm.conformance.families", description=about).parse_args(arguments)
     families = load()
     wrong = complaints(families)
     sys.stderr.write("".join(f"{line}\n" for line in wrong))

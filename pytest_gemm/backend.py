@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checka
 from pytest_gemm import device_kernels
 from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import MODES, Reason
-from pytest_gemm.problem import DType, Problem, did_you_mean
+from pytest_gemm.problem import DTYPES, DType, Problem, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -599,6 +599,11 @@ class Configurable(Backend, Protocol):
         ...
 
 
+_DEVICES: Final = ("cpu", "cuda")
+# Types of partial sums that a function can be registered with.
+_SUMS: Final = ("f64", "f32", "f16")
+
+
 class RegistryError(ValueError):
     """A backend that cannot be registered, or a name that nobody registered."""
 
@@ -616,6 +621,8 @@ class Registry:
             RegistryError: when the name is taken, malformed, or the object lacks a method.
         """
         name = getattr(backend, "name", None)
+        if isinstance(backend, type):
+            raise RegistryError(f"{backend.__name__} is a class: register an object of it, {backend.__name__}()")
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or name == "auto":
             raise RegistryError(
                 f"a backend needs a name of letters, digits and dashes, other than 'auto'; got {name!r}"
@@ -625,6 +632,9 @@ class Registry:
             raise RegistryError(f"backend {name!r} ({type(backend).__name__}) lacks {', '.join(missing)}()")
         if name in self._backends:
             raise RegistryError(f"two backends are called {name!r}: choose another name")
+        devices = getattr(backend, "devices", ("cpu",))
+        if isinstance(devices, str) or not isinstance(devices, Iterable) or not {*devices} or {*devices} - {*_DEVICES}:
+            raise RegistryError(f'backend {name!r}: devices is {devices!r}; give some of {_DEVICES}, ("cpu",) say')
         self._backends[name] = backend
 
     def add_callable(
@@ -653,7 +663,24 @@ class Registry:
             accumulate: type of its partial sums, what the bound is derived from; by default f64 for a product in f64
                 and f32 for any other.
             deterministic: whether the same call again gives the same bits.
+
+        Raises:
+            RegistryError: when the name is taken or malformed, or an argument is not what is asked for.
         """
+        if not callable(matmul):
+            raise RegistryError(f"backend {name!r}: matmul is {matmul!r}; give a function of A and B")
+        given: object = dtypes
+        if isinstance(given, str) or not isinstance(given, Iterable) or not (dtypes := tuple(given)):
+            raise RegistryError(f'backend {name!r}: dtypes is {dtypes!r}; give names of dtypes, ("f32", "bf16") say')
+        for dtype in dtypes:
+            if dtype not in DTYPES:
+                hint = did_you_mean(str(dtype), DTYPES)
+                raise RegistryError(f"backend {name!r}: unknown dtype {dtype!r}{hint}; known: {', '.join(DTYPES)}")
+        if accumulate not in {*_SUMS, None}:
+            raise RegistryError(f"backend {name!r}: accumulate is {accumulate!r}; give one of {', '.join(_SUMS)}")
+        for flag, value in (("batched", batched), ("deterministic", deterministic)):
+            if not isinstance(value, bool):
+                raise RegistryError(f"backend {name!r}: {flag} is {value!r}; give True or False")
         from pytest_gemm.plain import CallableBackend  # needs torch at run time only
 
         self.add(CallableBackend(name, matmul, frozenset(dtypes), batched, accumulate, deterministic))

@@ -1347,6 +1347,10 @@ def _instant(date: str) -> datetime.datetime:
 
 def _record(given: argparse.Namespace) -> list[str]:
     """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not."""
+    if given.sessions < 1:
+        raise ValueError(f"--sessions={given.sessions}: give 1 or more")
+    if bool(given.accept) != bool(given.reason):
+        raise ValueError("--accept names cases, and --reason says why they may be slower: give both, or neither")
     files = sorted(given.samples.glob("*.jsonl"))
     if not files:
         remedy = "name the folder that a run was given as --gemm-samples"

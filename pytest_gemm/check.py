@@ -42,8 +42,12 @@ class GemmCheck:
         test: str,
         target: str,
         guarded: GuardedJudge | None = None,
+        *,
+        timed: bool = False,
     ) -> None:
         self._guarded = guarded
+        self._timed = timed
+        self._backend = ""
         self._config = config
         self._judge = judge
         self._diary = diary
@@ -80,6 +84,7 @@ class GemmCheck:
 
     def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
         """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
+        self._backend = case.backend.name
         held = self._withheld(case, "")
         if held is not None:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
@@ -113,6 +118,7 @@ class GemmCheck:
 
     def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
+        self._backend = case.backend.name
         named = [dataclasses.replace(o, test=self._test) for o in judged]
         outcomes, use = session.explain(named, case.problem, self._config.ledger, session.environment_of(case))
         self._keep(outcomes, use)
@@ -175,8 +181,8 @@ class GemmCheck:
 
     @property
     def rerun(self) -> report.Rerun:
-        """How to run this test again."""
-        return report.Rerun(self._target, self._config.rerun_options())
+        """How to run this test again, on the backend that it has last judged."""
+        return report.Rerun(self._target, self._config.rerun_options(self._backend, timed=self._timed))
 
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
         rerun = self.rerun

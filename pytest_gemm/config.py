@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm import machine, shapes
-from pytest_gemm.backend import MODES, Backend, Registry, RegistryError
+from pytest_gemm import effect, machine, shapes
+from pytest_gemm.backend import MODES, Backend, Registry
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.machine import ISAS
@@ -24,9 +24,18 @@ from pytest_gemm.sanitizer import TOOLS
 from pytest_gemm.speed import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["OPTIONS", "GemmConfig", "add_options", "read"]
+__all__ = ["OPTIONS", "SPEED", "GemmConfig", "add_options", "check_names", "check_sanitizer", "read", "shown"]
+
+# Characters of a value that a message repeats.
+_SHOWN = 200
+# Threads and processes: what a machine may have, and nobody's mistake in counting.
+_MANY = 1024
+# Of a whole number; Python reads no more than a few thousand.
+_DIGITS = 30
+# Seconds: thirty years.  More is a number that clocks and locks do not take.
+_LONGEST = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Option:
         metavar, help: for ``pytest --help``.
         choices: allowed values, when they are few.
         switch: ``--gemm-doctor`` alone means yes.
+        adds_up: a list of which a user who gives the option twice means both.
     """
 
     name: str
@@ -47,6 +57,7 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     switch: bool = False
+    adds_up: bool = False
 
     @property
     def flag(self) -> str:
@@ -59,7 +70,7 @@ class Option:
         return f"gemm_{self.name.replace('-', '_')}"
 
 
-OPTIONS = (
+_RUN = (
     Option("backends", "auto", "LIST", "backends to run, comma separated; auto: every one that can run here"),
     Option(
         "missing",
@@ -84,9 +95,21 @@ OPTIONS = (
         "which tiles, stages and warps are Triton candidates: a selection of Inductor's own, or all that it knows",
         ("default", "exhaustive"),
     ),
-    Option("problem", "", "LINE", "run just this problem (several: separate by commas), in every test that takes it"),
-    Option("ops", "", "LIST", "only problems of these ops, comma separated"),
-    Option("fillings", "", "LIST", "only these fillings, comma separated; default: the level's most telling ones"),
+    Option(
+        "problem",
+        "",
+        "LINE",
+        "run just this problem (several: separate by commas), in every test that takes it",
+        adds_up=True,
+    ),
+    Option("ops", "", "LIST", "only problems of these ops, comma separated", adds_up=True),
+    Option(
+        "fillings",
+        "",
+        "LIST",
+        "only these fillings, comma separated; default: the level's most telling ones",
+        adds_up=True,
+    ),
     Option("seed", "0", "N", "seed of all values, and of what --gemm-fuzz draws"),
     Option(
         "fuzz",
@@ -100,6 +123,7 @@ OPTIONS = (
         "",
         "LIST",
         f"how kernels are reached: {', '.join(MODES)}; default: each backend's own way",
+        adds_up=True,
     ),
     Option(
         "isa",
@@ -107,6 +131,7 @@ OPTIONS = (
         "LIST",
         f"instruction sets that cpp generates code for: native, {', '.join(ISAS)}, or all that this CPU executes; "
         "default: native, the CPU's own",
+        adds_up=True,
     ),
     Option(
         "guard",
@@ -180,8 +205,16 @@ OPTIONS = (
     ),
     Option("artifacts", "", "DIR", "keep for each failure a report, a script, an error map, code and tensors"),
     Option("defects", "", "DIR", "write a standalone script for each entry of the ledger that the run meets"),
-    # -- speed ---------------------------------------------------------------------------------------
-    Option("shapes", "", "LIST", "sets of shapes and files of sets that the speed suite times; default: the level's"),
+)
+# Those of timed tests.
+SPEED = (
+    Option(
+        "shapes",
+        "",
+        "LIST",
+        "sets of shapes and files of sets that the speed suite times; default: the level's",
+        adds_up=True,
+    ),
     Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
     Option("sessions", "", "N", "fresh processes that time every case; default: the gate's number, 12 to record"),
     Option("windows", "32", "N", "on a CPU: spans of a session in which each case is timed, 3 or more"),
@@ -214,7 +247,9 @@ OPTIONS = (
     Option(
         "force", "no", "yes|no", "record from a changed tree or a disturbed machine too", ("yes", "no"), switch=True
     ),
-    Option("accept", "", "LIST", "cases that may be recorded although they got slower, names or patterns"),
+    Option(
+        "accept", "", "LIST", "cases that may be recorded although they got slower, names or patterns", adds_up=True
+    ),
     Option("reason", "", "TEXT", "why; kept in the baseline of an accepted case"),
     Option(
         "prune", "no", "yes|no", "with --gemm-record: drop baselines of cases that are gone", ("yes", "no"), switch=True
@@ -232,6 +267,29 @@ OPTIONS = (
     Option("summary", "", "FILE", "append the speed report as Markdown, to a CI job's summary for instance"),
     Option("session", "", "DIR", "for the run itself: be one session, as the request in this folder says"),
 )
+OPTIONS = (*_RUN, *SPEED)
+
+
+class Given(str):
+    """The text of an option's value, which knows where it was given.
+
+    Attributes:
+        source: the option as it was spelled, ``--gemm-seed`` or ``gemm_seed (ini)``.
+    """
+
+    __slots__ = ("source",)
+    source: str
+
+
+def _wrong(flag: str, text: str, says: str) -> pytest.UsageError:
+    """The error for a value; ``flag`` is for a text that does not know where it was given."""
+    return pytest.UsageError(f"{getattr(text, 'source', flag)}={shown(text)}: {says}")
+
+
+def shown(text: str) -> str:
+    """A value for a message: what cannot be printed is escaped, and of a long one the middle is left out."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN // 2]}...{line[-_SHOWN // 4 :]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +385,8 @@ class GemmConfig:
         doctor: say what can run here, and exit.
         fingerprint: say how each backend computes, and exit; ``fingerprints``: where to store it; ``None``: nowhere.
         options: every option's value as text, by its name, for backends that have options of their own.
+        typed: names of the options that the command line gives another value than their default.
+        read_by: names of the options that each backend reads itself; filled when the backends are configured.
         speed: what concerns timing and its gate.
     """
 
@@ -364,15 +424,26 @@ class GemmConfig:
     fingerprint: bool = False
     fingerprints: Path | None = None
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    typed: frozenset[str] = frozenset()
+    read_by: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
+
+    def asked_for(self, kind: str) -> bool:
+        """Whether this is a run of its own kind: ``doctor``, ``fingerprint``, ``compile-only`` or ``fuzz``."""
+        return self.options.get(kind, "") not in {"", "no"}
 
     @property
     def screen(self) -> bool:
         """Whether a screen takes the place of the tests."""
         return self.doctor or self.fingerprint
 
-    def rerun_options(self) -> tuple[str, ...]:
-        """Options of a rerun: what this run was given and what another one would otherwise choose differently."""
+    def rerun_options(self, backend: str = "", *, timed: bool = True) -> tuple[str, ...]:
+        """Options of a rerun: what this run was given and what another one would otherwise choose differently.
+
+        Args:
+            backend: the one that is run again, without the options that have no effect on it; "": any.
+            timed: whether it is timed again, which needs the options of speed.
+        """
         options = []
         if self.level != "quick":
             options.append(f"--gemm-level={self.level}")
@@ -388,13 +459,14 @@ class GemmConfig:
             options.append(f"--gemm-reference={self.reference}")
         if (space := self.options.get("triton-space", "default")) != "default":
             options.append(f"--gemm-triton-space={space}")
-        plain = [
-            o
-            for o in OPTIONS
-            if o.name.startswith("cutlass-") or o.name in {"comparator", "windows", "baselines", "against"}
-        ]
+        speed = {"comparator", "windows", "against" if self.speed.against else "baselines"} if timed else set()
+        plain = [o for o in OPTIONS if o.name.startswith("cutlass-") or o.name in speed]
         given = {option.flag: self.options.get(option.name, option.default) for option in plain}
         options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
+        if backend:
+            again = self.registry[backend]
+            named = [(option, option.partition("=")[0].removeprefix("--gemm-")) for option in options]
+            options = [option for option, name in named if effect.applies(name, self, again)]
         return tuple(options)
 
     def device_of(self, backend: Backend) -> str:
@@ -443,22 +515,106 @@ def sanitizer(config: pytest.Config) -> str:
     return _value(config, next(option for option in OPTIONS if option.name == "sanitizer"))
 
 
-def _value(config: pytest.Config, option: Option) -> str:
-    given = config.getoption(option.ini)
-    value = str(config.getini(option.ini) if given is None else given).strip()
-    if option.choices and value not in option.choices:
-        source = option.flag if given is not None else f"{option.ini} (ini)"
-        raise pytest.UsageError(f"{source}={value}: not a value; choose one of {', '.join(option.choices)}")
-    return value
+def check_sanitizer(config: pytest.Config) -> None:
+    """Refuse what makes no sense below ``--gemm-sanitizer``.
+
+    Raises:
+        pytest.UsageError: naming the option to leave out.
+    """
+    names = {"sanitizer", "device", "record", "against"}
+    given = {option.name: _value(config, option) for option in OPTIONS if option.name in names}
+    if given["device"] == "cpu":
+        raise _wrong("", given["sanitizer"], "it watches kernels of a GPU: leave out --gemm-device=cpu")
+    for name in ("record", "against"):
+        if given[name] not in {"", "no"}:
+            raise _wrong("", given["sanitizer"], f"kernels below it are many times slower: leave out --gemm-{name}")
 
 
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
+    """Answer an option that nobody has declared and that looks like one of these, before argparse does.
+
+    Raises:
+        pytest.UsageError: naming it and the option that was probably meant.
+    """
+    if not any(arg.startswith("--gemm") for arg in args):
+        return
+    for word in parser.parse_known_and_unknown_args(list(args))[1]:
+        flag = word.partition("=")[0]
+        if flag.startswith("--gemm"):
+            hint = did_you_mean(flag, [option.flag for option in OPTIONS])
+            raise pytest.UsageError(f"{shown(word)}: there is no option {shown(flag)}{hint}; pytest --help lists them")
 
 
-def _whole(flag: str, text: str, least: int) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < least:
-        raise pytest.UsageError(f"{flag}={text}: give a whole number, {least} or more")
+def _check_ini_names(config: pytest.Config) -> None:
+    """pytest itself only warns of a key that nobody has declared."""
+    unknown: Iterable[str] = getattr(config, "_get_unknown_ini_keys", set)()  # of pytest 8 and 9
+    for key in sorted(unknown):
+        if key.startswith(("gemm_", "gemm-")):
+            hint = did_you_mean(key, [option.ini for option in OPTIONS])
+            raise pytest.UsageError(f"{shown(key)} (ini): there is no such key{hint}; pytest --help lists them")
+
+
+def _typed(config: pytest.Config, option: Option) -> list[str]:
+    """The values that the command line gives an option, "" where the next word is one; not those of ``addopts``."""
+    words = list(map(str, config.invocation_params.args))
+    return [
+        word.partition("=")[2] if word != option.flag else ("" if option.switch else after)
+        for word, after in zip(words, [*words[1:], ""], strict=True)
+        if word.partition("=")[0] == option.flag
+    ]
+
+
+def _value(config: pytest.Config, option: Option) -> Given:
+    """What an option was given, checked as far as that goes without knowing what it means.
+
+    An empty value in the ini file stands for the default, so that ``-o gemm_ops=`` undoes one.
+    """
+    typed = config.getoption(option.ini)
+    raw = config.getini(option.ini) if typed is None else typed
+    source = option.flag if typed is not None else f"{option.ini} (ini)"
+    if not isinstance(raw, str):
+        raise pytest.UsageError(f"{source}={shown(str(raw))}: give a text; a list is one with commas in it")
+    # The lines of a value in an ini file are one.
+    text = Given(raw.strip() if typed is not None else " ".join(raw.split("\n")).strip() or option.default)
+    text.source = source
+    if typed is not None and not text:
+        default = f", which is {option.default} then" if option.default else ""
+        raise pytest.UsageError(f"{source}= is empty: give {option.metavar}, or leave the option out{default}")
+    if not text.isprintable():
+        raise _wrong(source, text, "there is a character in it that cannot be printed")
+    if option.switch and typed not in {None, "yes"} and option.flag in config.invocation_params.args:
+        raise pytest.UsageError(
+            f"{source} {shown(text)}: a value stands behind '=', {source}={option.metavar}; or put the option last"
+        )
+    if option.choices and text not in option.choices:
+        hint = did_you_mean(text.lower(), option.choices)
+        raise _wrong(source, text, f"not a value{hint}; choose one of {', '.join(option.choices)}")
+    if option.adds_up and len(values := dict.fromkeys(_typed(config, option))) > 1:
+        both = " and ".join(map(shown, values))
+        raise pytest.UsageError(f"{source} is given twice, {both}: give it once, with commas between the values")
+    return text
+
+
+def _list(text: str, flag: str = "") -> tuple[str, ...]:
+    """The parts of a list; () for an empty one.
+
+    Raises:
+        pytest.UsageError: for a part that is empty, as an unset variable of a shell makes it, or stands twice.
+    """
+    parts = tuple(part.strip() for part in text.split(",")) if text else ()
+    for part in parts:
+        if not part:
+            raise _wrong(flag, text, "one of the values between the commas is empty")
+        if parts.count(part) > 1:
+            raise _wrong(flag, text, f"{shown(part)} is given twice")
+    return parts
+
+
+def _whole(flag: str, text: str, least: int, most: int = 10**18) -> int:
+    if not re.fullmatch(r"[0-9]+", text) or (len(text) <= _DIGITS and int(text) < least):
+        raise _wrong(flag, text, f"give a whole number, {least} or more")
+    if len(text) > _DIGITS or int(text) > most:
+        raise _wrong(flag, text, f"give {most} at most")
     return int(text)
 
 
@@ -474,7 +630,8 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
     Raises:
         pytest.UsageError: one paragraph that names the option, the value and what would be right.
     """
-    values = {option.name: _value(config, option) for option in OPTIONS}
+    _check_ini_names(config)
+    values: dict[str, str] = {option.name: _value(config, option) for option in OPTIONS}
     if values["doctor"] == "yes" and workers > 1:
         raise pytest.UsageError("--gemm-doctor asks one backend after the other: leave out -n")
     if values["fingerprint"] != "no":
@@ -493,17 +650,28 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
                 "with --gemm-arch=90a for a Hopper for instance"
             )
     _check_cutlass(values)
-    _writable_folder("--gemm-kernel-cache", values["kernel-cache"])  # the backend itself reads it
     backends, named = _backends(values["backends"], registry)
+    if not named and _typed(config, next(option for option in OPTIONS if option.name == "missing")) == ["fail"]:
+        raise pytest.UsageError(
+            "--gemm-missing=fail: --gemm-backends=auto takes the backends that can run here and misses none; "
+            "name the backends that have to run"
+        )
     isas, lacking = _isas(values["isa"], machine.isas(machine.cpu().flags))
+    problems, ops = _problems(values["problem"]), _ops(values["ops"])
+    fillings = _fillings(values["fillings"], problems)
+    if problems and ops and not any(problem.op.name in ops for problem in problems):
+        raise _wrong("--gemm-ops", values["ops"], f"excludes all of --gemm-problem={shown(values['problem'])}")
+    speed = _speed(values, config.rootpath, registry)
+    _check_places(values)
+    _writable_folder("--gemm-kernel-cache", values["kernel-cache"])  # the backend itself reads it
     return GemmConfig(
         registry=registry,
         backends=backends,
         named=named,
         missing=values["missing"],
         level=values["level"],
-        problems=_problems(values["problem"]),
-        ops=_ops(values["ops"]),
+        problems=problems,
+        ops=ops,
         seed=_whole("--gemm-seed", values["seed"], 0),
         device=values["device"],
         threads=(_threads(values["threads"]) or (max(1, cores() // workers),))[0],
@@ -520,11 +688,11 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         guard=values["guard"],
         choices=_choices(values["choices"], values["level"]),
         reference=values["reference"],
-        fillings=_fillings(values["fillings"]),
+        fillings=fillings,
         fuzz=_fuzz(values, distributed=bool(getattr(config.option, "numprocesses", None)) or workers > 1),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
-        jobs=_whole("--gemm-jobs", values["jobs"], 1) if values["jobs"] else cores(),
+        jobs=_whole("--gemm-jobs", values["jobs"], 1, most_threads()) if values["jobs"] else cores(),
         arch=_arch(values["arch"]),
         compile_only=values["compile-only"] == "yes",
         doctor=values["doctor"] == "yes",
@@ -532,15 +700,37 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         fingerprints=_writable_folder("--gemm-fingerprint", values["fingerprint"])
         if values["fingerprint"] not in {"no", "yes"}
         else None,
-        options=values,
-        speed=_speed(values, config.rootpath, registry),
+        options={name: str(value) for name, value in values.items()},
+        typed=frozenset(option.name for option in OPTIONS if _is_typed(config, option, values[option.name])),
+        speed=speed,
     )
 
 
+def _is_typed(config: pytest.Config, option: Option, value: str) -> bool:
+    """Whether the command line of a user changes an option; a worker or a session repeats what has been answered."""
+    repeats = hasattr(config, "workerinput") or config.getoption("gemm_session")
+    # Its default is a backend, which may be the only one that is timed.
+    changes = value != option.default or option.name == "comparator"
+    return not repeats and changes and bool(_typed(config, option))
+
+
+def _check_places(values: Mapping[str, str]) -> None:
+    """Refuse that one file is written for two options, or written over what another one reads."""
+    places: dict[Path, str] = {}
+    for name in ("known-failures", "run-record", "coverage", "report", "summary"):
+        if values[name] and (name, values[name]) != ("known-failures", "none"):
+            path = Path(values[name]).absolute()
+            if path in places:
+                raise _wrong(f"--gemm-{name}", values[name], f"--gemm-{places[path]} names this file too")
+            places[path] = name
+
+
 def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedConfig:
-    record, accept = values["record"] == "yes", _list(values["accept"])
+    record, accept = values["record"] == "yes", _list(values["accept"], "--gemm-accept")
     if record and values["against"]:
         raise pytest.UsageError("--gemm-record writes baselines, and --gemm-against does without them: leave one out")
+    if values["shapes"] and values["problem"]:
+        raise pytest.UsageError("--gemm-problem takes the place of the shapes: leave out --gemm-shapes")
     for flag, given in (
         ("accept", bool(accept)),
         ("prune", values["prune"] == "yes"),
@@ -552,21 +742,24 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         raise pytest.UsageError("--gemm-sessions=1: to tell two environments apart takes 2 sessions of each at least")
     if accept and not values["reason"]:
         raise pytest.UsageError("--gemm-accept needs a --gemm-reason=TEXT, which is kept in the baseline")
+    if values["reason"] and not accept:
+        raise _wrong("--gemm-reason", values["reason"], "it is the reason of cases: name them with --gemm-accept=LIST")
     comparator = values["comparator"]
-    if comparator not in {"none", *registry.names()}:
-        known = ", ".join(registry.names())
-        raise pytest.UsageError(f"--gemm-comparator={comparator}: no such backend; known: none, {known}")
+    names = ("none", *registry.names())
+    if comparator not in names:
+        hint = did_you_mean(comparator, names)
+        raise _wrong("--gemm-comparator", comparator, f"no such backend{hint}; known: {', '.join(names)}")
     session = Path(values["session"]).absolute() if values["session"] else None
     if session is not None and not (session / "request.json").is_file():
-        raise pytest.UsageError(f"--gemm-session={session}: there is no request.json; a run makes it for its sessions")
+        raise _wrong("--gemm-session", values["session"], "there is no request.json; a run makes it for its sessions")
     return SpeedConfig(
         root=root,
         threads=(_threads(values["threads"]) or (cores(),))[0],
         shapes=_shapes(values["shapes"], root),
-        comparator="" if comparator == "none" else comparator,
-        sessions=_whole("--gemm-sessions", values["sessions"], 1) if values["sessions"] else 0,
-        windows=_whole("--gemm-windows", values["windows"], 3),
-        regret=_whole("--gemm-regret", values["regret"], 0),
+        comparator="" if comparator == "none" else str(comparator),
+        sessions=_whole("--gemm-sessions", values["sessions"], 1, 10_000) if values["sessions"] else 0,
+        windows=_whole("--gemm-windows", values["windows"], 3, 10_000),
+        regret=_whole("--gemm-regret", values["regret"], 0, 10_000),
         gating=values["gate"] == "fail",
         needs_baseline=values["no-baseline"] == "fail",
         needs_decision=values["undecided"] == "fail",
@@ -576,8 +769,8 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         force=values["force"] == "yes",
         prune=values["prune"] == "yes",
         accept=accept,
-        reason=values["reason"],
-        against=values["against"],
+        reason=str(values["reason"]),
+        against=str(values["against"]),
         wait=_seconds("--gemm-wait", values["wait"]),
         samples=_writable_folder("--gemm-samples", values["samples"]),
         report=_writable_file("--gemm-report", values["report"]),
@@ -588,7 +781,7 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
 
 def _shapes(text: str, root: Path) -> tuple[str, ...]:
     """Names of sets and files; they are read now, so that a wrong one ends the run before it begins."""
-    names = _list(text)
+    names = _list(text, "--gemm-shapes")
     if names:
         spec = find_spec("pytest_gemm.perf")
         assert spec is not None, "the speed suite is part of the package"
@@ -601,20 +794,29 @@ def _shapes(text: str, root: Path) -> tuple[str, ...]:
 
 
 def _share(flag: str, text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) > 100:
-        raise pytest.UsageError(f"{flag}={text}: give a percentage from 0 to 100")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or float(text) > 100:
+        raise _wrong(flag, text, "give a percentage from 0 to 100")
     return float(text) / 100
+
+
+def most_threads() -> int:
+    """Threads or processes that may be asked for: more than any machine uses, fewer than it refuses to start."""
+    return max(_MANY, 4 * cores())
 
 
 def _threads(text: str) -> tuple[int, ...]:
     """Numbers of CPU threads, each once; () where none is given."""
     found = []
-    for part in _list(text):
-        if part != "all" and (not re.fullmatch(r"\d+", part) or int(part) < 1):
-            raise pytest.UsageError(
-                f"--gemm-threads={text}: {part!r} is no number of threads; give a whole number, 1 or more, or all, or "
-                "several of them, 1,2,all for instance"
+    for part in _list(text, "--gemm-threads"):
+        if part != "all" and (not re.fullmatch(r"[0-9]+", part) or not part.strip("0")):
+            raise _wrong(
+                "--gemm-threads",
+                text,
+                f"{shown(part)!r} is no number of threads; give a whole number, 1 or more, or all, or "
+                "several of them, 1,2,all for instance",
             )
+        if part != "all" and (len(part) > _DIGITS or int(part) > most_threads()):
+            raise _wrong("--gemm-threads", text, f"give {most_threads()} at most")
         found.append(cores() if part == "all" else int(part))
     return tuple(dict.fromkeys(found))
 
@@ -623,75 +825,81 @@ def _check_cutlass(values: Mapping[str, str]) -> None:
     """The backend itself reads these, see ``Configurable``."""
     try:
         re.compile(values["cutlass-allow"])
-    except re.error as error:
-        raise pytest.UsageError(
-            f"--gemm-cutlass-allow={values['cutlass-allow']}: not a regular expression: {error}"
-        ) from None
-    swizzles = _list(values["cutlass-swizzles"])
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _wrong("--gemm-cutlass-allow", values["cutlass-allow"], f"not a regular expression: {error}") from None
+    swizzles = _list(values["cutlass-swizzles"], "--gemm-cutlass-swizzles")
     if not swizzles or not set(swizzles) <= {"1", "2", "4", "8"}:
-        raise pytest.UsageError(f"--gemm-cutlass-swizzles={values['cutlass-swizzles']}: name some of 1, 2, 4, 8")
-    if not re.fullmatch(r"\d{0,4}", values["cutlass-level"]):
-        raise pytest.UsageError(f"--gemm-cutlass-level={values['cutlass-level']}: give up to four digits, 0000 say")
+        raise _wrong("--gemm-cutlass-swizzles", values["cutlass-swizzles"], "name some of 1, 2, 4, 8")
+    if not re.fullmatch(r"[0-9]{0,4}", values["cutlass-level"]):
+        raise _wrong("--gemm-cutlass-level", values["cutlass-level"], "give up to four digits, 0000 say")
 
 
 def _choices(text: str, level: str) -> str:
     if not text:
         return "" if level == "quick" else "all"
-    if text.isdigit() and int(text) == 0:
-        raise pytest.UsageError("--gemm-choices=0: give one, winner, all, a number from 1 on, or a candidate's name")
-    return text
+    words = ("one", "winner", "all")
+    number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
+    looks_so = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
+    if not number and (looks_so or (text not in words and (hint := did_you_mean(text.lower(), words)))):
+        hint = "" if looks_so else hint
+        says = f"give one, winner, all, a number from 1 on, or a candidate's name{hint}"
+        raise _wrong("--gemm-choices", text, says)
+    return str(text)
 
 
-def _seconds(flag: str, text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise pytest.UsageError(f"{flag}={text}: give seconds, 0 for no limit")
+def _seconds(flag: str, text: str, least: float = 0.0) -> float:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not least <= float(text) <= _LONGEST:
+        zero = "0 for no limit, " if least == 0.0 else ""
+        raise _wrong(flag, text, f"give seconds, {zero}{_LONGEST:.0f} at most")
     return float(text)
 
 
 def _arch(text: str) -> str:
-    if text and not re.fullmatch(r"\d{2,3}[af]?", text):
-        raise pytest.UsageError(f"--gemm-arch={text}: give it as nvcc does without sm_, 90a for instance")
-    return text
+    if text and not re.fullmatch(r"[1-9][0-9]{1,2}[af]?", text):
+        raise _wrong("--gemm-arch", text, "give it as nvcc does without sm_, 90a for instance")
+    return str(text)
 
 
 def _backends(text: str, registry: Registry) -> tuple[tuple[Backend, ...], bool]:
-    names = _list(text)
-    if not names:
-        raise pytest.UsageError(f"--gemm-backends is empty; name some of: auto, {', '.join(registry.names())}")
+    names = _names("--gemm-backends", text, "backend", ("auto", *registry.names()))
     if names == ("auto",):
         return tuple(registry), False
-    try:
-        return tuple(registry[name] for name in names), True
-    except RegistryError as error:
-        raise pytest.UsageError(f"--gemm-backends={text}: {error}") from None
+    if "auto" in names:
+        raise _wrong("--gemm-backends", text, "auto stands for all that can run here: give auto alone, or names")
+    return tuple(registry[name] for name in names), True
 
 
 def _problems(text: str) -> tuple[Problem, ...]:
     try:
-        return tuple(Problem.parse(line) for line in _list(text))
+        return tuple(dict.fromkeys(Problem.parse(line) for line in _list(text, "--gemm-problem")))
     except ProblemError as error:
-        raise pytest.UsageError(f"--gemm-problem: {error}") from None
+        raise pytest.UsageError(f"{getattr(text, 'source', '--gemm-problem')}: {error}") from None
 
 
-def _ops(text: str) -> tuple[str, ...]:
-    names = _list(text)
+def _names(flag: str, text: str, what: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The parts of a list, each one of those known."""
+    names = _list(text, flag)
     for name in names:
-        if name not in OPS:
-            raise pytest.UsageError(f"--gemm-ops={text}: unknown op {name!r}; known: {', '.join(OPS)}")
+        if name not in known:
+            hint = did_you_mean(name.lower(), known)
+            raise _wrong(flag, text, f"unknown {what} {shown(name)!r}{hint}; known: {', '.join(known)}")
     return names
 
 
-def _fillings(text: str) -> tuple[str, ...]:
-    names = _list(text)
-    if names:
-        from pytest_gemm.fillings import FILLINGS  # imports torch
+def _ops(text: str) -> tuple[str, ...]:
+    return _names("--gemm-ops", text, "op", tuple(OPS))
 
-        for name in names:
-            if name not in FILLINGS:
-                hint = did_you_mean(name, FILLINGS)
-                raise pytest.UsageError(
-                    f"--gemm-fillings={text}: unknown filling {name!r}{hint}; known: {', '.join(FILLINGS)}"
-                )
+
+def _fillings(text: str, problems: Sequence[Problem]) -> tuple[str, ...]:
+    if not text:
+        return ()
+    from pytest_gemm.fillings import FILLINGS, fillings_for  # imports torch
+
+    names = _names("--gemm-fillings", text, "filling", tuple(FILLINGS))
+    for problem in problems:
+        if not (apply := fillings_for(problem)) or not set(names) & set(apply):
+            says = f"does not apply to --gemm-problem={problem.line}; what applies: {', '.join(apply) or 'none'}"
+            raise _wrong("--gemm-fillings", text, says)
     return names
 
 
@@ -700,8 +908,8 @@ def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
     text = values["fuzz"]
     if not text:
         return 0.0
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0.0:
-        raise pytest.UsageError(f"--gemm-fuzz={text}: give the time in seconds, 60 for instance")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not 0.0 < float(text) <= _LONGEST:
+        raise _wrong("--gemm-fuzz", text, "give the time in seconds, 60 for instance")
     if find_spec("hypothesis") is None:
         raise pytest.UsageError("--gemm-fuzz needs Hypothesis, which is not installed: pip install hypothesis")
     if distributed:
@@ -718,12 +926,7 @@ def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
 
 
 def _modes(text: str) -> tuple[str, ...]:
-    names = _list(text)
-    for name in names:
-        if name not in MODES:
-            hint = did_you_mean(name, MODES)
-            raise pytest.UsageError(f"--gemm-modes={text}: unknown mode {name!r}{hint}; known: {', '.join(MODES)}")
-    return names
+    return _names("--gemm-modes", text, "mode", MODES)
 
 
 def _isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -733,16 +936,11 @@ def _isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
         text: the option's value.
         here: what the CPU executes.
     """
-    names = _list(text)
-    known = ("native", *ISAS, "all")
+    names = _names("--gemm-isa", text, "level", ("native", *ISAS, "all"))
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise pytest.UsageError(f"--gemm-isa={text}: unknown level {name!r}{hint}; known: {', '.join(known)}")
         if name in ISAS and name not in here:
-            raise pytest.UsageError(
-                f"--gemm-isa={text}: this CPU does not execute {name}; it can: {', '.join(('native', *here, 'all'))}"
-            )
+            can = ", ".join(("native", *here, "all"))
+            raise _wrong("--gemm-isa", text, f"this CPU does not execute {name}; it can: {can}")
     wanted = [one for name in names for one in (here if name == "all" else ("" if name == "native" else name,))]
     lacking = tuple(name for name in ISAS if name not in here) if "all" in names else ()
     return tuple(dict.fromkeys(wanted)), lacking
@@ -754,12 +952,12 @@ def _ledger(text: str, default: Path, registry: Registry) -> Ledger:
     try:
         return Ledger.load(Path(text) if text else default, registry.names())
     except LedgerError as error:
-        raise pytest.UsageError(f"--gemm-known-failures: {error}") from None
+        raise pytest.UsageError(f"{getattr(text, 'source', '--gemm-known-failures')}: {error}") from None
 
 
 def _coverage(text: str) -> Path | None:
     if text and Path(text).suffix not in {".md", ".json"}:
-        raise pytest.UsageError(f"--gemm-coverage={text}: give a file that ends with .md, or with .json for the data")
+        raise _wrong("--gemm-coverage", text, "give a file that ends with .md, or with .json for the data")
     return _writable_file("--gemm-coverage", text)
 
 
@@ -772,9 +970,7 @@ def _writable_file(flag: str, text: str) -> Path | None:
         with path.open("a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise pytest.UsageError(
-            f"{flag}={text}: cannot be written ({error.strerror}); name a file in a folder of yours"
-        ) from None
+        raise _wrong(flag, text, f"cannot be written ({error.strerror}); name a file in a folder of yours") from None
     return path
 
 
@@ -788,7 +984,5 @@ def _writable_folder(flag: str, text: str) -> Path | None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise pytest.UsageError(
-            f"{flag}={text}: cannot be written ({error.strerror}); name a folder of yours"
-        ) from None
+        raise _wrong(flag, text, f"cannot be written ({error.strerror}); name a folder of yours") from None
     return path

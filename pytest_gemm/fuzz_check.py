@@ -117,7 +117,7 @@ class FuzzCheck:
     def rerun(self, defect: fuzz.Defect) -> report.Rerun:
         """How to run a defect's trial again: its problems in one process, with its fillings in their order."""
         test = defect.outcome.test or PRODUCT
-        options = self._config.rerun_options()
+        options = self._config.rerun_options(defect.outcome.backend, timed=False)
         if test == PRODUCT:
             options = (*options, f"--gemm-fillings={','.join(defect.trial.fillings)}")
         return report.Rerun(_target(test, self._here), options)

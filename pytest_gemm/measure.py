@@ -228,7 +228,8 @@ class Meter:
             from pytest_gemm import artifacts, report
 
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
-            rerun = report.Rerun("--pyargs pytest_gemm.conformance", self._config.rerun_options())
+            options = self._config.rerun_options(case.backend.name, timed=False)
+            rerun = report.Rerun("--pyargs pytest_gemm.conformance", options)
             artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, cache, distribution, hookspec, sanitizer, selection, session
+from pytest_gemm import ahead, cache, distribution, effect, hookspec, sanitizer, selection, session
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
-from pytest_gemm.backend import Configurable, Registry, RegistryError
+from pytest_gemm.backend import Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
@@ -70,10 +70,19 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspec)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, object, object]:
+    """Answer a misspelt option of ours, once every conftest has declared its own."""
+    result = yield
+    gemm_config_room.check_names(parser, args)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
     if (tool := gemm_config_room.sanitizer(config)) != "none":
+        gemm_config_room.check_sanitizer(config)
         given = config.invocation_params
         return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
     distribution.allow_crashes(config)
@@ -92,8 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"pytest_gemm_register_backends: {error}") from None
     settings = gemm_config_room.read(config, registry, _workers(config), default_ledger())
     for backend in registry:
-        if isinstance(backend, Configurable):
-            backend.configure(settings.options)
+        settings.read_by[backend.name] = effect.read_by(backend, settings.options)
+    effect.check_backends(settings)
     config.stash[_CONFIG] = settings
     config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
@@ -188,7 +197,9 @@ def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
     file, _, name = nodeid.partition("[")[0].partition("::")
     path, here = config.rootpath / file, config.invocation_params.dir
     shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return text.Rerun(f"{shown.as_posix()}::{name}", config.stash[_CONFIG].rerun_options())
+    case = selection.split_id(nodeid)
+    options = config.stash[_CONFIG].rerun_options(case[0] if case else "", timed=False)
+    return text.Rerun(f"{shown.as_posix()}::{name}", options)
 
 
 def register_builtin(registry: Registry) -> None:
@@ -339,21 +350,36 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Without xdist: compile ahead what the collected tests need, and time.  With it the controller does, see below."""
     config = session.config
     settings = config.stash[_CONFIG]
-    if _is_worker(config) or config.option.collectonly or settings.screen or settings.speed.session is not None:
+    if _is_worker(config) or settings.screen or settings.speed.session is not None:
         return
-    _compile_ahead(config, [item.nodeid for item in session.items])
-    _measure(config, [pair for pair in map(_timed, session.items) if pair is not None])
+    ids = [item.nodeid for item in session.items]
+    timed = [pair for pair in map(_timed, session.items) if pair is not None]
+    _check_cases(config, ids, len(timed))
+    if not config.option.collectonly:
+        _compile_ahead(config, ids)
+        _measure(config, timed)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
-    _compile_ahead(node.config, ids)
     if _MEASURED not in node.config.stash and (folder := node.workerinput.get("gemm_speed")):
         from pytest_gemm import sessions
 
-        _measure(node.config, sessions.offered(Path(folder)))
+        timed = sessions.offered(Path(folder))
+        _check_cases(node.config, ids, len(timed))
+        _compile_ahead(node.config, ids)
+        _measure(node.config, timed)
         sessions.share(Path(folder), node.config.stash[_MEASURED])
+    else:
+        _compile_ahead(node.config, ids)
+
+
+def _check_cases(config: pytest.Config, ids: Sequence[str], timed: int) -> None:
+    """Refuse an option that no collected test heeds, unless tests are missing for a reason that the run gives."""
+    if not config.stash[_STATE].missing:
+        cases = sum(selection.split_id(one) is not None for one in ids)
+        effect.check_cases(config.stash[_CONFIG], tests=len(ids), cases=cases, timed=timed)
 
 
 def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
@@ -471,7 +497,10 @@ def gemm_case(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Case:
     pick = getattr(request, "param", None)
     if pick is None:
         pytest.fail("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])", pytrace=False)
-    return selection.case_of(pick, gemm_config)
+    try:
+        return selection.case_of(pick, gemm_config)
+    except selection.MarkerError as error:
+        pytest.fail(f"{request.node.nodeid}: {error}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -498,7 +527,10 @@ def gemm_check(
     node: pytest.Function = request.node
     watch = node.config.stash[_WATCH]
     watch.diary.begin(node.nodeid)
-    check = GemmCheck(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node), _gemm_guarded)
+    check = GemmCheck(
+        *(gemm_config, _gemm_judge, watch.diary, node.originalname, _target(node), _gemm_guarded),
+        timed="gemm_speed" in node.fixturenames,
+    )
     node.stash[_JUDGED] = check.judged
     yield check
     watch.rest()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,8 +103,26 @@ def read_marker(marker: pytest.Mark | None) -> Request:
             hint = did_you_mean(name, known)
             raise MarkerError(f"the gemm marker has no keyword {name!r}{hint}; known: {', '.join(known)}")
     kwargs: dict[str, Any] = dict(marker.kwargs)
+    for name, value in kwargs.items():
+        asks, right = _KEYWORDS[name]
+        if not right(value):
+            raise MarkerError(f"the gemm marker's {name} is {value!r}; it takes {asks}")
     kwargs["fillings"] = tuple(kwargs.get("fillings", ()))
     return Request(**kwargs)
+
+
+def _are(kinds: type | tuple[type, ...]) -> Callable[[object], bool]:
+    """Whether a value is a list or a tuple of these."""
+    return lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, kinds) for one in value)
+
+
+# What a keyword of the marker takes, in words and as a question.
+_KEYWORDS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "problems": ("a list of lines, or a function of the level", lambda v: callable(v) or _are((str, Problem))(v)),
+    "shapes": ("the Path of a shapes file", lambda v: isinstance(v, Path)),
+    "fillings": ("a list of names", _are(str)),
+    "any_problem": ("True or False", lambda v: isinstance(v, bool)),
+}
 
 
 def select(request: Request, config: GemmConfig) -> list[Pick]:
@@ -217,7 +235,8 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
 
     for name in pick.fillings:
         if name not in KNOWN:
-            raise MarkerError(f"unknown filling {name!r}; known: {', '.join(KNOWN)}")
+            hint = did_you_mean(name, KNOWN)
+            raise MarkerError(f"the gemm marker has an unknown filling {name!r}{hint}; known: {', '.join(KNOWN)}")
     backend = config.registry[pick.backend]
     apply = fillings_for(pick.problem)
     wanted = tuple(name for name in config.fillings if name in apply) or config.fillings

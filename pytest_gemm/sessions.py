@@ -213,13 +213,21 @@ def resolve(text: str, scratch: Path) -> Arm:
         raise pytest.UsageError(
             f"{flag}: name an interpreter, a virtual environment, a wheel, or a folder to import from first"
         )
+    if arm.first is not None and not (arm.first / "torch" / "__init__.py").is_file():
+        raise pytest.UsageError(
+            f"{flag}: holds no torch, so both sides would run the same one; name where one is installed "
+            "(pip install --target), or a virtual environment"
+        )
     if arm.python != sys.executable:
-        asked = [arm.python, "-c", "import pytest_gemm; print(pytest_gemm.__version__)"]
+        has_torch = "import importlib.util as u; assert u.find_spec('torch'), 'no torch'"
+        asked = [arm.python, "-c", f"import pytest_gemm; print(pytest_gemm.__version__); {has_torch}"]
         try:
             done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise pytest.UsageError(f"{flag}: {arm.python} does not run: {error}") from None
         version = done.stdout.strip()
+        if done.returncode and version == __version__:
+            raise pytest.UsageError(f"{flag}: holds no torch: {arm.python} -m pip install torch")
         if done.returncode or version != __version__:
             has = f"has pytest-gemm {version}" if version and not done.returncode else "has no pytest-gemm"
             raise pytest.UsageError(

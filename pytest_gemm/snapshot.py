@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gemm import commands, files
+from pytest_gemm.cases import LEVELS
 from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import FileError
-from pytest_gemm.problem import Problem, ProblemError, did_you_mean
+from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.cpp import CppBackend
@@ -44,6 +45,7 @@ __all__ = ["Change", "Kind", "Pick", "Snapshot", "SnapshotError", "compare", "ma
 _PINNED: Final = ("threads", "l1d_cache_size", "l2_cache_size")
 _FACTS: Final = ("torch", "backend", "isa", *_PINNED)
 # How the names of micro-kernels begin, those of the C++ templates alone.
+_MOST_THREADS: Final = 1024
 _KERNEL: Final = "CppMicro"
 
 
@@ -273,18 +275,28 @@ def _problems(entry: str, level: str, ops: Sequence[str]) -> list[Problem]:
         raise ValueError(
             f"--problems={entry}: {error}; name a function of a level as package.module:function"
         ) from None
-    return [problem for problem in dict.fromkeys(found) if not ops or problem.op.name in ops]
+    problems = [problem for problem in dict.fromkeys(found) if not ops or problem.op.name in ops]
+    if not problems:
+        raise ValueError(f"--problems={entry}: has no problem of --level={level} and --ops={','.join(ops)}")
+    return problems
 
 
 # -- the command line -------------------------------------------------------------------------------------------
 
 
 def _write(given: argparse.Namespace) -> tuple[list[str], int]:
-    for isa in given.isa:
-        if isa not in ISAS:
-            raise ValueError(f"--isa={isa}: no such level{did_you_mean(isa, ISAS)}; known: {', '.join(ISAS)}")
-    if given.threads < 1:
-        raise ValueError(f"--threads={given.threads}: give 1 or more")
+    asked = (
+        ("isa", "level", given.isa, ISAS),
+        ("ops", "op", given.ops, OPS),
+        ("level", "level", [given.level], LEVELS),
+    )
+    for flag, what, names, known in asked:
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise ValueError(f"--{flag}={name}: no such {what}{hint}; known: {', '.join(known)}")
+    if not 1 <= given.threads <= _MOST_THREADS:
+        raise ValueError(f"--threads={given.threads}: give 1 or more, {_MOST_THREADS} at most")
     from pytest_gemm.backends.cpp import CppBackend
 
     problems = _problems(given.problems, given.level, given.ops)

@@ -792,8 +792,18 @@ def test_the_notes_say_what_was_compiled_ahead_and_during_the_tests() -> None:
 
 def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
+        from pytest_gemm.plain import CallableBackend
+
+        class Zero(CallableBackend):
+            def configure(self, options):
+                self.kernels = [options[f"cutlass-{name}"] for name in ("allow", "swizzles", "level")]
+
+        def zero(a, b):
+            return a.new_zeros(a.shape[0], b.shape[1])
+
         def pytest_gemm_register_backends(registry):
-            registry.add_callable("zero", lambda a, b: a.new_zeros(a.shape[0], b.shape[1]))
+            registry.add_callable("zero", zero)
+            registry["zero"].__class__ = Zero
     """)
     pytester.makepyfile(test_it=TEST)
     options = ("--gemm-cutlass-allow=stream_k|pingpong", "--gemm-cutlass-swizzles=1,2", "--gemm-cutlass-level=0000")

@@ -93,7 +93,7 @@ def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
     [
         ("", SKYLAKE, (), ()),
         ("native", EPYC, ("",), ()),
-        ("avx512,native,avx2,avx512", SKYLAKE, ("avx512", "", "avx2"), ()),
+        ("avx512,native,avx2", SKYLAKE, ("avx512", "", "avx2"), ()),
         ("all", SKYLAKE, ("avx2", "avx512"), ("avx512_vnni", "amx", "amx_fp16")),
         ("native,all", EPYC, ("", "avx2"), ("avx512", "avx512_vnni", "amx", "amx_fp16")),
         ("all", ("neon",), (), machine.ISAS),

@@ -1,0 +1,157 @@
+"""Options that a run would ignore.  Typed on the command line, each of them is an error.
+
+Whether an option has an effect is asked of the selected backends before the tests are collected, and of the collected
+tests before the first one runs.  An option in the ini file is a default for many runs, and no run has to heed all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pytest_gemm.backend import Backend, Choosing, Configurable, Leveled, Tuning
+
+if TYPE_CHECKING:
+    from pytest_gemm.config import GemmConfig
+
+__all__ = ["applies", "check_backends", "check_cases", "read_by"]
+
+# Options that have no effect on a timed case: it is timed in its backend's own way, see docs/speed.md.
+_NOT_TIMED: Final = ("fillings", "modes", "isa", "guard", "coverage", "defects")
+
+# Options that a run of its own kind heeds; all others have no effect there.
+_BACKENDS: Final = frozenset({"backends", "missing", "device", "threads", "compile-timeout"})
+_HEEDED: Final[Mapping[str, frozenset[str]]] = {
+    "doctor": _BACKENDS | {"doctor"},
+    "fingerprint": _BACKENDS | {"fingerprint", "level", "baselines"},
+}
+# Options that have no effect in a run of its own kind.
+_IGNORED: Final[Mapping[str, tuple[str, ...]]] = {
+    "compile-only": (
+        *("timeout", "reference", "known-failures", "artifacts", "defects", "coverage", "guard", "modes", "isa"),
+        *("record", "force", "accept", "prune", "against", "samples", "report", "summary"),
+    ),
+    "fuzz": ("modes", "reference", "guard", "coverage", "defects"),
+}
+
+
+class _Asked(Mapping[str, str]):
+    """The options, and which of them were read."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.names.add(name)
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+
+def read_by(backend: Backend, options: Mapping[str, str]) -> frozenset[str]:
+    """Configure a backend, and return the names of the options that it read."""
+    if not isinstance(backend, Configurable):
+        return frozenset()
+    asked = _Asked(options)
+    backend.configure(asked)
+    return frozenset(asked.names)
+
+
+def _on_cpu(config: GemmConfig, backend: Backend) -> bool:
+    return config.device_of(backend) == "cpu"
+
+
+def _generates(config: GemmConfig, backend: Backend) -> bool:
+    return isinstance(backend, Leveled) and _on_cpu(config, backend)
+
+
+def _has_candidates(_config: GemmConfig, backend: Backend) -> bool:
+    return isinstance(backend, (Choosing, Tuning))
+
+
+# What a backend has to be for an option to have an effect on it: in words, and the question.
+_WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = {
+    "isa": ("generates code for the CPU", _generates),
+    "coverage": ("generates code for the CPU", _generates),
+    "choices": ("has autotune candidates", _has_candidates),
+    "regret": ("has autotune candidates", _has_candidates),
+    "guard": ("computes on the CPU", _on_cpu),
+    "windows": ("computes on the CPU", _on_cpu),
+    "arch": ("compiles ahead of the tests", lambda _, backend: hasattr(backend, "compiles_ahead")),
+    "comparator": ("is another one than the comparator", lambda config, b: b.name != config.speed.comparator),
+}
+# Options that backends read themselves, see ``Configurable``.
+_OF_BACKENDS: Final = ("triton-space", "cutlass-allow", "cutlass-swizzles", "cutlass-level", "kernel-cache")
+
+
+def applies(name: str, config: GemmConfig, backend: Backend) -> bool:
+    """Whether an option can have an effect on the cases of a backend."""
+    if name in _OF_BACKENDS:
+        return name in config.read_by.get(backend.name, frozenset())
+    return name not in _WANTS or _WANTS[name][1](config, backend)
+
+
+def _refused(config: GemmConfig, name: str, why: str, remedy: str = "") -> pytest.UsageError:
+    from pytest_gemm.config import shown
+
+    remedy = f"{remedy}, or leave it out" if remedy else "leave it out"
+    return pytest.UsageError(f"--gemm-{name}={shown(config.options[name])} has no effect: {why}; {remedy}")
+
+
+def check_backends(config: GemmConfig) -> None:
+    """Refuse what was typed and has no effect on any selected backend, or in a run of this kind.
+
+    Raises:
+        pytest.UsageError: naming the option and why it has no effect.
+    """
+    kind = next((one for one in ("doctor", "fingerprint", "compile-only", "fuzz") if config.asked_for(one)), "")
+    for name in sorted(config.typed):
+        heeded = (
+            name in _HEEDED[kind] or name in _OF_BACKENDS if kind in _HEEDED else name not in _IGNORED.get(kind, ())
+        )
+        if not heeded:
+            raise _refused(config, name, f"--gemm-{kind} ignores it")
+    if kind == "fuzz" and len(config.thread_axis) > 1:
+        raise _refused(config, "threads", "--gemm-fuzz has one number of threads", "give one")
+    for name in sorted(config.typed & {*_WANTS, *_OF_BACKENDS}):
+        if any(applies(name, config, backend) for backend in config.backends):
+            continue
+        wanted = f"reads --gemm-{name}" if name in _OF_BACKENDS else _WANTS[name][0]
+        here = ", ".join(backend.name for backend in config.backends)
+        others = ", ".join(backend.name for backend in config.registry if applies(name, config, backend))
+        remedy = f"add one of {others} to --gemm-backends" if others else ""
+        raise _refused(config, name, f"no selected backend ({here}) {wanted}", remedy)
+
+
+def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> None:
+    """Refuse what was typed and has no effect on any collected test.
+
+    Args:
+        config: of the run.
+        tests: number of collected tests.
+        cases: how many of them have a case of a backend.
+        timed: how many of those are timed.
+
+    Raises:
+        pytest.UsageError: naming the option and why it has no effect.
+    """
+    from pytest_gemm.config import SPEED
+
+    if not tests:
+        return
+    speed = [option.name for option in SPEED if option.name in config.typed]
+    if speed and not timed:
+        why = f"none of the {tests} collected test(s) is timed"
+        raise _refused(config, speed[0], why, "name timed tests (pytest perf, or pytest --pyargs pytest_gemm.perf)")
+    several = ("threads",) if len(config.thread_axis) > 1 else ()
+    idle = [name for name in (*_NOT_TIMED, *several) if name in config.typed]
+    if idle and timed and timed == cases:
+        why = "all collected cases are timed, each in its backend's own way and with one number of threads"
+        raise _refused(config, idle[0], why)

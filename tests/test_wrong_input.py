@@ -1,0 +1,750 @@
+"""Wrong input, as data: what is given, the exit status, and what the one message says.
+
+Options that are wrong, that contradict each other or that the run would ignore end with exit status 4 and one
+paragraph that names the option and the value.  A mistake in the code of a test module is an error of its collection,
+as pytest has it for any other, and ends with 2; a wrong argument of a command ends as argparse has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from pytest_gemm import baseline, calibrate, config, coverage, machine, results, snapshot
+from pytest_gemm.conformance import families
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CONFTEST = """
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("mine", lambda a, b: a @ b)
+"""
+
+JUDGED = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], any_problem=True)
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+TIMED = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], any_problem=True)
+    def test_speed(gemm_case, gemm_speed):
+        gemm_speed(gemm_case)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """One wrong input.
+
+    Attributes:
+        given: the command line after ``pytest``; of a file or a marker, what is wrong in it.
+        says: what the message has to contain.
+    """
+
+    given: str
+    says: tuple[str, ...]
+
+
+def wrong(*rows: tuple[str, ...]) -> list[object]:
+    """Parameters of a test; without a phrase the message repeats the last word of what is given."""
+    return [pytest.param(Wrong(row[0], row[1:] or (shlex.split(row[0])[-1],)), id=config.shown(row[0])) for row in rows]
+
+
+# -- values of options -------------------------------------------------------------------------------
+
+VALUES = wrong(
+    ("--gemm-backends=", "--gemm-backends= is empty", "auto"),
+    ("--gemm-backends=' '", "--gemm-backends= is empty"),
+    ("--gemm-backends=mien", "--gemm-backends=mien", "did you mean 'mine'?", "aten"),
+    ("--gemm-backends=AUTO", "--gemm-backends=AUTO", "did you mean 'auto'?"),
+    ("--gemm-backends=Aten", "did you mean 'aten'?"),
+    ("--gemm-backends=atén", "unknown backend 'atén'"),
+    ("--gemm-backends=aten,,mine", "--gemm-backends=aten,,mine", "empty"),
+    ("--gemm-backends=aten,", "--gemm-backends=aten,: one of the values between the commas is empty"),
+    ("--gemm-backends=aten,aten", "aten is given twice"),
+    ("--gemm-backends=auto,aten", "give auto alone"),
+    ("--gemm-backends='aten mine'", "unknown backend 'aten mine'"),
+    ("--gemm-backends='aten;mine'", "unknown backend 'aten;mine'"),
+    ("--gemm-missing=no", "--gemm-missing=no", "fail, skip"),
+    ("--gemm-missing=Skip", "did you mean 'skip'?"),
+    ("--gemm-level=fast", "--gemm-level=fast", "quick, full, exhaustive"),
+    ("--gemm-level=Quick", "did you mean 'quick'?"),
+    ("--gemm-level=", "--gemm-level= is empty", "quick"),
+    ("--gemm-level", "--gemm-level: expected one argument"),
+    ("--gemm-choices=0", "--gemm-choices=0", "a number from 1"),
+    ("--gemm-choices=-3", "--gemm-choices=-3"),
+    ("--gemm-choices=1.5", "--gemm-choices=1.5"),
+    ("--gemm-choices=²", "--gemm-choices=²"),
+    ("--gemm-choices=" + "9" * 5000, "--gemm-choices=999", "...", "a number from 1"),
+    ("--gemm-choices=All", "did you mean 'all'?"),
+    ("--gemm-choices=winer", "did you mean 'winner'?"),
+    ("--gemm-triton-space=all", "default, exhaustive"),
+    ("--gemm-problem=", "--gemm-problem= is empty"),
+    ("--gemm-problem=mm:f32:nn:8x8x8,", "--gemm-problem=mm:f32:nn:8x8x8,: one of the values"),
+    ("--gemm-problem=mm:f32:nn:8x8x8,mm:f32:nn:8x8x8", "mm:f32:nn:8x8x8 is given twice"),
+    (
+        "--gemm-problem=mm:f32:nn:8x8x8 --gemm-problem=mm:f32:nn:8x8x9",
+        "--gemm-problem is given twice, mm:f32:nn:8x8x8 and mm:f32:nn:8x8x9",
+    ),
+    ("--gemm-problem=mm", "--gemm-problem: dtypes: is missing"),
+    ("--gemm-problem=nm:f32:nn:8x8x8", "unknown op 'nm'"),
+    ("--gemm-problem=MM:f32:nn:8x8x8", "unknown op 'MM'"),
+    ("--gemm-problem=mm:f33:nn:8x8x8", "unknown dtype 'f33'", "did you mean 'f32'?"),
+    ("--gemm-problem=mm:i8:nn:8x8x8", "--gemm-problem: dtypes"),
+    ("--gemm-problem=mm:f32:nq:8x8x8", "unknown layout 'nq'", "nn nt tn tt", "^"),
+    ("--gemm-problem=mm:f32:nn:8x8", "2 sizes"),
+    ("--gemm-problem=mm:f32:nn:8x8x8x8", "mm has no batch"),
+    ("--gemm-problem=mm:f32:nn:8x8x-8", "'-8' is not a size"),
+    ("--gemm-problem=mm:f32:nn:٨x8x8", "is not a size"),
+    ("--gemm-problem=mm:f32:nn:8X8X8", "is not a size"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:relu6", "unknown step 'relu6'", "did you mean 'relu'?"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:+relu", "an empty token"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:scale-nan", "'nan' does not fit scale"),
+    ("--gemm-problem=mm:f32:nn:8x8x8::pad", "unknown flag 'pad'"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:relu:pad-lda:x", "too many fields"),
+    ("--gemm-problem=addmm:f32:nn:8x8x8", "addmm needs its addend"),
+    ("--gemm-problem='mm:f32:nn:8x8x8 mm:f32:nn:8x8x9'", "--gemm-problem: "),
+    ("--gemm-ops=", "--gemm-ops= is empty"),
+    ("--gemm-ops=mm,nm", "--gemm-ops=mm,nm", "unknown op 'nm'", "addmm"),
+    ("--gemm-ops=MM", "did you mean 'mm'?"),
+    ("--gemm-ops=admm", "did you mean 'addmm'?"),
+    ("--gemm-ops=mm,mm", "mm is given twice"),
+    ("--gemm-ops=mm --gemm-ops=bmm", "--gemm-ops is given twice, mm and bmm"),
+    ("--gemm-ops mm --gemm-ops bmm", "--gemm-ops is given twice, mm and bmm"),
+    ("--gemm-fillings=", "--gemm-fillings= is empty"),
+    ("--gemm-seed=-1", "--gemm-seed=-1", "whole number"),
+    ("--gemm-seed=1.5",),
+    ("--gemm-seed=0x10",),
+    ("--gemm-seed=٣",),
+    ("--gemm-seed=" + "9" * 5000, "--gemm-seed=999", "1000000000000000000 at most"),
+    ("--gemm-seed=",),
+    ("--gemm-fuzz=soon", "--gemm-fuzz=soon", "in seconds"),
+    ("--gemm-fuzz=0",),
+    ("--gemm-fuzz=-5",),
+    ("--gemm-fuzz=nan",),
+    ("--gemm-fuzz=1e400",),
+    ("--gemm-modes=aotii", "did you mean 'aoti'?"),
+    ("--gemm-modes=static,,aoti", "empty"),
+    ("--gemm-modes=eager --gemm-modes=aoti", "--gemm-modes is given twice, eager and aoti"),
+    ("--gemm-isa=avx51", "--gemm-isa=avx51", "did you mean 'avx512'?"),
+    ("--gemm-isa=AVX2", "did you mean 'avx2'?"),
+    ("--gemm-isa=",),
+    ("--gemm-guard=page", "did you mean 'pages'?"),
+    ("--gemm-sanitizer=memchek", "--gemm-sanitizer=memchek", "did you mean 'memcheck'?"),
+    ("--gemm-device=tpu", "auto, cpu, cuda"),
+    ("--gemm-device=CUDA", "did you mean 'cuda'?"),
+    ("--gemm-device=cuda:0", "did you mean 'cuda'?"),
+    ("--gemm-threads=0", "--gemm-threads=0", "1 or more"),
+    ("--gemm-threads=00", "1 or more"),
+    ("--gemm-threads=1.5",),
+    ("--gemm-threads=1,,2", "empty"),
+    ("--gemm-threads=1,x", "'x' is no number of threads"),
+    ("--gemm-threads=100000", "--gemm-threads=100000: give", "at most"),
+    ("--gemm-threads=" + "9" * 5000, "at most"),
+    ("--gemm-timeout=nan",),
+    ("--gemm-timeout=inf",),
+    ("--gemm-timeout=1e400",),
+    ("--gemm-timeout=" + "9" * 400, "1000000000 at most"),
+    ("--gemm-timeout=-1",),
+    ("--gemm-timeout=1m",),
+    ("--gemm-compile-timeout=99999999999", "1000000000 at most"),
+    ("--gemm-jobs=0",),
+    ("--gemm-jobs=all",),
+    ("--gemm-jobs=1000000", "at most"),
+    ("--gemm-arch=sm_90a", "90a for instance"),
+    ("--gemm-arch=00",),
+    ("--gemm-kernel-cache=/proc/no", "cannot be written"),
+    ("--gemm-cutlass-allow='('", "not a regular expression"),
+    ("--gemm-cutlass-allow='a{99999999999}'", "not a regular expression"),
+    ("--gemm-cutlass-swizzles=3", "1, 2, 4, 8"),
+    ("--gemm-cutlass-swizzles=1,,2", "empty"),
+    ("--gemm-cutlass-level=12345", "four digits"),
+    ("--gemm-compile-only=maybe", "yes, no"),
+    ("--gemm-doctor=maybe", "yes, no"),
+    ("--gemm-doctor test_it.py", "--gemm-doctor test_it.py", "put the option last"),
+    ("--gemm-fingerprint test_it.py", "--gemm-fingerprint test_it.py", "put the option last"),
+    ("--gemm-fingerprint=",),
+    ("--gemm-fingerprint=/proc/no", "cannot be written"),
+    ("--gemm-reference=half", "full, sampled, auto"),
+    ("--gemm-known-failures=", "--gemm-known-failures= is empty"),
+    ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),
+    ("--gemm-known-failures=folder", "--gemm-known-failures: folder: cannot be read (Is a directory)"),
+    ("--gemm-run-record=", "--gemm-run-record= is empty"),
+    ("--gemm-run-record=/proc/no/run.jsonl", "cannot be written"),
+    ("--gemm-run-record=folder", "cannot be written (Is a directory)"),
+    ("--gemm-run-record=" + "n" * 5000, "cannot be written (File name too long)"),
+    ("--gemm-coverage=c.txt", ".md"),
+    ("--gemm-artifacts=/proc/no", "cannot be written"),
+    ("--gemm-artifacts=test_it.py", "cannot be written"),
+    ("--gemm-defects=test_it.py", "cannot be written"),
+    ("--gemm-shapes=", "--gemm-shapes= is empty"),
+    ("--gemm-shapes=llama,,x", "empty"),
+    ("--gemm-comparator=atan", "--gemm-comparator=atan", "did you mean 'aten'?"),
+    ("--gemm-comparator=None", "did you mean 'none'?"),
+    ("--gemm-sessions=0",),
+    ("--gemm-sessions=1000000", "10000 at most"),
+    ("--gemm-windows=2", "3 or more"),
+    ("--gemm-windows=many",),
+    ("--gemm-regret=-1",),
+    ("--gemm-gate=maybe", "fail, report"),
+    ("--gemm-gate=Report", "did you mean 'report'?"),
+    ("--gemm-no-baseline=ignore", "fail, show"),
+    ("--gemm-baselines=", "--gemm-baselines= is empty"),
+    ("--gemm-record=maybe", "yes, no"),
+    ("--gemm-record test_it.py", "put the option last"),
+    ("--gemm-samples=/proc/no", "cannot be written"),
+    ("--gemm-report=/proc/no.html", "cannot be written"),
+    ("--gemm-summary=folder", "cannot be written"),
+    ("--gemm-session=here", "there is no request.json"),
+    ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
+    ("--gemm-problems=mm:f32:nn:8x8x8", "did you mean '--gemm-problem'?"),
+    ("--gemm_seed=1", "did you mean '--gemm-seed'?"),
+    ("--gemm-verbose", "there is no option --gemm-verbose"),
+    ("--gemm-problem=mm:f32:nn:8x8x8\N{ZERO WIDTH SPACE}", "\\u200b", "cannot be printed"),
+    ("--gemm-run-record=$'run\x1b[2J'", "\\x1b[2J", "cannot be printed"),
+    ("--gemm-artifacts='a\udcffb'", "\\udcff", "cannot be printed"),
+)
+
+# -- options that contradict each other, or that the run would ignore ----------------------------------
+
+COMBINATIONS = wrong(
+    ("--gemm-backends=auto --gemm-missing=fail", "--gemm-missing=fail", "name the backends"),
+    ("--gemm-problem=mm:f32:nn:8x8x8 --gemm-ops=addmm", "--gemm-ops=addmm: excludes all of --gemm-problem=mm:f32"),
+    ("--gemm-problem=mm:f32:nn:8x8x8 --gemm-shapes=core", "leave out --gemm-shapes"),
+    ("--gemm-run-record=out.md --gemm-coverage=out.md", "--gemm-coverage=out.md: --gemm-run-record names this file"),
+    ("--gemm-report=out --gemm-summary=out", "--gemm-summary=out: --gemm-report names this file"),
+    ("--gemm-known-failures=empty.toml --gemm-run-record=empty.toml", "--gemm-known-failures names this file too"),
+    ("--gemm-fuzz=60 --gemm-problem=mm:f32:nn:8x8x8", "leave out --gemm-problem"),
+    ("--gemm-fuzz=60 --gemm-isa=native", "leave out --gemm-isa"),
+    ("--gemm-fuzz=60 --gemm-modes=aoti", "--gemm-modes=aoti has no effect: --gemm-fuzz ignores it"),
+    ("--gemm-fuzz=60 --gemm-reference=full", "--gemm-reference=full has no effect"),
+    ("--gemm-fuzz=60 --gemm-guard=pages", "--gemm-guard=pages has no effect"),
+    ("--gemm-fuzz=60 --gemm-coverage=c.md", "--gemm-coverage=c.md has no effect"),
+    ("--gemm-fuzz=60 --gemm-defects=folder", "--gemm-defects=folder has no effect"),
+    ("--gemm-fuzz=60 --gemm-threads=1,2", "--gemm-threads=1,2 has no effect"),
+    ("--gemm-fuzz=60 -n 2", "leave out -n"),
+    ("--gemm-doctor --gemm-problem=mm:f32:nn:8x8x8", "--gemm-problem=mm:f32:nn:8x8x8 has no effect: --gemm-doctor"),
+    ("--gemm-doctor --gemm-run-record=r", "--gemm-run-record=r has no effect"),
+    ("--gemm-doctor --gemm-fuzz=60", "--gemm-fuzz=60 has no effect"),
+    ("--gemm-doctor -n 2", "leave out -n"),
+    ("--gemm-doctor --gemm-fingerprint", "a screen each"),
+    ("--gemm-fingerprint -n 2", "leave out -n"),
+    ("--gemm-fingerprint --gemm-isa=native", "leave out --gemm-isa"),
+    ("--gemm-fingerprint --gemm-ops=mm", "--gemm-ops=mm has no effect: --gemm-fingerprint"),
+    ("--gemm-compile-only --gemm-device=cpu", "--gemm-compile-only: there is no CUDA device here"),
+    ("--gemm-compile-only --gemm-arch=90a -n 2", "leave out -n"),
+    ("--gemm-compile-only --gemm-arch=90a --gemm-artifacts=a", "--gemm-artifacts=a has no effect"),
+    ("--gemm-compile-only --gemm-arch=90a --gemm-record", "--gemm-record=yes has no effect"),
+    ("--gemm-sanitizer=memcheck --gemm-device=cpu", "--gemm-sanitizer=memcheck", "leave out --gemm-device=cpu"),
+    ("--gemm-sanitizer=memcheck --gemm-record", "--gemm-sanitizer=memcheck", "leave out --gemm-record"),
+    ("--gemm-sanitizer=memcheck --gemm-against=x", "leave out --gemm-against"),
+    ("--gemm-record --gemm-against=x", "leave one out"),
+    ("--gemm-force", "add --gemm-record"),
+    ("--gemm-prune", "add --gemm-record"),
+    ("--gemm-accept=x", "add --gemm-record"),
+    ("--gemm-accept=x --gemm-record", "--gemm-reason=TEXT"),
+    ("--gemm-accept=x --gemm-accept=y --gemm-record --gemm-reason=z", "--gemm-accept is given twice, x and y"),
+    ("--gemm-reason=x", "--gemm-reason=x", "--gemm-accept=LIST"),
+    ("--gemm-reason=x --gemm-record", "--gemm-accept=LIST"),
+    ("--gemm-against=x --gemm-sessions=1", "--gemm-sessions=1", "2 sessions"),
+    # No selected backend heeds them.
+    ("--gemm-backends=aten --gemm-isa=avx2", "--gemm-isa=avx2 has no effect", "(aten)", "add one of cpp"),
+    ("--gemm-backends=cpp --gemm-isa=native --gemm-device=cuda", "--gemm-isa=native has no effect"),
+    ("--gemm-backends=mine --gemm-choices=all", "--gemm-choices=all has no effect", "(mine)", "cpp, triton"),
+    ("--gemm-backends=aten --gemm-coverage=c.md", "--gemm-coverage=c.md has no effect", "add one of cpp"),
+    ("--gemm-backends=aten --gemm-triton-space=exhaustive", "add one of triton"),
+    ("--gemm-backends=aten --gemm-cutlass-allow=x", "--gemm-cutlass-allow=x has no effect", "add one of cutlass"),
+    ("--gemm-backends=triton --gemm-cutlass-level=2", "--gemm-cutlass-level=2 has no effect"),
+    ("--gemm-backends=cpp --gemm-cutlass-swizzles=1,2", "--gemm-cutlass-swizzles=1,2 has no effect"),
+    ("--gemm-backends=aten --gemm-kernel-cache=folder", "--gemm-kernel-cache=folder has no effect"),
+    ("--gemm-backends=cpp --gemm-arch=90a", "--gemm-arch=90a has no effect", "add one of cutlass"),
+    ("--gemm-guard=pages --gemm-device=cuda", "--gemm-guard=pages has no effect", "computes on the CPU"),
+    ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
+    ("--gemm-backends=aten --gemm-comparator=aten", "--gemm-comparator=aten has no effect"),
+    ("--gemm-backends=mine --gemm-regret=2", "--gemm-regret=2 has no effect"),
+    ("--gemm-windows=16 --gemm-device=cuda", "--gemm-windows=16 has no effect"),
+    # No collected test is timed.
+    *(
+        (
+            f"--gemm-backends=mine {option}",
+            f"{option.split()[-1]}{given} has no effect: none of the 1 collected test(s)",
+        )
+        for option, given in (
+            ("--gemm-record", "=yes"),
+            ("--gemm-against=x", ""),
+            ("--gemm-report=r.html", ""),
+            ("--gemm-summary=s.md", ""),
+            ("--gemm-samples=folder", ""),
+            ("--gemm-sessions=3", ""),
+            ("--gemm-windows=16", ""),
+            ("--gemm-comparator=none", ""),
+            ("--gemm-gate=report", ""),
+            ("--gemm-no-baseline=show", ""),
+            ("--gemm-baselines=folder", ""),
+            ("--gemm-shapes=core", ""),
+        )
+    ),
+    ("--gemm-fuzz=1 --gemm-backends=mine", "--gemm-fuzz: none of these tests fuzzes"),
+)
+
+# All collected tests are timed.
+TIMED_ONLY = wrong(
+    ("--gemm-modes=eager", "--gemm-modes=eager has no effect: all collected cases are timed"),
+    ("--gemm-threads=1,2", "--gemm-threads=1,2 has no effect: all collected cases are timed"),
+    ("--gemm-guard=pages", "--gemm-guard=pages has no effect"),
+    ("--gemm-defects=folder", "--gemm-defects=folder has no effect"),
+)
+
+# Those that know the fillings, and so torch.
+FILLINGS = wrong(
+    ("--gemm-fillings=rnad", "--gemm-fillings=rnad: unknown filling 'rnad' (did you mean 'rand'?)"),
+    ("--gemm-fillings=rand,rand", "rand is given twice"),
+    (
+        "--gemm-fillings=rand-positive --gemm-problem=int_mm:i8-i8-i32:nt:17x16x16",
+        "--gemm-fillings=rand-positive: does not apply to --gemm-problem=int_mm:i8-i8-i32:nt:17x16x16",
+    ),
+)
+
+# -- ini files ------------------------------------------------------------------------------------------
+
+INI = wrong(
+    ("gemm_levl = full", "gemm_levl (ini): there is no such key (did you mean 'gemm_level'?)"),
+    ("gemm_backend = aten", "did you mean 'gemm_backends'?"),
+    ("gemm-level = full", "gemm-level (ini)"),
+    ("gemm_level = fast", "gemm_level (ini)=fast: not a value"),
+    ("gemm_backends = mien", "gemm_backends (ini)=mien", "did you mean 'mine'?"),
+    ("gemm_backends = aten,,mine", "gemm_backends (ini)=aten,,mine", "empty"),
+    ("gemm_seed = -1", "gemm_seed (ini)=-1"),
+    ("gemm_timeout = nan", "gemm_timeout (ini)=nan"),
+    ("gemm_threads = none", "gemm_threads (ini)=none"),
+    ("gemm_ops = mm addmm", "gemm_ops (ini)=mm addmm"),
+    ("gemm_ops =\n  mm\n  addmm", "gemm_ops (ini)=mm addmm"),
+    ("gemm_problem = mm:f32:nq:8x8x8", "gemm_problem (ini): layout"),
+    ("gemm_known_failures = absent.toml", "gemm_known_failures (ini): absent.toml"),
+    ("gemm_run_record = /proc/no", "gemm_run_record (ini)=/proc/no: cannot be written"),
+    ("gemm_artifacts = /proc/no", "gemm_artifacts (ini)=/proc/no: cannot be written"),
+    ("gemm_comparator = nobody", "gemm_comparator (ini)=nobody"),
+    ("gemm_cutlass_level = x", "gemm_cutlass_level (ini)=x"),
+    ("gemm_reason = because", "gemm_reason (ini)=because"),
+    ("gemm_level = fu\x07ll", "gemm_level (ini)=fu\\x07ll", "cannot be printed"),
+)
+
+# -- the ledger -------------------------------------------------------------------------------------------
+
+ENTRY = '[[known-failure]]\nid = "x"\nreason = "y"\nbackend = "mine"\n'
+
+LEDGERS = wrong(
+    ('[[known-failure]]\nid = "x"\nbackend = \n', "ledger.toml", "3"),
+    ("[known-failure]\n", "ledger.toml"),
+    ("[[known-failures]]\n", "ledger.toml", "known-failures"),
+    ("x = 1\n", "ledger.toml"),
+    ('[[known-failure]]\nid = "x"\nreason = "y"\n', "backend"),
+    (ENTRY.replace('"x"', "7"), "ledger.toml:2", "id"),
+    (f"{ENTRY}{ENTRY}", "ledger.toml", "'x'"),
+    (f'{ENTRY}filing = "rand"\n', "ledger.toml:5", "did you mean 'filling'?"),
+    (f'{ENTRY}status = "wrong"\n', "ledger.toml:5", "wrong"),
+    (f'{ENTRY}torch = "2.12 or so"\n', "ledger.toml:5", "torch"),
+    (f'{ENTRY}crashes = "yes"\n', "ledger.toml:5", "crashes"),
+    (f'{ENTRY}where = {{ op = "nm" }}\n', "ledger.toml:5", "nm"),
+    (f'{ENTRY}where = {{ m = "lots" }}\n', "ledger.toml:5", "lots"),
+    (f'{ENTRY}where = {{ size = ">=4" }}\n', "ledger.toml:5", "size"),
+    (f'{ENTRY}where = {{ flags = "pad" }}\n', "ledger.toml:5", "pad"),
+    (f'{ENTRY}where = {{ layout = "nq" }}\n', "ledger.toml:5", "nq"),
+    (f"{ENTRY}where = 5\n", "ledger.toml:5", "where"),
+)
+
+# -- the hook that registers backends ------------------------------------------------------------------------
+
+HOOKS = wrong(
+    ("registry.add_callable('aten', f)", "two backends are called 'aten'"),
+    ("registry.add_callable('auto', f)", "other than 'auto'"),
+    ("registry.add_callable('a b', f)", "got 'a b'"),
+    ("registry.add_callable(7, f)", "got 7"),
+    ("registry.add_callable('x', 5)", "backend 'x': matmul is 5; give a function"),
+    ("registry.add_callable('x', f, dtypes='f32')", "backend 'x': dtypes is 'f32'; give names"),
+    ("registry.add_callable('x', f, dtypes=())", "backend 'x': dtypes is ()"),
+    ("registry.add_callable('x', f, dtypes=7)", "backend 'x': dtypes is 7"),
+    ("registry.add_callable('x', f, dtypes=('f33',))", "unknown dtype 'f33' (did you mean 'f32'?)"),
+    ("registry.add_callable('x', f, dtypes=(torch_dtype,))", "unknown dtype"),
+    ("registry.add_callable('x', f, accumulate='f31')", "accumulate is 'f31'; give one of f64, f32, f16"),
+    ("registry.add_callable('x', f, batched='no')", "batched is 'no'; give True or False"),
+    ("registry.add_callable('x', f, deterministic=0)", "deterministic is 0"),
+    ("registry.add(object())", "a backend needs a name"),
+    ("registry.add(Mine)", "Mine is a class: register an object of it, Mine()"),
+    ("registry.add(changed(availability=None))", "backend 'named' (Mine) lacks availability()"),
+    ("registry.add(changed(supports=5))", "lacks supports()"),
+    ("registry.add(changed(devices='cpu'))", "backend 'named': devices is 'cpu'"),
+    ("registry.add(changed(devices=('gpu',)))", "backend 'named': devices is ('gpu',)"),
+    ("registry.add(changed(devices=()))", "devices is ()"),
+    ("registry.add(changed(devices=None))", "devices is None"),
+)
+
+HOOK = """
+    torch_dtype = type("torch.float32", (), {})()
+
+    def f(a, b):
+        return a @ b
+
+    class Mine:
+        name = "named"
+        def availability(self, device): ...
+        def supports(self, problem): ...
+        def prepare(self, problem, operands): ...
+
+    def changed(**attributes):
+        made = Mine()
+        vars(made).update(attributes)
+        return made
+
+    def pytest_gemm_register_backends(registry):
+        """
+
+# -- markers ----------------------------------------------------------------------------------------------
+
+MARKERS = wrong(
+    ("problem=['mm:f32:nn:1x1x1']", "no keyword 'problem' (did you mean 'problems'?)"),
+    ("['mm:f32:nn:1x1x1']", "the gemm marker takes keywords only"),
+    ("problems='mm:f32:nn:1x1x1'", "the gemm marker's problems is 'mm:f32:nn:1x1x1'; it takes a list of lines"),
+    ("problems=5", "the gemm marker's problems is 5"),
+    ("problems=[5]", "the gemm marker's problems is [5]"),
+    ("problems=None", "the gemm marker's problems is None"),
+    ("problems=['mm:f32:nn:1x1']", "shape: 2 sizes"),
+    ("problems=[''] ", "op: is missing"),
+    ("shapes='shapes.toml'", "the gemm marker's shapes is 'shapes.toml'; it takes the Path"),
+    ("problems=['mm:f32:nn:1x1x1'], fillings='rand'", "the gemm marker's fillings is 'rand'; it takes a list"),
+    ("problems=['mm:f32:nn:1x1x1'], fillings=[1]", "the gemm marker's fillings is [1]"),
+    ("problems=['mm:f32:nn:1x1x1'], any_problem='no'", "the gemm marker's any_problem is 'no'; it takes True or"),
+)
+
+# -- commands -----------------------------------------------------------------------------------------------
+
+COMMANDS = wrong(
+    ("baseline", "required", "COMMAND"),
+    ("baseline shw", "invalid choice: 'shw'"),
+    ("baseline show nowhere", "nowhere", "holds no baselines"),
+    ("baseline diff nowhere", "required", "NEW"),
+    ("baseline diff nowhere elsewhere", "nowhere"),
+    ("baseline prune nowhere key case", "nowhere/key", "does not exist"),
+    ("baseline resolve nowhere.jsonl", "nowhere.jsonl", "is no file of baselines"),
+    ("baseline record nowhere", "nowhere", "holds no sessions"),
+    ("baseline record nowhere --sessions=x", "--sessions", "'x'"),
+    ("results", "required"),
+    ("results nowhere.jsonl", "nowhere.jsonl"),
+    ("results folder", "folder", "Is a directory"),
+    ("snapshot show nowhere", "nowhere", "has no snapshots"),
+    ("snapshot write folder --isa=avx51", "--isa=avx51", "did you mean 'avx512'?"),
+    ("snapshot write folder --threads=0", "--threads=0"),
+    ("snapshot write folder --threads=99999999999999999999", "1024 at most"),
+    ("snapshot write folder --level=fast", "--level=fast", "quick, full, exhaustive"),
+    ("snapshot write folder --ops=admm", "--ops=admm", "did you mean 'addmm'?"),
+    ("snapshot write folder --problems=nowhere", "--problems=nowhere", "package.module:function"),
+    ("snapshot write /proc/no --isa=avx2 --problems=pytest_gemm.conformance.matrix:nothing", "has no attribute"),
+    ("snapshot diff nowhere elsewhere", "nowhere"),
+    ("coverage nowhere.json", "nowhere.json"),
+    ("calibrate nowhere", "nowhere"),
+    ("calibrate sessions", "sessions/1.jsonl"),
+    ("baseline record sessions", "sessions/1.jsonl"),
+    ("baseline record nowhere --sessions=0", "--sessions=0: give 1 or more"),
+    ("baseline record nowhere --accept=x", "--accept names cases", "give both"),
+    ("families all", "unrecognized arguments: all"),
+)
+MAINS: dict[str, Callable[[list[str]], int]] = {
+    "baseline": baseline.main,
+    "results": results.main,
+    "snapshot": snapshot.main,
+    "coverage": coverage.main,
+    "calibrate": calibrate.main,
+    "families": families.main,
+}
+
+
+# -- what other changes of the same release answer: pass once these are merged ------------
+
+LINES = wrong(  # the grammar of problem lines
+    ("--gemm-problem=mm:f32:nn:8x8x8:static", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:dynamic", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:columnwise", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:clamp-5_1", "--gemm-problem: epilogue"),
+    ("--gemm-problem=addmm:f32:nn:8x8x8:bias+bias-m1", "--gemm-problem: epilogue"),
+    ("--gemm-problem=addmm:f32:nn:8x8x8:bias+alpha-1+alpha-2", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:99999999999999999999x8x8", "--gemm-problem: shape"),
+    ("--gemm-problem=mm:f32:nn:" + "9" * 5000 + "x8x8", "--gemm-problem: shape"),
+)
+NEVER_MATCHING = wrong(  # the ledger
+    (f'{ENTRY}problem = "mm:f32:nq:*"\n', "ledger.toml:5"),
+    (f'{ENTRY}mode = "aotii"\n', "ledger.toml:5"),
+    (f'{ENTRY}isa = ["avx51"]\n', "ledger.toml:5", "avx51"),
+    (f'{ENTRY}where = {{ m = "-1" }}\n', "ledger.toml:5", "-1"),
+    (f'{ENTRY}backend = "mien"\n', "ledger.toml"),
+)
+SET = '[[set]]\nname = "mine"\n'
+SHAPES = wrong(  # shapes files
+    ("", "shapes.toml"),
+    ("x = 1\n", "shapes.toml"),
+    ("[[set]\n", "shapes.toml"),
+    ("[set]\n", "shapes.toml"),
+    ('[[set]]\nname = "Mine"\n', "shapes.toml", "Mine"),
+    (SET, "shapes.toml", "problem"),
+    (f"{SET}problems = [5]\n", "shapes.toml", "5"),
+    (f'{SET}problems = "mm:f32:nn:8x8x8"\n', "shapes.toml", "problems"),
+    (f'{SET}problems = ["mm:f32:nn:8x8"]\n', "shapes.toml", "2 sizes"),
+    (f'{SET}problem = "mm:{{dtype}}:nn:8x8x8"\n', "shapes.toml", "dtype"),
+    (f'{SET}problem = "mm:{{dtype.__class__}}:nn:8x8x8"\ndtype = ["f32"]\n', "shapes.toml"),
+    (f'{SET}problem = "mm:{{dtype:>999999999}}:nn:8x8x8"\ndtype = ["f32"]\n', "shapes.toml"),
+    (f'{SET}problem = "mm:f32:nn:{{m}}x8x8"\nm = 5\n', "shapes.toml", "m"),
+    (f'{SET}problem = "mm:f32:nn:{{m}}x8x8"\nm = []\n', "shapes.toml", "m"),
+    (f'{SET}device = "gpu"\nproblems = ["mm:f32:nn:8x8x8"]\n', "shapes.toml", "gpu"),
+    (f'{SET}level = "fast"\nproblems = ["mm:f32:nn:8x8x8"]\n', "shapes.toml", "fast"),
+)
+SHARES = wrong(  # the gate
+    ("--gemm-undecided=maybe", "fail, show"),
+    ("--gemm-undecided-share=101",),
+    ("--gemm-undecided-share=nan",),
+    ("--gemm-unjudged=maybe", "fail, allow"),
+    ("--gemm-wait=soon",),
+    ("--gemm-backends=mine --gemm-undecided=fail", "--gemm-undecided=fail has no effect"),
+)
+RAISING_HOOKS = wrong(  # a hook that raises
+    ("registry.add_callable('x')", "conftest.py:", "missing 1 required positional argument"),
+    ("registry.add_callable('x', f, dtype='f32')", "unexpected keyword argument 'dtype'"),
+    ("registry.remove('aten')", "AttributeError", "conftest.py:"),
+    ("raise KeyError('no board')", "KeyError", "conftest.py:", "no board"),
+)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A backend, a test of it, folders, an empty file, and files of something else."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=JUDGED)
+    pytester.mkdir("folder")
+    pytester.mkdir("sessions")
+    (pytester.path / "empty.toml").touch()
+    for name in ("other.json", "sessions/1.jsonl"):
+        (pytester.path / name).write_text("[5]\n")
+    return pytester
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    # Without the plugin that collects all garbage, five times, at the end of each run.
+    return pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--collect-only", *args
+    )
+
+
+def assert_one_message(text: str, says: Iterable[str]) -> None:
+    """One paragraph that says this, of a length that somebody reads, and nothing of our insides."""
+    for phrase in says:
+        assert phrase in text
+    assert "Traceback" not in text
+    assert "INTERNALERROR" not in text
+    assert not re.search(r"pytest_gemm/\w+\.py|_pytest/", text)
+    assert text.count("ERROR: ") <= 1
+    assert "\n\n" not in text.strip()
+    assert len(text) < 1200
+
+
+def assert_refused(result: pytest.RunResult, says: Iterable[str]) -> None:
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert_one_message(result.stderr.str(), says)
+    for word in ("Traceback", "INTERNALERROR", "passed", "failed"):
+        assert word not in result.stdout.str()
+
+
+@pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES])
+def test_a_wrong_command_line(project: pytest.Pytester, case: Wrong) -> None:
+    assert_refused(run(project, *_words(case.given)), case.says)
+
+
+def _words(line: str) -> list[str]:
+    return [word.removeprefix("$") if word.startswith("$") else word for word in shlex.split(line)]
+
+
+@pytest.mark.parametrize("case", TIMED_ONLY)
+def test_an_option_that_no_timed_test_heeds(project: pytest.Pytester, case: Wrong) -> None:
+    project.makepyfile(test_it=TIMED)
+    assert_refused(run(project, "--gemm-backends=mine", *shlex.split(case.given)), case.says)
+
+
+@pytest.mark.parametrize("case", INI)
+def test_a_wrong_value_in_the_ini_file(project: pytest.Pytester, case: Wrong) -> None:
+    project.makeini(f"[pytest]\n{case.given}\n")
+    assert_refused(run(project), case.says)
+
+
+@pytest.mark.parametrize("case", [*LEDGERS, *NEVER_MATCHING])
+def test_a_wrong_ledger(project: pytest.Pytester, case: Wrong) -> None:
+    (project.path / "ledger.toml").write_text(case.given)
+    assert_refused(run(project, "--gemm-known-failures=ledger.toml"), case.says)
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_a_wrong_shapes_file(project: pytest.Pytester, case: Wrong) -> None:
+    project.makepyfile(test_it=TIMED)
+    (project.path / "shapes.toml").write_text(case.given)
+    assert_refused(run(project, "--gemm-shapes=shapes.toml"), case.says)
+
+
+@pytest.mark.parametrize("case", [*HOOKS, *RAISING_HOOKS])
+def test_a_wrong_registration(project: pytest.Pytester, case: Wrong) -> None:
+    project.makeconftest(f"{HOOK}{case.given}")
+    assert_refused(run(project), case.says)
+
+
+@pytest.mark.parametrize("case", MARKERS)
+def test_a_wrong_marker_is_an_error_of_the_collection(project: pytest.Pytester, case: Wrong) -> None:
+    project.makepyfile(
+        test_it=f"import pytest\n@pytest.mark.gemm({case.given})\ndef test_product(gemm_case, gemm_check): pass"
+    )
+    result = run(project, "--gemm-backends=mine")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    text = result.stdout.str()
+    for phrase in case.says:
+        assert phrase in text
+    assert not re.search(r"Traceback|INTERNALERROR|pytest_gemm/\w+\.py", text)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_wrong_argument_of_a_command(case: Wrong, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *arguments = shlex.split(case.given)
+    with pytest.raises(SystemExit) as end:
+        MAINS[name](arguments)
+    assert end.value.code in {2, pytest.ExitCode.USAGE_ERROR}
+    assert_one_message(capsys.readouterr().err, case.says)
+
+
+# -- what is right stays right ------------------------------------------------------------------------------
+
+
+def _commands() -> list[str]:
+    """Every command of the documents that runs pytest with an option of ours."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    text = re.sub(r"\\\n\s*", "", text)
+    lines = re.findall(r"^ {4,}(pytest .*--gemm-.*)$", text, re.MULTILINE)
+    spans = re.findall(r"`(pytest [^`]*--gemm-[^`]*)`", text)
+    whole = [line for line in lines + spans if "..." not in line.replace('"..."', "")]
+    return sorted(dict.fromkeys(line.strip() for line in whole))
+
+
+# What stands for a value in the documents.
+_STANDS_FOR = {
+    "LINE,...": "mm:f32:nn:8x8x8",
+    "LINE": "mm:f32:nn:8x8x8",
+    "PYTHON": "python",
+    "$GITHUB_STEP_SUMMARY": "summary.md",
+    "$backend": "cutlass",
+    "$(lines)": "mm:f32:nn:8x8x8",
+}
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_every_command_of_the_documents_is_accepted(
+    project: pytest.Pytester, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word, value in _STANDS_FOR.items():
+        command = command.replace(word, value)
+    words = shlex.split(command.partition(">")[0].partition("&")[0], comments=True)[1:]
+    monkeypatch.setattr(machine, "isas", lambda _flags: machine.ISAS)  # of the machine that the document is about
+    options = [word for word in words if word.startswith("--gemm-")]
+    project.parseconfigure("-p", "no:unraisableexception", *options)
+
+
+def test_the_documents_have_all_options_and_no_others() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    rows = "\n".join(
+        line
+        for page in pages
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `--gemm-")
+    )
+    named = set(re.findall(r"--gemm-[a-z-]*[a-z]", rows))
+    own = {option.flag for option in config.OPTIONS} - {"--gemm-session"}  # the run's, not a user's
+    assert named == own
+    for option in config.OPTIONS:
+        for values in re.findall(rf"{option.flag}=([a-z]+(?:\\\|[a-z]+)+)`", rows):
+            found = set(values.split("\\|"))
+            assert found == {*option.choices} if option.choices else found <= {*option.metavar.split("|")}
+
+
+def test_an_empty_value_in_the_ini_file_stands_for_the_default(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\ngemm_seed =\ngemm_ops = addmm\ngemm_backends = mine\n")
+    run(project, "-o", "gemm_ops=").assert_outcomes()
+    run(project, "-o", "gemm_ops=").stdout.fnmatch_lines(["*seed 0*", "*1 test collected*"])
+
+
+def test_an_ini_file_may_have_options_that_this_run_ignores(project: pytest.Pytester) -> None:
+    project.makeini(
+        "[pytest]\ngemm_sessions = 5\ngemm_choices = all\ngemm_isa = native\naddopts = --gemm-gate=report\n"
+    )
+    assert run(project, "--gemm-backends=mine").ret == 0
+
+
+def test_the_last_of_two_values_counts_where_they_do_not_add_up(project: pytest.Pytester) -> None:
+    result = run(project, "--gemm-seed=1", "--gemm-backends=aten", "--gemm-seed=2", "--gemm-backends=mine")
+    result.stdout.fnmatch_lines(["gemm: backends mine; *seed 2*"])
+
+
+def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.Pytester) -> None:
+    project.makeconftest(
+        f"{CONFTEST}\n    def pytest_addoption(parser):\n"
+        "        parser.addoption('--gemm-board')\n        parser.addini('gemm_board', '')\n"
+    )
+    project.makeini("[pytest]\ngemm_board = 1\n")
+    assert run(project, "--gemm-backends=mine", "--gemm-board=2").ret == 0
+
+
+def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
+    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-choices=all", "--gemm-cutlass-level=2")
+    settings = next(value for value in registry.stash._storage.values() if isinstance(value, config.GemmConfig))
+    assert settings.rerun_options("mine", timed=False) == ()
+    assert settings.rerun_options("cpp", timed=False) == ("--gemm-choices=all",)
+    assert set(settings.rerun_options("cutlass")) == {"--gemm-choices=all", "--gemm-cutlass-level=2"}
+
+
+# -- as a user meets it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--gemm-problem=", "--gemm-problem= is empty"),
+        ("--gemm-backends=mine --gemm-record", "--gemm-record=yes has no effect"),
+        ("--gemm-backends=mine --gemm-record -n 1", "--gemm-record=yes has no effect"),
+        ("--gemm-backends=aten --gemm-isa=native -n 1", "--gemm-isa=native has no effect"),
+        ("--gemm-levl=full", "did you mean '--gemm-level'?"),
+    ],
+)
+def test_a_wrong_command_line_in_a_process(project: pytest.Pytester, options: str, says: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *shlex.split(options)]
+    done = subprocess.run(command, cwd=project.path, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 4
+    assert_one_message(done.stderr, [says])
+    assert "Traceback" not in done.stdout
+
+
+@pytest.fixture(scope="session")
+def whole_libraries() -> None:
+    """torch is loaded before pytester remembers what is; the other tests do without."""
+    importlib.import_module("whole_libraries")
+
+
+@pytest.mark.usefixtures("whole_libraries")
+@pytest.mark.parametrize("case", FILLINGS)
+def test_wrong_fillings(project: pytest.Pytester, case: Wrong) -> None:
+    assert_refused(run(project, *shlex.split(case.given)), case.says)
