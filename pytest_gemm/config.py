@@ -780,14 +780,18 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
 
 
 def _shapes(text: str, root: Path) -> tuple[str, ...]:
-    """Names of sets and files; they are read now, so that a wrong one ends the run before it begins."""
+    """Names of sets and files; files are read now, so that a wrong one ends the run before it begins.
+
+    A name may be that of a set in the file of a test's own marker, which is known when the test is collected.
+    """
     names = _list(text, "--gemm-shapes")
-    if names:
+    paths = [name for name in names if "." in name or (root / name).exists()]
+    if paths:
         spec = find_spec("pytest_gemm.perf")
         assert spec is not None, "the speed suite is part of the package"
         assert spec.origin is not None
         try:
-            shapes.select(Path(spec.origin).parent / "shapes.toml", names, LEVELS[0], "cpu", root)
+            shapes.select(Path(spec.origin).parent / "shapes.toml", paths, LEVELS[0], "cpu", root)
         except shapes.ShapeError as error:
             raise pytest.UsageError(f"--gemm-shapes: {error}") from None
     return names
