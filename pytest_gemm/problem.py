@@ -364,6 +364,7 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "concat": "B's columns are those of three weights, each of which the program multiplies by on its own",
     "in-3d": "the input of linears is 3-D: its rows are those of two matrices",
     "flat": "with in-3d: the program makes its results 2-D again",
+    "in-4d": "the input of a linear is 4-D: its batch is that of two dimensions, the first of size 2",
     "bias-first": "of linears only the first has the bias",
     "bias-last": "of linears only the last has the bias",
     "steps-first": "the steps are those of the first of linears only; the others are returned as they are",
@@ -577,9 +578,14 @@ class Problem:
 
     @property
     def chain(self) -> tuple[Step, ...]:
-        """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales."""
+        """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales.
+
+        With ``in-4d`` the product itself has the shape of a first ``view``.
+        """
         own_bias = self.op.addend or self.op.name in OWN_BIAS
-        return tuple(
+        sizes = (2, (self.shape.batch or 0) // 2, self.shape.m, self.shape.n)
+        deep = (Step("view", "x".join(map(str, sizes))),) if self.has("in-4d") else ()
+        return deep + tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
 
@@ -770,8 +776,19 @@ class Problem:
             fail("shape", f"{op.name} has no batch", "give MxNxK")
         if op.batch == "always" and self.shape.batch is None:
             fail("shape", f"{op.name} needs a batch", "give BxMxNxK")
+        if self.has("in-4d"):
+            self._check_deep(fail)
         self._check_epilogue(fail)
         self._check_flags(fail)
+
+    def _check_deep(self, fail: Callable[[str, str, str], None]) -> None:
+        if self.op.name != "linear":
+            fail("flags", f"in-4d is not supported by {self.op.name}", "use linear")
+        if not self.shape.batch or self.shape.batch % 2:
+            fail("flags", f"in-4d needs an even batch, not {self.shape.batch}", "write BxMxNxK with an even B")
+        for flag in ("dyn-m", "tap", "fork", "again", "res-a"):
+            if self.has(flag):
+                fail("flags", f"in-4d does not support {flag}", f"drop {flag}")
 
     def _check_epilogue(self, fail: Callable[[str, str, str], None]) -> None:
         seen_pass = False
@@ -850,7 +867,8 @@ class Problem:
         shape = self.result_shape
         moves: list[Step] = []
         for step in self.chain:
-            if step.kind is StepKind.BINARY and step.extent and moves:
+            # The view of in-4d leaves rows and columns where they are.
+            if step.kind is StepKind.BINARY and step.extent and len(moves) > self.has("in-4d"):
                 fail("epilogue", f"{step} after {moves[-1]}: rows and columns have moved then", f"put {step} first")
             if step.kind is not StepKind.MOVE:
                 continue
