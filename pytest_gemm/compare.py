@@ -740,7 +740,8 @@ def _elsewhere(wrong: _Wrong) -> str:
             return "the result is transposed" if m == n else "the result is laid out as its own transpose"
     if x.dim() == 3:
         for batch in bad.flatten(1).any(1).nonzero().flatten().tolist()[:4]:
-            fits = ((x[batch] >= interval.lo) & (x[batch] <= interval.hi)).flatten(1).sum(1) >= _COVER * x[batch].numel()
+            good = ((x[batch] >= interval.lo) & (x[batch] <= interval.hi)).flatten(1)
+            fits = good.sum(1) >= _COVER * good.shape[1]
             fits[batch] = False
             if bool(fits.any()):
                 return f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}"
