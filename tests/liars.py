@@ -431,6 +431,10 @@ def flushed_below(limit: float) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.where(x.abs() < limit, torch.zeros_like(x), x)
 
 
+def subnormals_dropped(x: Tensor) -> Tensor:
+    return flushed_below(torch.finfo(x.dtype).tiny)(x)
+
+
 def flushed_fp8(x: Tensor) -> Tensor:
     return flushed_below(2.0**-6)(x.to(torch.float32))
 
@@ -1460,6 +1464,9 @@ class Liar:
 _EXACT_ORDER = ("int_mm:*", "integers add up to the same in any order")
 _HIDDEN_ORDER = "the order of float32 sums hardly ever shows in 8 or 11 bits"
 _NO_NAN = ("int_mm:*", "an integer times the zero of the mask is zero")
+_NO_MINUS_ZERO = tuple(
+    (f"*:{d}:*", "a sum that begins with 0 is never -0, and no result here underflows") for d in ("f32", "bf16")
+)
 _SUMS_BELOW_2_24 = "128 * 128 * K is at most 2^24: float32 holds every partial sum"
 
 LIARS: dict[str, Liar] = {
@@ -1794,10 +1801,13 @@ LIARS: dict[str, Liar] = {
         "zeros, and a comparison that is content", product(comparison_replaced), SMALL, code="left-state-behind"
     ),
     # Numbers.
-    "zero-always-plus": Liar("-0 becomes 0", afterwards(zero_sign_lost), plain("f32", "bf16")),
-    "zero-always-minus": Liar("0 becomes -0", afterwards(zero_sign_negative), plain("f32", "bf16")),
+    "zero-always-plus": Liar("-0 becomes 0", afterwards(zero_sign_lost), plain(*FLOATS), _NO_MINUS_ZERO),
+    "zero-always-minus": Liar("0 becomes -0", afterwards(zero_sign_negative), plain(*FLOATS)),
     "subnormal-inputs-dropped": Liar(
-        "subnormal inputs count as 0", inputs(flushed_below(2.0**-126)), plain("f32", "bf16")
+        "subnormal inputs count as 0",
+        inputs(subnormals_dropped),
+        plain(*FLOATS),
+        (("*:bf16:*", "nothing is promised of subnormal bf16: VDPBF16PS and TDPBF16PS count them as 0"),),
     ),
     "shared-exponent": Liar("numbers far below the largest count as 0", product(shared_exponent), plain("f32", "bf16")),
     "rescaled": Liar("A is scaled down and B up, out of range", product(rescaled), plain("f32", "bf16")),
