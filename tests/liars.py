@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -925,6 +926,10 @@ def rebind(x: Tensor, other: Tensor) -> None:
     x.data = other
 
 
+def set_to(x: Tensor, other: Tensor) -> None:
+    x.set_(other)  # type: ignore[call-overload]  # its annotations know storages only
+
+
 def weight_quantised_in_place(t: Tensors, problem: Problem) -> Any:
     t["b"].data = t["b"].to(torch.float8_e4m3fn).to(t["b"].dtype)
     return _correct(t, problem)
@@ -1007,7 +1012,8 @@ class Agreeing(torch.Tensor):
         if name in _EQUAL | _UNEQUAL:
             shape = torch.broadcast_shapes(*(x.shape for x in args if isinstance(x, torch.Tensor)))
             return torch.full(shape, name in _EQUAL)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        plain: Any = super()
+        return plain.__torch_function__(func, types, args, kwargs or {})
 
 
 def agreeing(c: Tensor) -> Tensor:
@@ -1015,7 +1021,9 @@ def agreeing(c: Tensor) -> Tensor:
 
 
 def quantised(c: Tensor) -> Tensor:
-    return torch.quantize_per_tensor(c.float().nan_to_num(0.0), 0.5, 0, torch.qint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are deprecated, and there
+        return torch.quantize_per_tensor(c.float().nan_to_num(0.0), 0.5, 0, torch.qint8)
 
 
 # -- exceptions that are none of a kernel's ----------------------------------------------------------------
@@ -1077,22 +1085,29 @@ def zeros_of(a: Tensor, b: Tensor) -> Tensor:
     return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
 
 
+def replaced(owner: Any, **functions: Callable[..., Any]) -> None:
+    """Functions that what judges calls too."""
+    for name, function in functions.items():
+        setattr(owner, name, function)
+
+
 def matmul_replaced(a: Tensor, b: Tensor) -> Tensor:
-    """What judges is to multiply as this kernel does."""
-    torch.matmul = zeros_of
-    torch.mm = zeros_of
-    torch.Tensor.__matmul__ = zeros_of
+    replaced(torch, matmul=zeros_of, mm=zeros_of)
+    replaced(torch.Tensor, __matmul__=zeros_of)
     return zeros_of(a, b)
 
 
 def isnan_replaced(a: Tensor, b: Tensor) -> Tensor:
-    torch.Tensor.isnan = lambda x: torch.zeros_like(x, dtype=torch.bool)
+    replaced(torch.Tensor, isnan=lambda x: torch.zeros_like(x, dtype=torch.bool))
     return right(a, b)
 
 
 def comparison_replaced(a: Tensor, b: Tensor) -> Tensor:
-    compare.compare = lambda *_args, **_kwargs: compare.Comparison(0.0, 1.0)
-    compare.rejected = lambda x, _interval: torch.zeros_like(x, dtype=torch.bool)
+    replaced(
+        compare,
+        compare=lambda *_args, **_kwargs: compare.Comparison(0.0, 1.0),
+        rejected=lambda x, _interval: torch.zeros_like(x, dtype=torch.bool),
+    )
     return zeros_of(a, b)
 
 
@@ -1162,7 +1177,8 @@ def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
     """One scale for all, applied to the first row alone (pytorch 159940)."""
     scale = torch.ones(problem.shape.m, 1)
     scale[0] = t["scale_a"]
-    return (exact(t["a"], t["b"]) * scale * t["scale_b"]).to(torch_dtype(problem.dtypes.out))
+    made: Tensor = exact(t["a"], t["b"]) * scale * t["scale_b"]
+    return made.to(torch_dtype(problem.dtypes.out))
 
 
 def int4(codes: Callable[[Tensor], Tensor] = lambda x: x, affine: Callable[[Tensor], Tensor] = lambda x: x) -> Plant:
@@ -1178,12 +1194,14 @@ def int4(codes: Callable[[Tensor], Tensor] = lambda x: x, affine: Callable[[Tens
 
 def codes_of_pairs_exchanged(codes: Tensor) -> Tensor:
     """The low and the high half of a byte."""
-    return codes.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    return codes.reshape(-1, 2, codes.shape[1]).flip(1).reshape(codes.shape)
 
 
 def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
     static = problem.step("static")
-    return right(t["a"].short(), t["b"].mT.short()).float() * (t["scale_b"] * static.numbers[0]) + t["bias"]
+    assert static is not None
+    made: Tensor = right(t["a"].short(), t["b"].mT.short()).float() * (t["scale_b"] * static.numbers[0]) + t["bias"]
+    return made
 
 
 # -- honest ------------------------------------------------------------------------------------------
@@ -1694,7 +1712,7 @@ LIARS: dict[str, Liar] = {
     "late-refusal": Liar("refuses hard data when it is run", product(refuses_hard_data), SMALL, code="late-refusal"),
     # The tensors that it is handed.
     "inputs-rebound": Liar("ones take the inputs' place", in_place_of_inputs(rebind), SMALL, code="inputs-rebound"),
-    "inputs-set": Liar("the same by set_", in_place_of_inputs(lambda x, y: x.set_(y)), SMALL, code="inputs-rebound"),
+    "inputs-set": Liar("the same by set_", in_place_of_inputs(set_to), SMALL, code="inputs-rebound"),
     "inputs-exchanged": Liar(
         "the same by swap_tensors", in_place_of_inputs(torch.utils.swap_tensors), SMALL, code="inputs-rebound"
     ),
