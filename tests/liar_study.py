@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import faulthandler
 import fnmatch
 import functools
 import multiprocessing
@@ -152,6 +153,7 @@ def _start(job: Callable[[], Any]) -> tuple[int, int]:
         os.close(inlet)
         return child, end
     try:
+        faulthandler.disable()  # who started it says how it ended
         answer = _answer(job)
         while answer:
             answer = answer[os.write(inlet, answer) :]
@@ -537,8 +539,9 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
         ),
         _prose(
             f"""{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K =
-            {", ".join(map(str, KS))}, in every dtype in which they make sense.  A case is one of them in one dtype at
-            one K."""
+            {", ".join(map(str, KS))}, in every dtype in which they make sense; those that begin at a size, or whose bug
+            is none of arithmetic, at a size of their own.  A case is one of them in one dtype at one K.  Each is judged
+            in a process of its own; one that dies is caught as `dead process`."""
         ),
         _table(["", "cases caught", "liars caught in every case", "false alarms on honest controls"], summary),
         _prose(
@@ -568,9 +571,8 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
         ),
         _table(["liar", "problems", "why"], excused),
         _prose(
-            """Left out altogether: bugs of int4 weights (nibble order, zero points, groups along K), of which there are
-            no operands yet; tensor cores that truncate at f = 24 where float32 sums are claimed, which stay within the
-            bound of float32 sums in any order."""
+            """Left out altogether: tensor cores that truncate at f = 24 where float32 sums are claimed, which stay
+            within the bound of float32 sums in any order."""
         ),
     ]
     return "\n\n".join([*parts, *([flood] if flood else [])]) + "\n"

@@ -143,7 +143,7 @@ def test_a_process_that_dies_is_a_catch(judge: Judge, name: str, how: str) -> No
 
 def test_jobs_run_beside_one_another_and_an_exception_is_an_answer() -> None:
     def late(answer: object) -> object:
-        time.sleep(1)
+        time.sleep(2)
         return answer
 
     def fails() -> None:
@@ -151,7 +151,7 @@ def test_jobs_run_beside_one_another_and_an_exception_is_an_answer() -> None:
 
     started = time.monotonic()
     found = liar_study.apart([lambda: late(1), fails, lambda: late("x" * (1 << 20))], 3)
-    assert time.monotonic() - started < 1.9
+    assert time.monotonic() - started < 3.9
     assert found == [1, liar_study.Ended("KeyError escaped", has_raised=True), "x" * (1 << 20)]
 
 
