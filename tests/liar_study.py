@@ -58,6 +58,7 @@ LEDGER: Final = Path(__file__).parent.parent / "conformance" / "known_failures.t
 _BY_CODE: Final = {
     "inputs-written": "inputs",
     "inputs-rebound": "inputs",
+    "result-is-input": "inputs",
     "left-state-behind": "process state",
     "process-died": "dead process",
     "late-refusal": "refusal",

@@ -1799,8 +1799,8 @@ LIARS: dict[str, Liar] = {
         "a variable", leaving(lambda: os.environ.update(OMP_DYNAMIC="1")), SMALL, code="left-state-behind"
     ),
     "leaves-signal-handler": Liar(
-        "Ctrl-C is ignored",
-        leaving(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)),
+        "SIGTERM is ignored",
+        leaving(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)),
         SMALL,
         code="left-state-behind",
     ),
