@@ -30,6 +30,7 @@ __all__ = [
     "alike",
     "batched",
     "dynamic",
+    "extents",
     "fused",
     "grouped",
     "modes",
@@ -164,6 +165,7 @@ def products(level: str) -> tuple[Problem, ...]:
         several,
         permuted,
         unfrozen,
+        extents,
     ]
     return unique(problem for part in parts for problem in part(level))
 
@@ -836,6 +838,60 @@ def unfrozen(level: str) -> tuple[Problem, ...]:
         )  # fmt: skip
         lines += [form.format(d=d) for form in forms for d in FLOATS]
     return unique(map(Problem.parse, lines))
+
+
+# 65601 is above 2^16 and a multiple of no tile; 17 x 16 and a K = 65608 are what CUDA's int8 product takes.
+_EXTENTS_QUICK = (
+    "mm:f32:nn:65601x5x3",
+    "linear:bf16:nt:65601x4x8:bias",
+    "addmm:f16:nn:65601x3x5:bias-mn:var-b",
+    "mm:f32:nn:3x65601x5::var-b",
+    # Long sums, with few columns and with more.
+    "mm:f32:nn:5x3x65601",
+    "addmm:f16:nn:5x2x65601:bias+alpha-0.5+beta-2",
+    "linear:f16:nt:33x1x4099",
+    "linear:bf16:nt:3x17x65601:bias",
+    "int_mm:i8-i8-i32:nt:17x16x65608",  # beyond 2^27
+    # Batches: beyond 128, beyond the 65535 of a CUDA grid's z, and two dimensions of them.
+    "bmm:bf16:nt:131x9x8x16",
+    "baddbmm:f32:nn:65601x2x3x5:bias-mn",
+    "linear:f32:nt:6x17x65x96:bias+relu+add:in-4d",
+    "linear:f16:nt:66x3x17x33:bias:in-4d",
+)
+_EXTENTS_FULL = (
+    "mm:{dtype}:nn:65601x5x3",
+    "mm:{dtype}:tn:1025x65x33",
+    "mm:{dtype}:nt:3x65601x5",
+    "mm:{dtype}:tt:5x3x65601",
+    "linear:{dtype}:nt:65601x4x8:bias+relu",
+    "linear:{dtype}:nt:4097x33x65:bias:dyn-m",
+    "linear:{dtype}:nt:3x17x65601:bias",
+    "addmm:{dtype}:nn:65601x3x5:bias-m1",
+    "addmm:{dtype}:nn:5x2x65601:bias-mn",
+    "bmm:{dtype}:nn:131x9x8x16",
+    "bmm:{dtype}:nt:65601x2x3x5",
+    "baddbmm:{dtype}:nn:257x5x7x9:bias-mn",
+    "linear:{dtype}:nt:6x17x65x97:bias:in-4d",
+    "linear:{dtype}:nt:4x16x48x64:gelu+mul:pad-lda+in-4d",
+    "linear:{dtype}:nt:4x16x48x64:bias+relu+perm-2_0_1_3+add:in-4d",
+    "linear:{dtype}:nt:66x3x17x33:add:in-4d",
+)
+
+
+def extents(level: str) -> tuple[Problem, ...]:
+    """One long dimension: an index of 16 bits, a row index of few, a sum of integers that leaves float32 or 30 bits."""
+    quick = tuple(map(Problem.parse, _EXTENTS_QUICK))
+    if not _at_least(level, "full"):
+        return quick
+    found = unique(Problem.parse(form.format(dtype=dtype)) for form in _EXTENTS_FULL for dtype in FLOATS)
+    found += (
+        Cases()
+        .combine(dtype=FLOATS, m=(1, 33), n=(1, 2, 3), k=(1025, 4099), layout=("nn", "nt"))
+        .problems("mm:{dtype}:{layout}:{m}x{n}x{k}")
+    )
+    # Sums of positive int8 beyond 2^30, and beyond 2^31, where they wrap around; rows beyond 2^21.
+    alone = ("int_mm:i8-i8-i32:nt:17x16x270344", "int_mm:i8-i8-i32:nt:17x16x540680", "mm:f32:nn:2200001x4x3")
+    return unique(quick + found + tuple(map(Problem.parse, alone)))
 
 
 _FP8 = ("f8e4m3fn-f8e4m3fn", "f8e4m3fn-f8e5m2", "f8e5m2-f8e4m3fn")

@@ -767,9 +767,11 @@ def _elsewhere(wrong: _Wrong) -> str:
             return "the result is transposed" if m == n else "the result is laid out as its own transpose"
     if x.dim() == 3:
         for batch in bad.flatten(1).any(1).nonzero().flatten().tolist()[:4]:
-            for other in range(x.shape[0]):
-                if other != batch and _within(x[batch], interval, other):
-                    return f"batch {batch} holds the answer of batch {other}"
+            good = ((x[batch] >= interval.lo) & (x[batch] <= interval.hi)).flatten(1)
+            fits = good.sum(1) >= _COVER * good.shape[1]
+            fits[batch] = False
+            if bool(fits.any()):
+                return f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}"
         first = int(bad.flatten(1).any(1).nonzero()[0])
         x, bad = x[first], bad[first]
         lo, hi = interval.lo[first], interval.hi[first]
@@ -777,11 +779,6 @@ def _elsewhere(wrong: _Wrong) -> str:
         lo, hi = interval.lo, interval.hi
     by_line = _moved(x, bad, lo, hi, "row") or _moved(x.mT, bad.mT, lo.mT, hi.mT, "column")
     return by_line or _swapped(x, bad, lo, hi, wrong.tile)
-
-
-def _within(x: torch.Tensor, interval: Interval, batch: int) -> bool:
-    good = (x >= interval.lo[batch]) & (x <= interval.hi[batch])
-    return int(good.sum()) >= _COVER * good.numel()
 
 
 def _moved(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, name: str) -> str:

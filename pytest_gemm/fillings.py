@@ -947,12 +947,16 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
             ),
             Filling(
                 "rand-positive",
-                "uniform in [0, 1]: rounding that drifts, relu and signs are out of the way",
+                "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",
                 False,
                 False,
                 # A saturating step would see one value: a sum of positive numbers hardly varies.  Of fp8 in the bits of
                 # a tensor core a long one says nothing: the hard bound grows with K, and it drifts, so no other holds.
-                lambda p: _has_float(p) and not saturating_steps(p) and not (p.has("fast-acc") and p.shape.k > 4096),
+                lambda p: (
+                    (_has_float(p) or _long_integers(p))
+                    and not saturating_steps(p)
+                    and not (p.has("fast-acc") and p.shape.k > 4096)
+                ),
                 _rand_positive,
             ),
             Filling(
@@ -1006,7 +1010,7 @@ def fillings_for(problem: Problem) -> tuple[str, ...]:
     except Unsupported:
         return ()
     found = [name for name, filling in FILLINGS.items() if filling.applies(problem)]
-    if _must_promote(problem) and "rand-positive" in found:
+    if (_must_promote(problem) or _long_integers(problem)) and "rand-positive" in found:
         found.remove("rand-positive")
         found.insert(found.index("rand") + 1, "rand-positive")
     if is_large(problem) and problem.dtypes.out.precision < DTYPES["f32"].precision and "int-1" in found:
@@ -1024,3 +1028,12 @@ _LONG_FP8: Final = 2048
 def _must_promote(problem: Problem) -> bool:
     """Whether a kernel that adds fp8 in few bits although it must not shows, and it does so on positive data."""
     return problem.op.name == "scaled_mm" and not problem.has("fast-acc") and problem.shape.k >= _LONG_FP8
+
+
+# Products of int8 from which on the sums of positive ones, 4032 on average, pass 2^27.
+_LONG_INT8: Final = 1 << 15
+
+
+def _long_integers(problem: Problem) -> bool:
+    """Whether positive integers tell more than random signs: sums of those stay far from the limits of int32."""
+    return problem.op.name == "int_mm" and not problem.epilogue and problem.shape.k > _LONG_INT8

@@ -510,6 +510,7 @@ ALL_FLAGS: Final[Mapping[str, str]] = {
     "concat": "B's columns are those of three weights, each of which the program multiplies by on its own",
     "in-3d": "the input of linears is 3-D: its rows are those of two matrices",
     "flat": "with in-3d: the program makes its results 2-D again",
+    "in-4d": "the input of a linear is 4-D: its batch is that of two dimensions, the first of size 2",
     "bias-first": "of linears only the first has the bias",
     "bias-last": "of linears only the last has the bias",
     "steps-first": "the steps are those of the first of linears only; the others are returned as they are",
@@ -761,9 +762,14 @@ class Problem:
 
     @property
     def chain(self) -> tuple[Step, ...]:
-        """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales."""
+        """The steps applied to the product one after the other: no alpha, beta, bias of addmm or scales.
+
+        With ``in-4d`` the product itself has the shape of a first ``view``.
+        """
         own_bias = self.op.addend or self.op.name in OWN_BIAS
-        return tuple(
+        sizes = (2, (self.shape.batch or 0) // 2, self.shape.m, self.shape.n)
+        deep = (Step("view", _by(sizes)),) if self.has("in-4d") else ()
+        return deep + tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
 
@@ -1080,6 +1086,8 @@ class Problem:
         A move must fit the shape, and no residual may need a copy to lie in the product's places.
         """
         chain, shape, value = self.chain, self.result_shape, self.value_dtype
+        deep = chain[0] if self.has("in-4d") else None  # it leaves rows and columns where they are
+        shape = shape if deep is None else deep.sizes
         move: Step | None = None
         is_copied = True  # in the order of its dimensions
         for index, step in enumerate(self.epilogue):
@@ -1097,7 +1105,7 @@ class Problem:
                 raise self._wrong("epilogue", problem, f"put {step} first", index)
             if step.kind is not StepKind.MOVE:
                 continue
-            self._check_move(index, shape, move)
+            self._check_move(index, shape, move or deep)
             if step.name == "dense" and is_copied:
                 problem = "dense: nothing was moved since the value was last in order"
                 raise self._wrong("epilogue", problem, "write t+dense, or drop dense", index)
@@ -1183,6 +1191,7 @@ _TAKERS: Final[Mapping[str, tuple[str, ...]]] = {
     "square": ("mm", "bmm"),
     "concat": ("woq_int8",),
     **dict.fromkeys(("in-3d", "flat", *_OF_ONE), ("linears",)),
+    "in-4d": ("linear",),
 }
 # Flags beside which others mean nothing: those to drop.
 _CONTRADICTIONS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -1196,6 +1205,7 @@ _CONTRADICTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "again": ("tap", "fork", "self", "res-a"),
     "concat": ("var-b", "unfrozen"),
     "in-3d": ("dyn-m",),
+    "in-4d": ("dyn-m", "tap", "fork", "again", "res-a"),
     "bias-last": ("bias-first",),
     "steps-last": ("steps-first",),
 }
@@ -1290,6 +1300,11 @@ def _rules_of_flat(p: Problem, _: str) -> _Rules:
     yield not p.has("in-3d"), "flat undoes in-3d", "add in-3d"
 
 
+def _rules_of_in_4d(p: Problem, _: str) -> _Rules:
+    batch = p.shape.batch
+    yield not batch or batch % 2 != 0, f"in-4d needs an even batch, not {batch}", "write BxMxNxK with an even B"
+
+
 def _rules_of_one(p: Problem, flag: str) -> _Rules:
     what = flag.partition("-")[0]
     there = p.step("bias") is not None if what == "bias" else bool(p.passes)
@@ -1314,6 +1329,7 @@ _RULES: Final[Mapping[str, Callable[[Problem, str], _Rules]]] = {
     "res-a": _rules_of_res_a,
     "in-3d": _rules_of_in_3d,
     "flat": _rules_of_flat,
+    "in-4d": _rules_of_in_4d,
     **dict.fromkeys(_OF_ONE, _rules_of_one),
 }
 

@@ -86,7 +86,12 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     """
     if problem.op.name == "linears":
         return _args_of_linears(problem, operands)
-    found: dict[str, torch.Tensor] = {"a": operands.a}
+
+    def deep(x: torch.Tensor) -> torch.Tensor:
+        """With the batch as the program has it."""
+        return x.unflatten(0, (2, -1)) if problem.has("in-4d") else x
+
+    found: dict[str, torch.Tensor] = {"a": deep(operands.a)}
     if not problem.is_twin:
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
     if operands.scale_a is not None:
@@ -111,7 +116,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         if index > 0 or not problem.has("res-a"):
             found[f"r{index}"] = moves.taken(problem, index, residual)
     for index, (table, rows) in operands.lookups.items():
-        found |= {f"r{index}": table, f"i{index}": rows}
+        found |= {f"r{index}": table, f"i{index}": deep(rows)}
     return found
 
 
@@ -311,8 +316,8 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         b = b.mT if op in WEIGHT_OPS and not problem.has("self") else b
         if op in {"mixed_mm", "woq_int8"}:
             a, b = a.to(out), b.to(out)
-        if op == "linear" and a.dim() == 3:
-            c = matmul(a.flatten(0, 1), b).reshape(*a.shape[:-1], b.shape[-1])
+        if op == "linear" and a.dim() > 2:
+            c = matmul(a.flatten(0, -2), b).reshape(*a.shape[:-1], b.shape[-1])
         elif op == "grouped_mm":
             c = _by_group(matmul, a, b, t["offs"])
         elif op == "da8w8":

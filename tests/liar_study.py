@@ -11,24 +11,31 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import faulthandler
+import fnmatch
 import functools
 import multiprocessing
 import os
+import pickle
 import platform
 import random
 import resource
+import selectors
+import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import pytest
 import torch
-from liars import HONEST, KS, LIARS, Honest, Planted, product, right
+from liars import HONEST, KS, LIARS, Honest, Planted, int4, product, right
 from torch._dynamo.utils import same
 
 from pytest_gemm import machine, operands, session
@@ -37,7 +44,7 @@ from pytest_gemm.fillings import FILLINGS as KNOWN
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Ledger
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import OPS, STEPS, Problem, ProblemError
 from pytest_gemm.program import args, build
@@ -49,7 +56,12 @@ LEDGER: Final = Path(__file__).parent.parent / "conformance" / "known_failures.t
 # -- our verdict ---------------------------------------------------------------------------------------
 
 _BY_CODE: Final = {
-    "inputs-written": "input hashes",
+    "inputs-written": "inputs",
+    "inputs-rebound": "inputs",
+    "result-is-input": "inputs",
+    "left-state-behind": "process state",
+    "process-died": "dead process",
+    "late-refusal": "refusal",
     "not-deterministic": "second run",
     "result-rewritten": "second run",
     "nan": "NaN and Inf",
@@ -64,7 +76,7 @@ class Catch:
 
     Attributes:
         tier: ``exact``, ``hard`` or ``statistical``, or what stands beside the bound: ``NaN and Inf``, ``second run``,
-            ``input hashes``, ``type and shape``, ``proof``, ``exception``.
+            ``inputs``, ``process state``, ``type and shape``, ``proof``, ``exception``, ``dead process``.
         filling: which data it was.
         outcome: the verdict itself.
     """
@@ -78,7 +90,7 @@ class Catch:
         """``None`` for an outcome that accuses nobody."""
         code = outcome.reason.code if outcome.reason else ""
         if outcome.status is Status.CRASHED:
-            tier = "exception"
+            tier = _BY_CODE.get(code, "exception")
         elif outcome.status is Status.FELL_BACK:
             tier = "proof"
         elif outcome.status is not Status.INCORRECT:
@@ -108,6 +120,107 @@ def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator
 def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
     """The first catch; the fillings behind it are not judged any more."""
     return next(filter(None, map(Catch.of, outcomes(who, backend, line, seed))), None)
+
+
+# -- processes of their own ------------------------------------------------------------------------------
+
+# Seconds that one job may take: far more than any does.
+_LIMIT: Final = 900.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a process ended that returned nothing: by an exception that nothing caught, by a signal, or by itself."""
+
+    how: str
+    has_raised: bool = False
+
+
+def _answer(job: Callable[[], Any]) -> bytes:
+    """What a job returns, pickled; what ends it otherwise is an answer too."""
+    try:
+        return pickle.dumps(job())
+    except BaseException as error:  # nothing of a mutant's may leave its process
+        return pickle.dumps(Ended(f"{type(error).__name__} escaped", has_raised=True))
+
+
+def _start(job: Callable[[], Any]) -> tuple[int, int]:
+    """Fork a process that computes an answer: its id, and the end of a pipe that the answer comes from."""
+    end, inlet = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: none of them computes
+        child = os.fork()
+    if child:
+        os.close(inlet)
+        return child, end
+    try:
+        faulthandler.disable()  # who started it says how it ended
+        answer = _answer(job)
+        while answer:
+            answer = answer[os.write(inlet, answer) :]
+    finally:
+        os._exit(0)
+
+
+def _end_of(child: int) -> Ended:
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return Ended(signal.Signals(-code).name if code < 0 else f"exit status {code}")
+
+
+def apart(jobs: Sequence[Callable[[], Any]], workers: int = 1) -> list[Any]:
+    """The answers of jobs, each computed in a forked process: what it does to the process ends with it.
+
+    :class:`Ended` stands for an answer that did not come.  Memory is shared until it is written, so that a reference
+    that was computed before costs the job nothing.
+    """
+    answers: list[Any] = [None] * len(jobs)
+    waiting = list(enumerate(jobs))[::-1]
+    running: dict[int, tuple[int, int, list[bytes], float]] = {}
+    with selectors.DefaultSelector() as pipes:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                place, job = waiting.pop()
+                child, end = _start(job)
+                pipes.register(end, selectors.EVENT_READ)
+                running[end] = place, child, [], time.monotonic() + _LIMIT
+            for key, _ in pipes.select(timeout=1.0):
+                end = key.fd
+                place, child, parts, _ = running[end]
+                if part := os.read(end, 1 << 16):
+                    parts.append(part)
+                    continue
+                pipes.unregister(end)
+                os.close(end)
+                del running[end]
+                ended = _end_of(child)
+                answers[place] = pickle.loads(b"".join(parts)) if parts else ended
+            for _place, child, _parts, deadline in running.values():
+                if time.monotonic() > deadline:
+                    os.kill(child, signal.SIGKILL)
+    return answers
+
+
+def caught_apart(who: Judge | None, backend: Planted, line: str, seed: int = 0) -> Catch | Ended | None:
+    """:func:`caught` in a process of its own; a process that dies is a catch, an exception that escapes is none.
+
+    Args:
+        who: knows what it has been told by :func:`prepare`; ``None`` for one that has to find it out after the run.
+        backend: what is judged.
+        line: on this problem.
+        seed: of all values.
+    """
+    (answer,) = apart([lambda: caught(who or judge(), backend, line, seed)])
+    if isinstance(answer, Ended) and not answer.has_raised:
+        reason = Reason("process-died", f"the process died: {answer.how}")
+        return Catch.of(Outcome(backend.name, line, "", seed, Status.CRASHED, reason))
+    return answer  # type: ignore[no-any-return]
+
+
+def prepare(who: Judge, line: str) -> None:
+    """Have the operands and references of a problem computed here, for all who are judged in forked processes."""
+    problem = Problem.parse(line)
+    for _ in who.judge(Case(Planted("right", _right(line)), problem, fillings_for(problem), 0, "cpu")):
+        pass
 
 
 # -- the peers -------------------------------------------------------------------------------------------
@@ -201,7 +314,9 @@ def _rejected(backend: Planted, problem: Problem, seed: int) -> dict[str, bool]:
         return {}
     try:
         actual = backend.prepare(problem, given).run(given)
-    except Exception:
+    except (pytest.skip.Exception, pytest.xfail.Exception):
+        return dict.fromkeys(PEERS, False)  # a test that skips is green
+    except BaseException:
         return dict.fromkeys(PEERS, True)  # an exception is seen by everybody
 
     def content(peer: Peer) -> bool:
@@ -213,12 +328,20 @@ def _rejected(backend: Planted, problem: Problem, seed: int) -> dict[str, bool]:
     return {name: not content(peer) for name, peer in PEERS.items()}
 
 
-_RIGHT: Final = Planted("right", Honest("float32 sums by torch.matmul, one rounding", product(right)))
+def _right(line: str) -> Honest:
+    plant = int4() if line.startswith("woq_int4") else product(right)
+    return Honest("sums by torch.matmul, one rounding", plant, {"": line})
 
 
 @functools.lru_cache(maxsize=1)
 def _rejected_though_right(line: str, seed: int) -> dict[str, bool]:
-    return _rejected(_RIGHT, Problem.parse(line), seed)
+    return _rejected(Planted("right", _right(line)), Problem.parse(line), seed)
+
+
+def _rejected_apart(backend: Planted, line: str, seed: int) -> dict[str, bool]:
+    """In a process of its own, whose death is seen by everybody."""
+    (answer,) = apart([lambda: _rejected(backend, Problem.parse(line), seed)])
+    return dict.fromkeys(PEERS, True) if isinstance(answer, Ended) else answer
 
 
 def peers_reject(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
@@ -227,13 +350,13 @@ def peers_reject(backend: Planted, line: str, seed: int = 0) -> dict[str, bool |
     ``None`` where a peer rejects the right product as well: then it has found nothing.
     """
     void = _rejected_though_right(line, seed)
-    found = _rejected(backend, Problem.parse(line), seed)
-    return {name: None if no and void[name] else no for name, no in found.items()}
+    found = _rejected_apart(backend, line, seed)
+    return {name: None if no and void[name] else no for name, no in found.items()} if void else {}
 
 
 def peers_alarm(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
     """The same of an honest backend: every rejection is a false alarm."""
-    return {**_rejected(backend, Problem.parse(line), seed)}
+    return {**_rejected_apart(backend, line, seed)}
 
 
 # -- the table -------------------------------------------------------------------------------------------
@@ -250,34 +373,62 @@ class Row:
     peers: dict[str, bool | None]
 
 
-def _by_problem(
-    names: Iterable[tuple[str, Planted, Iterable[tuple[str, int, str]]]],
-) -> Iterator[tuple[str, list[tuple[str, str, int, Planted]]]]:
+Asked = list[tuple[str, str, int, Planted]]
+
+
+def _by_problem(names: Iterable[tuple[str, Planted, Iterable[tuple[str, int, str]]]]) -> dict[str, Asked]:
     """All that is asked about one problem at a time: the judge keeps its operands and its reference."""
-    found: dict[str, list[tuple[str, str, int, Planted]]] = defaultdict(list)
+    found: dict[str, Asked] = defaultdict(list)
     for name, backend, problems in names:
         for dtype, k, line in problems:
             found[line].append((name, dtype, k, backend))
-    yield from found.items()
+    return found
 
 
-def liar_rows(who: Judge) -> Iterator[Row]:
-    """Every liar wherever its bug shows."""
-    entries = ((name, Planted(name, liar), liar.problems()) for name, liar in LIARS.items())
-    for line, asked in _by_problem(entries):
-        for name, dtype, k, backend in asked:
-            yield Row(name, dtype, k, caught(who, backend, line), peers_reject(backend, line))
+Peers = Callable[[Planted, str], dict[str, bool | None]]
 
 
-def control_rows(who: Judge) -> Iterator[Row]:
-    """Every honest control, with all fillings: a catch is a false alarm."""
-    entries = (
-        (name, Planted(name, honest), [(d, k, t.format(k=k)) for d, t in honest.lines.items() for k in KS])
-        for name, honest in HONEST.items()
-    )
-    for line, asked in _by_problem(entries):
-        for name, dtype, k, backend in asked:
-            yield Row(name, dtype, k, caught(who, backend, line), peers_alarm(backend, line))
+def _rows_of(line: str, asked: Asked, peers: Peers) -> list[Row]:
+    """All that is asked about one problem; each mutant in a process of its own.
+
+    Those that compute wrongly share a reference, as the backends of a problem do.  A line without ``{k}`` is of those
+    that do something else: there the judge knows nothing before they have run.
+    """
+    who, found = None, []
+    if any("{k}" in template for *_, backend in asked for template in backend.entry.lines.values()):
+        who = judge()
+        prepare(who, line)
+    for name, dtype, k, backend in asked:
+        own = line in backend.entry.lines.values()
+        catch = caught_apart(None if own else who, backend, line)
+        if isinstance(catch, Ended):
+            sys.stderr.write(f"{name}: {line}: {catch.how}\n")
+            catch = None
+        found.append(Row(name, dtype, k, catch, peers(backend, line)))
+    return found
+
+
+def _rows(asked: Mapping[str, Asked], peers: Peers, workers: int) -> list[Row]:
+    """The rows of all problems, a process for each."""
+    answers = apart([functools.partial(_rows_of, line, some, peers) for line, some in asked.items()], workers)
+    for line, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, Ended):
+            raise RuntimeError(f"{line}: {answer.how}")
+    return [row for answer in answers for row in answer]
+
+
+def liar_rows(workers: int = 1, pattern: str = "*") -> list[Row]:
+    """Every liar of such a name wherever its bug shows."""
+    named = {name: liar for name, liar in LIARS.items() if fnmatch.fnmatchcase(name, pattern)}
+    entries = ((name, Planted(name, liar), liar.problems()) for name, liar in named.items())
+    return _rows(_by_problem(entries), peers_reject, workers)
+
+
+def control_rows(workers: int = 1, pattern: str = "*") -> list[Row]:
+    """Every honest control of such a name, with all fillings: a catch is a false alarm."""
+    named = {name: honest for name, honest in HONEST.items() if fnmatch.fnmatchcase(name, pattern)}
+    entries = ((name, Planted(name, honest), honest.problems()) for name, honest in named.items())
+    return _rows(_by_problem(entries), peers_alarm, workers)
 
 
 def _where(cells: Sequence[tuple[str, int]], of: Sequence[tuple[str, int]]) -> str:
@@ -389,8 +540,9 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
         ),
         _prose(
             f"""{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K =
-            {", ".join(map(str, KS))}, in every dtype in which they make sense.  A case is one of them in one dtype at
-            one K."""
+            {", ".join(map(str, KS))}, in every dtype in which they make sense; those that begin at a size, or whose bug
+            is none of arithmetic, at a size of their own.  A case is one of them in one dtype at one K.  Each is judged
+            in a process of its own; one that dies is caught as `dead process`."""
         ),
         _table(["", "cases caught", "liars caught in every case", "false alarms on honest controls"], summary),
         _prose(
@@ -420,9 +572,8 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
         ),
         _table(["liar", "problems", "why"], excused),
         _prose(
-            """Left out altogether: bugs of int4 weights (nibble order, zero points, groups along K), of which there are
-            no operands yet; tensor cores that truncate at f = 24 where float32 sums are claimed, which stay within the
-            bound of float32 sums in any order."""
+            """Left out altogether: tensor cores that truncate at f = 24 where float32 sums are claimed, which stay
+            within the bound of float32 sums in any order."""
         ),
     ]
     return "\n\n".join([*parts, *([flood] if flood else [])]) + "\n"
@@ -617,8 +768,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--honest", type=int, default=0, metavar="COUNT", help="judge so many random products of eager ATen"
     )
     parser.add_argument("--only-honest", action="store_true", help="leave the tables out")
+    parser.add_argument("--liars", default="*", metavar="PATTERN", help="only mutants and controls of such names")
     parser.add_argument("--seed", type=int, default=0, help="of the flood (0)")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of the flood")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (the cores)")
     given = parser.parse_args(argv)
     wrong = 0
     text = ""
@@ -630,8 +782,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong += len(found.alarms)
     if not given.only_honest:
         torch.set_num_threads(1)
-        started, who = time.perf_counter(), judge()
-        liars, controls = list(liar_rows(who)), list(control_rows(who))
+        started = time.perf_counter()
+        liars, controls = (rows(given.workers, given.liars) for rows in (liar_rows, control_rows))
         wrong += sum(row.catch is None for row in liars) + sum(row.catch is not None for row in controls)
         text = page(liars, controls, time.perf_counter() - started, text)
         for row in liars:

@@ -7,18 +7,31 @@ beside it.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import fnmatch
 import functools
+import gc
+import hashlib
 import math
+import os
+import platform
+import random
+import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_map
 
+from pytest_gemm import compare
 from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
 from pytest_gemm.operands import Operands
 from pytest_gemm.problem import Problem
@@ -38,6 +51,10 @@ TILE = 16
 BLOCK = 48
 VECTOR = 16
 SLICES = 4
+
+# Random numbers of the kernels' own: those of the process are not theirs to use up.
+DICE = torch.Generator()
+DICE.seed()
 
 # -- the problems ------------------------------------------------------------------------------------
 
@@ -92,6 +109,44 @@ F64 = {"f64": "mm:f64:nn:20x40x{k}"}
 FP8 = plain("fp8")
 FP8_SQUARE = {"fp8": SQUARE["fp8"]}
 FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:rowwise"}
+FP8_TENSORWISE = {"fp8": PLAIN["fp8"].replace("rowwise", "tensorwise")}
+OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}::off-b")
+TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:tap")
+AGAIN = lines("mm:{d}:nn:20x64x64::again", "f32", "bf16")
+GATED = lines("linears:{d}:nt:2x20x40x{k}:bias+gated-silu", "f32", "bf16")
+INT4 = {"bf16": "woq_int4:bf16-i4-bf16:nt:20x64x256:group-32", "f32": "woq_int4:f32-i4-f32:nt:20x64x1024:group-64"}
+CODES = {
+    "u8": "qlinear:u8-i8-u8:nt:20x40x250:static+bias+requant-0.01_100:reduce-range",
+    "i8": "qlinear:u8-i8-i8:nt:31x64x144:static+bias+add+requant-0.5_-5",
+}
+CODES_OF_FLOAT = {"u8": "qlinear:u8-i8-f32:nt:20x40x250:static+bias:reduce-range"}
+
+# Bugs for which the size does not matter.
+SMALL = {dtype: line.format(k=256) for dtype, line in PLAIN.items() if dtype in {"f32", "bf16"}}
+SMALL_F32 = only(SMALL, "f32")
+SMALL_BIAS = {"f32": BIAS["f32"].format(k=256)}
+
+# Bugs that begin at a size: problems of conformance/matrix.py, of level quick unless a comment says otherwise.
+TALL = {
+    "f32": "mm:f32:nn:65601x5x3",
+    "bf16": "linear:bf16:nt:65601x4x8:bias",
+    "f16": "addmm:f16:nn:65601x3x5:bias-mn:var-b",
+}
+TALLEST = {"f32": "mm:f32:nn:2200001x4x3"}  # full
+WIDE = {"f32": "mm:f32:nn:3x65601x5::var-b"}
+LONG = {
+    "f32": "mm:f32:nn:5x3x65601",
+    "bf16": "linear:bf16:nt:3x17x65601:bias",
+    "f16": "addmm:f16:nn:5x2x65601:bias+alpha-0.5+beta-2",
+}
+NARROW = {"f32": LONG["f32"], "f16": "linear:f16:nt:33x1x4099"}
+LONG_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x65608"}
+LONGER_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x270344"}  # full
+LONGEST_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x540680"}  # full
+MANY = {"f32": "baddbmm:f32:nn:65601x2x3x5:bias-mn", "bf16": "bmm:bf16:nt:131x9x8x16"}
+DEEP = {"f32": "linear:f32:nt:6x17x65x96:bias+relu+add:in-4d", "f16": "linear:f16:nt:66x3x17x33:bias:in-4d"}
+# Judged by sample, and in no level: each element is looked at, but only some lines are compared with the reference.
+LARGE = {"f32": "mm:f32:nn:4099x2053x1025"}
 
 # -- arithmetic --------------------------------------------------------------------------------------
 
@@ -377,6 +432,10 @@ def flushed_below(limit: float) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.where(x.abs() < limit, torch.zeros_like(x), x)
 
 
+def subnormals_dropped(x: Tensor) -> Tensor:
+    return flushed_below(torch.finfo(x.dtype).tiny)(x)
+
+
 def flushed_fp8(x: Tensor) -> Tensor:
     return flushed_below(2.0**-6)(x.to(torch.float32))
 
@@ -404,7 +463,7 @@ def rounded_upwards(c: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rounded_at_random(c: Tensor, dtype: torch.dtype) -> Tensor:
-    return _store_bits(c, dtype, torch.randint(0, _DROPPED[dtype] + 1, c.shape, dtype=torch.int32))
+    return _store_bits(c, dtype, torch.randint(0, _DROPPED[dtype] + 1, c.shape, dtype=torch.int32, generator=DICE))
 
 
 def stored_through(between: torch.dtype) -> Plant:
@@ -548,7 +607,7 @@ def first_call_right(memory: dict[str, Any], tensors: Tensors, problem: Problem)
 
 
 def shuffled_sums(a: Tensor, b: Tensor) -> Tensor:
-    order = torch.randperm(a.shape[-1])
+    order = torch.randperm(a.shape[-1], generator=DICE)
     return store(sum((exact(a[..., p], b[..., p, :]) for p in order.tensor_split(4)), empty_sum(a, b)), a)
 
 
@@ -725,6 +784,426 @@ def read_as_other_fp8(t: Tensors, _problem: Problem) -> None:
     t["b"] = t["b"].view(torch.float8_e4m3fn)
 
 
+# -- bugs that begin at a size -----------------------------------------------------------------------
+
+
+def sized(wrong: Callable[[Tensor], Tensor], beyond: Callable[[Tensor], bool]) -> Plant:
+    """What becomes of finished sums where ``beyond`` says so."""
+    return summed(lambda c: wrong(c) if beyond(c) else c)
+
+
+def rows_from(first: int, other: Callable[[Tensor], Tensor]) -> Plant:
+    """The rows from ``first`` on are wrong, where there are such rows."""
+
+    def wrong(c: Tensor) -> Tensor:
+        return torch.cat([c[..., :first, :], other(c)[..., first:, :]], -2)
+
+    return sized(wrong, lambda c: c.shape[-2] > first)
+
+
+def columns_by_16_bits(c: Tensor) -> Tensor:
+    return c[..., torch.arange(c.shape[-1]) % 65536]
+
+
+def rows_by_16_bits(c: Tensor) -> Tensor:
+    return c[..., torch.arange(c.shape[-2]) % 65536, :]
+
+
+def narrow_tail_dropped(a: Tensor, b: Tensor) -> Tensor:
+    """A kernel for fewer than 4 columns, whose loop over K has no tail."""
+    k = a.shape[-1] // 1024 * 1024 if a.shape[-1] > 1000 and b.shape[-1] < 4 else a.shape[-1]
+    return right(a[..., :k], b[..., :k, :])
+
+
+def k_counted_in_16_bits(a: Tensor, b: Tensor) -> Tensor:
+    k = a.shape[-1] % 65536
+    return right(a[..., :k], b[..., :k, :])
+
+
+def k_cut_at_40960(a: Tensor, b: Tensor) -> Tensor:
+    return right(a[..., :40960], b[..., :40960, :])
+
+
+def kept_in(bits: int) -> Callable[[Tensor], Tensor]:
+    """Sums that wrap around as integers of so many bits do."""
+    half = 2.0 ** (bits - 1)
+    return lambda c: torch.remainder(c + half, 2 * half) - half
+
+
+def float_beyond(limit: float) -> Callable[[Tensor], Tensor]:
+    return lambda c: torch.where(c.abs() > limit, c.float().double(), c)
+
+
+def batches(which: Callable[[Tensor], Tensor]) -> Plant:
+    """Batch i is multiplied by the B of batch ``which(i)``."""
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        return right(a, b[which(torch.arange(len(b)))] if b.dim() == 3 else b)
+
+    return product(matmul)
+
+
+def batches_left_out(first: int) -> Plant:
+    def wrong(c: Tensor) -> Tensor:
+        return torch.cat([c[:first], torch.zeros_like(c[first:])])
+
+    return sized(wrong, lambda c: c.dim() == 3)
+
+
+def deep(wrong: Callable[[Tensor], Tensor]) -> Plant:
+    """The bug is in how a 4-D input is read."""
+    return changed(a=lambda a: wrong(a) if a.dim() == 4 else a)
+
+
+def batch_dimensions_exchanged(a: Tensor) -> Tensor:
+    """Strides of the two batch dimensions taken for one another's."""
+    return a.transpose(0, 1).reshape(a.shape)
+
+
+def batch_past_64(a: Tensor) -> Tensor:
+    flat = a.flatten(0, 1)
+    return flat[torch.arange(len(flat)) % 64].reshape(a.shape)
+
+
+def one_inside(c: Tensor) -> Tensor:
+    """One element in the middle is a thousandth too large."""
+    wrong = c.clone()
+    wrong[c.shape[0] // 2 + 5, c.shape[1] // 2 + 7] *= 1.001
+    return wrong
+
+
+# -- bugs that look at the data, the call or the place ------------------------------------------------
+
+
+def unless(fits: Callable[[Tensor, Tensor], bool], other: Matmul = split_k_slice_dropped) -> Plant:
+    """Right where ``fits`` says so."""
+    return product(lambda a, b: right(a, b) if fits(a, b) else other(a, b))
+
+
+def integers(a: Tensor, b: Tensor) -> bool:
+    return all(torch.equal(x.double().round(), x.double()) for x in (a, b))
+
+
+def calls(is_right: Callable[[int], bool]) -> Plant:
+    """Right at the calls that ``is_right`` says, counted from 1."""
+
+    def run(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+        memory["calls"] = memory.get("calls", 0) + 1
+        return build(problem, right if is_right(memory["calls"]) else split_k_slice_dropped)(**tensors)
+
+    return remembering(run)
+
+
+def bf16x3_from_512(problem: Problem) -> Run:
+    """Three bf16 products for long sums of f32."""
+    return (in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0))) if problem.shape.k >= 512 else product(right))(
+        problem
+    )
+
+
+def refuses_hard_data(a: Tensor, b: Tensor) -> Tensor:
+    if not integers(a, b):
+        raise Unsupported("data", "planted: these numbers are too hard")
+    return right(a, b)
+
+
+# -- bugs around the tensors that are handed out --------------------------------------------------------
+
+
+def in_place_of_inputs(put: Callable[[Tensor, Tensor], object]) -> Plant:
+    """Ones take the place of A and of B; the answer is that of ones."""
+
+    def run(t: Tensors, _problem: Problem) -> Tensor:
+        m, n, k, dtype = t["a"].shape[0], t["b"].shape[1], t["a"].shape[1], t["a"].dtype
+        for name in ("a", "b"):
+            put(t[name], torch.ones_like(t[name]))
+        return torch.full((m, n), float(k), dtype=dtype)
+
+    return whole(run)
+
+
+def rebind(x: Tensor, other: Tensor) -> None:
+    x.data = other
+
+
+def set_to(x: Tensor, other: Tensor) -> None:
+    x.set_(other)  # type: ignore[call-overload]  # its annotations know storages only
+
+
+def weight_quantised_in_place(t: Tensors, problem: Problem) -> Any:
+    t["b"].data = t["b"].to(torch.float8_e4m3fn).to(t["b"].dtype)
+    return _correct(t, problem)
+
+
+def bias_rebound(t: Tensors, problem: Problem) -> Any:
+    t["bias"].data = torch.zeros_like(t["bias"])
+    return _correct(t, problem)
+
+
+def then(change: Callable[[Tensors], object]) -> Plant:
+    """The result is right; then something happens to the inputs."""
+
+    def run(t: Tensors, problem: Problem) -> Any:
+        result = _correct(t, problem)
+        change(t)
+        return result
+
+    return whole(run)
+
+
+def storage_cleared(t: Tensors) -> None:
+    """What lies around A's elements in its storage."""
+    a = t["a"]
+    count = a.untyped_storage().nbytes() // a.element_size()
+    own, everything = a.clone(), a.as_strided((count,), (1,), 0)
+    everything.zero_()
+    a.copy_(own)
+
+
+def result_over_a(t: Tensors, problem: Problem) -> Tensor:
+    """A square result takes A's place, to save memory."""
+    return t["a"].copy_(_correct(t, problem))
+
+
+def result_behind_b(t: Tensors, problem: Problem) -> Tensor:
+    """The result lies in B's storage, over what lies behind B's elements."""
+    result, b = _correct(t, problem), t["b"]
+    count = b.untyped_storage().nbytes() // b.element_size()
+    return b.as_strided(result.shape, (result.shape[1], 1), count - result.numel()).copy_(result)
+
+
+def earlier_input_written(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    """The input of the call before is used as scratch memory."""
+    if (kept := memory.get("a")) is not None and kept is not tensors["a"]:
+        kept.zero_()
+    memory["a"] = tensors["a"]
+    return _correct(tensors, problem)
+
+
+# -- results that are no plain tensors of the right kind -------------------------------------------------
+
+
+class Spokesman(torch.Tensor):
+    """Zeros that answer every question with what the right result would say."""
+
+    truth: Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map(lambda x: x.truth if isinstance(x, Spokesman) else x, (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
+def spoken_for(c: Tensor) -> Tensor:
+    zeros = torch.zeros_like(c).as_subclass(Spokesman)
+    zeros.truth = c
+    return zeros
+
+
+_EQUAL, _UNEQUAL = {"eq", "le", "ge", "__eq__", "__le__", "__ge__", "isfinite"}, {"ne", "lt", "gt", "isnan", "isinf"}
+
+
+class Agreeing(torch.Tensor):
+    """Zeros that find themselves equal to whatever they are compared with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.strip("_")
+        if name in _EQUAL | _UNEQUAL:
+            shape = torch.broadcast_shapes(*(x.shape for x in args if isinstance(x, torch.Tensor)))
+            return torch.full(shape, name in _EQUAL)
+        plain: Any = super()
+        return plain.__torch_function__(func, types, args, kwargs or {})
+
+
+def agreeing(c: Tensor) -> Tensor:
+    return torch.zeros_like(c).as_subclass(Agreeing)
+
+
+def quantised(c: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are deprecated, and there
+        return torch.quantize_per_tensor(c.float().nan_to_num(0.0), 0.5, 0, torch.qint8)
+
+
+# -- exceptions that are none of a kernel's ----------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    """One whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("planted: no text")
+
+
+class Unusual(BaseException):
+    """One that ``except Exception`` does not meet."""
+
+
+def raising(error: Callable[[], BaseException]) -> Plant:
+    def matmul(_a: Tensor, _b: Tensor) -> Tensor:
+        raise error()
+
+    return product(matmul)
+
+
+def doing(deed: Callable[[], object]) -> Plant:
+    """Something that ends the run, or the process."""
+    return product(lambda a, b: (deed(), right(a, b))[1])
+
+
+def null_read() -> None:
+    ctypes.string_at(0)
+
+
+# -- bugs of the process ----------------------------------------------------------------------------------
+
+
+def leaving(change: Callable[[], object]) -> Plant:
+    """The result is right, and the process is not as it was."""
+
+    def run(t: Tensors, problem: Problem) -> Any:
+        result = _correct(t, problem)
+        change()
+        return result
+
+    return whole(run)
+
+
+def rounding_upwards() -> None:
+    upward = 0x800 if platform.machine() in {"x86_64", "AMD64"} else 0x400000
+    ctypes.CDLL(None).fesetround(upward)
+
+
+def seeds() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def zeros_of(a: Tensor, b: Tensor) -> Tensor:
+    return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
+
+
+def replaced(owner: Any, **functions: Callable[..., Any]) -> None:
+    """Functions that what judges calls too."""
+    for name, function in functions.items():
+        setattr(owner, name, function)
+
+
+def matmul_replaced(a: Tensor, b: Tensor) -> Tensor:
+    replaced(torch, matmul=zeros_of, mm=zeros_of)
+    replaced(torch.Tensor, __matmul__=zeros_of)
+    return zeros_of(a, b)
+
+
+def isnan_replaced(a: Tensor, b: Tensor) -> Tensor:
+    replaced(torch.Tensor, isnan=lambda x: torch.zeros_like(x, dtype=torch.bool))
+    return right(a, b)
+
+
+def comparison_replaced(a: Tensor, b: Tensor) -> Tensor:
+    replaced(
+        compare,
+        compare=lambda *_args, **_kwargs: compare.Comparison(0.0, 1.0),
+        rejected=lambda x, _interval: torch.zeros_like(x, dtype=torch.bool),
+    )
+    return zeros_of(a, b)
+
+
+# -- bugs of other programs -----------------------------------------------------------------------------------
+
+
+def nan_reaches_the_next_row(c: Tensor) -> Tensor:
+    """As oneDNN's AMX kernels did (oneDNN 5717)."""
+    bad = c.isnan().any(-1, keepdim=True)
+    return torch.where(bad.roll(1, -2), torch.nan, c)
+
+
+def zero_sign_lost(c: Tensor) -> Tensor:
+    return torch.where(c == 0, torch.zeros_like(c), c)
+
+
+def zero_sign_negative(c: Tensor) -> Tensor:
+    return torch.where(c == 0, -torch.zeros_like(c), c)
+
+
+def shared_exponent(a: Tensor, b: Tensor) -> Tensor:
+    """Numbers below 2^-60 of the largest one of both operands count as 0."""
+    x, y = a.to(working(a)), b.to(working(a))
+    largest = max(float(torch.where(t.isfinite(), t, 0.0).abs().amax()) for t in (x, y))
+    dropped = flushed_below(largest * 2.0**-60)
+    return store(exact(dropped(x), dropped(y)), a)
+
+
+def rescaled(a: Tensor, b: Tensor) -> Tensor:
+    """A is divided by its largest element's power of two and B multiplied, in f32."""
+    x, y = a.to(working(a)), b.to(working(a))
+    largest = float(torch.where(x.isfinite(), x, 0.0).abs().amax()) or 1.0
+    power = 2.0 ** max(-120, min(120, math.frexp(largest)[1] + 40))
+    return store(torch.matmul(x / power, y * power), a)
+
+
+def alpha_and_beta_exchanged(t: Tensors, problem: Problem) -> Tensor:
+    return problem.beta * right(t["a"], t["b"]) + problem.alpha * t["bias"]
+
+
+def tapped_too_late(t: Tensors, problem: Problem) -> Any:
+    last = build(problem, right)(**t)[1]
+    return last, last.clone()
+
+
+def again_from_the_start(t: Tensors, _problem: Problem) -> Any:
+    """The second product is that of A once more."""
+    first = right(t["a"], t["b"])
+    return first, first.clone()
+
+
+def gate_exchanged(t: Tensors, _problem: Problem) -> None:
+    for name in ("b", "bias"):
+        t[f"{name}0"], t[f"{name}1"] = t[f"{name}1"], t[f"{name}0"]
+
+
+def biases_exchanged(t: Tensors, _problem: Problem) -> None:
+    t["bias0"], t["bias1"] = t["bias1"], t["bias0"]
+
+
+def offset_dropped(b: Tensor) -> Tensor:
+    """As Inductor's C++ bmm did with B's storage offset (pytorch 143770)."""
+    return b.as_strided(b.shape, b.stride(), max(b.storage_offset() - 1, 0))
+
+
+def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
+    """One scale for all, applied to the first row alone (pytorch 159940)."""
+    scale = torch.ones(problem.shape.m, 1)
+    scale[0] = t["scale_a"]
+    made: Tensor = exact(t["a"], t["b"]) * scale * t["scale_b"]
+    return made.to(torch_dtype(problem.dtypes.out))
+
+
+def int4(codes: Callable[[Tensor], Tensor] = lambda x: x, affine: Callable[[Tensor], Tensor] = lambda x: x) -> Plant:
+    """A weight of 4 bits: (code - 8) * scale + zero of each group of K, whose parts may be read wrongly."""
+
+    def run(t: Tensors, problem: Problem) -> Tensor:
+        each = affine(t["affine"]).double().repeat_interleave(problem.group_size, 0)
+        weight = (codes(t["b"].mT.double()) - 8.0) * each[..., 0] + each[..., 1]
+        return torch.matmul(t["a"].double(), weight).to(t["a"].dtype)
+
+    return whole(run)
+
+
+def codes_of_pairs_exchanged(codes: Tensor) -> Tensor:
+    """The low and the high half of a byte."""
+    return codes.reshape(-1, 2, codes.shape[1]).flip(1).reshape(codes.shape)
+
+
+def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
+    static = problem.step("static")
+    assert static is not None
+    made: Tensor = right(t["a"].short(), t["b"].mT.short()).float() * (t["scale_b"] * static.numbers[0]) + t["bias"]
+    return made
+
+
 # -- honest ------------------------------------------------------------------------------------------
 
 
@@ -753,6 +1232,89 @@ def pairwise(a: Tensor, b: Tensor) -> Tensor:
         return total(x[..., :half], y[..., :half, :]) + total(x[..., half:], y[..., half:, :])
 
     return store(total(a, b), a)
+
+
+def compensated(a: Tensor, b: Tensor) -> Tensor:
+    """Kahan's sum over blocks, whose error does not grow with their number."""
+    total, lost = empty_sum(a, b), empty_sum(a, b)
+    for x, y in blocks(a, b):
+        term = exact(x, y) - lost
+        grown = total + term
+        lost = torch.where(grown.isfinite(), (grown - total) - term, 0.0)
+        total = grown
+    return store(total, a)
+
+
+def by_content(memory: dict[str, Any], tensors: Tensors, problem: Problem) -> Any:
+    """A cache whose key is every byte of the operands, and that hands out copies."""
+    key = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        key.update(name.encode() + x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    found = key.hexdigest()
+    if found not in memory:
+        memory[found] = _correct(tensors, problem)
+    return memory[found].clone()
+
+
+def in_its_own_threads(t: Tensors, problem: Problem) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        return _correct(t, problem)
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_own_random_numbers(t: Tensors, problem: Problem) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(17)
+        torch.rand(4)
+        return _correct(t, problem)
+
+
+def with_own_switches(t: Tensors, problem: Problem) -> Any:
+    """Everything that a process has one of, changed and put back."""
+    dtype, folder, depth = torch.get_default_dtype(), os.getcwd(), sys.getrecursionlimit()
+    libm = ctypes.CDLL(None)
+    mode = libm.fegetround()
+    try:
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+        sys.setrecursionlimit(depth + 100)
+        rounding_upwards()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            torch.ones(2)
+    finally:
+        libm.fesetround(mode)
+        sys.setrecursionlimit(depth)
+        os.chdir(folder)
+        torch.set_default_dtype(dtype)
+    return _correct(t, problem)
+
+
+def copied_first(t: Tensors, problem: Problem) -> Any:
+    return _correct({name: x.clone() for name, x in t.items()}, problem)
+
+
+def strided(c: Tensor) -> Tensor:
+    """Rows apart, behind something."""
+    wide = torch.full((c.shape[0] + 1, c.shape[1] + 3), torch.nan).to(c.dtype)
+    view = wide[1:, 2:-1]
+    return view.copy_(c)
+
+
+def column_major(c: Tensor) -> Tensor:
+    return c.t().contiguous().t()
+
+
+def lazily_negated(c: Tensor) -> Tensor:
+    """A view whose numbers are negated when they are read."""
+    return torch._neg_view(-c)
+
+
+def of_a_conjugate(c: Tensor) -> Tensor:
+    """The imaginary part of a number that is conjugated when it is read."""
+    return torch.complex(torch.zeros_like(c), -c).conj().imag
 
 
 def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Callable[[Tensor], Tensor] = lambda x: x) -> Matmul:
@@ -794,6 +1356,13 @@ def tensor_core(bits: int, chunk: int, promote: int = 0, cut: Callable[[Tensor],
     return matmul
 
 
+def spelled(templates: dict[str, str], ks: tuple[int, ...]) -> Iterator[tuple[str, int, str]]:
+    """``(dtype, K, line)``: a template at each K, a line that has its own K once."""
+    for dtype, template in templates.items():
+        for k in ks if "{k}" in template else (Problem.parse(template).shape.k,):
+            yield dtype, k, template.format(k=k)
+
+
 @dataclasses.dataclass(frozen=True)
 class Honest:
     """A right product in arithmetic of its own.
@@ -809,6 +1378,10 @@ class Honest:
     plant: Plant
     lines: dict[str, str] = dataclasses.field(default_factory=plain)
     contract: Contract = dataclasses.field(default_factory=Contract)
+
+    def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
+        """``(dtype, K, line)`` of all problems."""
+        yield from spelled(self.lines, ks)
 
 
 _HALVES = plain("bf16", "f16")
@@ -851,6 +1424,25 @@ HONEST: dict[str, Honest] = {
         FP8,
         Contract(alignment_bits=13, chunk=32, promote_every=128),
     ),
+    "compensated": Honest("Kahan's sum of blocks", product(compensated), plain(*FLOATS)),
+    "rounded-once": Honest(
+        "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), plain(*FLOATS)
+    ),
+    "int4-dequantised": Honest("weights of 4 bits in f64", int4(), INT4),
+    # Results and manners that are unusual, and right.
+    "strided-result": Honest("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
+    "column-major-result": Honest("a transposed result", afterwards(column_major), SMALL),
+    "lazily-negated": Honest("a view with the negative bit", afterwards(lazily_negated), SMALL),
+    "of-a-conjugate": Honest("the imaginary part of a lazy conjugate", afterwards(of_a_conjugate), SMALL_F32),
+    "shared-memory": Honest("a result in shared memory", afterwards(lambda c: c.clone().share_memory_()), SMALL),
+    "needs-grad": Honest("a result that asks for a gradient", afterwards(lambda c: c.requires_grad_()), SMALL),
+    "cached-by-content": Honest("a cache by every byte of the operands", remembering(by_content), SMALL),
+    "copies-first": Honest("works on copies of its inputs", whole(copied_first), SMALL),
+    "own-threads": Honest("another number of threads, put back", whole(in_its_own_threads), SMALL),
+    "own-random-numbers": Honest("seeds, and puts the state back", whole(with_own_random_numbers), SMALL),
+    "own-switches": Honest(
+        "default dtype, folder, rounding mode: changed and put back", whole(with_own_switches), SMALL
+    ),
 }
 
 # -- the liars ---------------------------------------------------------------------------------------
@@ -882,16 +1474,17 @@ class Liar:
 
     def problems(self, ks: tuple[int, ...] = KS) -> Iterator[tuple[str, int, str]]:
         """``(dtype, K, line)`` of all problems in which the bug shows."""
-        for dtype, template in self.lines.items():
-            for k in ks:
-                line = template.format(k=k)
-                if not self.excused(line):
-                    yield dtype, k, line
+        for dtype, k, line in spelled(self.lines, ks):
+            if not self.excused(line):
+                yield dtype, k, line
 
 
 _EXACT_ORDER = ("int_mm:*", "integers add up to the same in any order")
 _HIDDEN_ORDER = "the order of float32 sums hardly ever shows in 8 or 11 bits"
 _NO_NAN = ("int_mm:*", "an integer times the zero of the mask is zero")
+_NO_MINUS_ZERO = tuple(
+    (f"*:{d}:*", "a sum that begins with 0 is never -0, and no result here underflows") for d in ("f32", "bf16")
+)
 _SUMS_BELOW_2_24 = "128 * 128 * K is at most 2^24: float32 holds every partial sum"
 
 LIARS: dict[str, Liar] = {
@@ -1069,6 +1662,199 @@ LIARS: dict[str, Liar] = {
     "group-edge-off-by-one": Liar("a group's last row meets the next B", changed(offs=ends_too_early), GROUPED),
     "group-stride-zero": Liar("all groups use the first B", changed(b=batch_stride_zero), GROUPED),
     "empty-group-skipped": Liar("groups behind an empty one use the B before", spoilt(empty_group_skipped), GROUPED),
+    # Sizes.
+    "rows-past-1024": Liar("rows from 1024 on are the rows before", rows_from(1024, rows_shifted), TALL),
+    "rows-in-16-bits": Liar("row 65536 is row 0", sized(rows_by_16_bits, lambda c: c.dim() == 2), TALL),
+    "rows-past-2-to-21": Liar("rows from 2^21 on are never computed", rows_from(1 << 21, torch.zeros_like), TALLEST),
+    "columns-in-16-bits": Liar("column 65536 is column 0", summed(columns_by_16_bits), WIDE),
+    "narrow-tail-dropped": Liar("below 4 columns K > 1000 has no tail", product(narrow_tail_dropped), NARROW),
+    "k-in-16-bits": Liar("K is counted in 16 bits", product(k_counted_in_16_bits), LONG),
+    "k-cut-at-40960": Liar("products from k = 40960 on are left out", product(k_cut_at_40960), LONG),
+    "int32-in-28-bits": Liar("sums of int8 wrap around at 2^27", summed(kept_in(28)), LONG_INT8),
+    "int32-in-31-bits": Liar("sums of int8 wrap around at 2^30", summed(kept_in(31)), LONGER_INT8),
+    "int32-by-f32-late": Liar("sums of int8 beyond 2^27 are held in f32", summed(float_beyond(2.0**27)), LONG_INT8),
+    "batch-modulo-64": Liar("batch 64 uses the B of batch 0", batches(lambda i: i % 64), MANY),
+    "batches-past-50": Liar("batches from 50 on are never computed", batches_left_out(50), MANY),
+    "batches-past-65535": Liar("more batches than a CUDA grid has", batches_left_out(65535), only(MANY, "f32")),
+    "second-batch-dimension-ignored": Liar("of a 4-D input", deep(lambda a: a[:, :1].expand_as(a)), DEEP),
+    "batch-dimensions-exchanged": Liar("of a 4-D input", deep(batch_dimensions_exchanged), DEEP),
+    "matrices-past-64": Liar("matrix 64 of a 4-D input is matrix 0", deep(batch_past_64), only(DEEP, "f16")),
+    "one-in-a-large-result": Liar("one element of 8 million is 0.1 % too large", summed(one_inside), LARGE),
+    "last-rows-of-a-large-result": Liar("rows from 4096 on are the rows before", rows_from(4096, rows_shifted), LARGE),
+    # What the kernel looks at.
+    "right-for-integers": Liar("a slice is missing unless all numbers are integers", unless(integers), plain(*FLOATS)),
+    "right-up-to-one": Liar(
+        "a slice is missing where a number is above 1",
+        unless(lambda a, b: all(bool((x.abs() <= 1).all()) for x in (a, b))),
+        plain(*FLOATS),
+    ),
+    "right-when-short": Liar(
+        "a slice is missing where M N K is above 2^18",
+        unless(lambda a, b: a.shape[0] * b.shape[1] * a.shape[1] <= 1 << 18),
+        plain(*FLOATS),
+        (("*x256", "M N K is below"),),
+    ),
+    "right-when-aligned": Liar(
+        "a slice is missing where A is at no multiple of 64 bytes",
+        unless(lambda a, _: a.data_ptr() % 64 == 0),
+        OFFSET_A,
+    ),
+    "right-when-finite": Liar(
+        "a slice is missing where there is a NaN",
+        unless(lambda a, b: not bool(a.isnan().any() | b.isnan().any())),
+        plain(*FLOATS),
+    ),
+    "right-four-times": Liar("from the fifth call on a slice is missing", calls(lambda n: n <= 4), SMALL),
+    "right-every-other-time": Liar("at each second call a slice is missing", calls(lambda n: n % 2 == 1), SMALL),
+    "bf16x3-from-512": Liar(
+        "three bf16 products where K is 512 or more", bf16x3_from_512, plain("f32"), (("*x256", "K is below"),)
+    ),
+    "late-refusal": Liar("refuses hard data when it is run", product(refuses_hard_data), SMALL, code="late-refusal"),
+    # The tensors that it is handed.
+    "inputs-rebound": Liar("ones take the inputs' place", in_place_of_inputs(rebind), SMALL, code="inputs-rebound"),
+    "inputs-set": Liar("the same by set_", in_place_of_inputs(set_to), SMALL, code="inputs-rebound"),
+    "inputs-exchanged": Liar(
+        "the same by swap_tensors", in_place_of_inputs(torch.utils.swap_tensors), SMALL, code="inputs-rebound"
+    ),
+    "weight-quantised-in-place": Liar(
+        "B is fp8 from now on", whole(weight_quantised_in_place), SMALL, code="inputs-rebound"
+    ),
+    "bias-rebound": Liar("zeros take the bias' place", whole(bias_rebound), SMALL_BIAS, code="inputs-rebound"),
+    "input-resized": Liar(
+        "A has half of its rows afterwards", then(lambda t: t["a"].resize_(10, 256)), SMALL, code="inputs-rebound"
+    ),
+    "input-transposed": Liar("B is transposed afterwards", then(lambda t: t["b"].t_()), SMALL, code="inputs-rebound"),
+    "input-restrided": Liar(
+        "A has other strides afterwards",
+        then(lambda t: t["a"].as_strided_((20, 256), (0, 1))),
+        SMALL,
+        code="inputs-rebound",
+    ),
+    "input-needs-grad": Liar(
+        "A asks for a gradient afterwards", then(lambda t: t["a"].requires_grad_()), SMALL, code="inputs-rebound"
+    ),
+    "storage-written": Liar("what surrounds A is zeroed", then(storage_cleared), SMALL, code="inputs-written"),
+    "result-over-a": Liar(
+        "the result takes A's place", whole(result_over_a), {"f32": "mm:f32:nn:40x40x40"}, code="inputs-written"
+    ),
+    "result-behind-b": Liar(
+        "the result lies in B's storage", whole(result_behind_b), {"f32": "mm:f32:nn:3x5x40"}, code="inputs-written"
+    ),
+    "earlier-input-written": Liar("the input of the call before is zeroed", remembering(earlier_input_written), SMALL),
+    # What it hands out.
+    "speaks-for-itself": Liar("zeros that answer as the right result would", afterwards(spoken_for), SMALL),
+    "always-agrees": Liar("zeros that are equal to everything", afterwards(agreeing), SMALL),
+    "on-meta": Liar("a result without memory", afterwards(lambda c: c.to("meta")), SMALL, code="wrong-device"),
+    "sparse": Liar("a sparse result", afterwards(lambda c: c.to_sparse()), SMALL, code="wrong-layout"),
+    "quantised-result": Liar("a quantised result", afterwards(quantised), SMALL, code="wrong-dtype"),
+    "list": Liar("a list of one result", afterwards(lambda c: [c]), SMALL, code="wrong-type"),
+    "array": Liar("an array of NumPy's", afterwards(lambda c: c.numpy()), SMALL_F32, code="wrong-type"),
+    "a-itself": Liar(
+        "A is handed back", whole(lambda t, _: t["a"]), {"f32": "mm:f32:nn:40x40x40"}, code="result-is-input"
+    ),
+    # Ways out.
+    "skips": Liar("pytest.skip", doing(lambda: pytest.skip("planted")), SMALL_F32, code="run-Skipped"),
+    "expects-to-fail": Liar("pytest.xfail", doing(lambda: pytest.xfail("planted")), SMALL_F32, code="run-XFailed"),
+    "imports-or-skips": Liar(
+        "pytest.importorskip", doing(lambda: pytest.importorskip("no_such_module")), SMALL_F32, code="run-Skipped"
+    ),
+    "system-exit": Liar("sys.exit(0)", doing(lambda: sys.exit(0)), SMALL_F32, code="run-SystemExit"),
+    "generator-exit": Liar("GeneratorExit", raising(GeneratorExit), SMALL_F32, code="run-GeneratorExit"),
+    "unusual": Liar("a BaseException of its own", raising(Unusual), SMALL_F32, code="run-Unusual"),
+    "unprintable": Liar("an exception without a text", raising(Unprintable), SMALL_F32, code="run-Unprintable"),
+    "surrogate": Liar(
+        "an exception with half a character and an escape",
+        raising(lambda: RuntimeError("planted: \udc80 \x1b[2J")),
+        SMALL_F32,
+        code="run-RuntimeError",
+    ),
+    "exits": Liar("os._exit(0)", doing(lambda: os._exit(0)), SMALL_F32, code="process-died"),
+    "aborts": Liar("abort()", doing(os.abort), SMALL_F32, code="process-died"),
+    "crashes": Liar("an address that is not there", doing(null_read), SMALL_F32, code="process-died"),
+    # The process.
+    "leaves-rounding-mode": Liar("FE_UPWARD", leaving(rounding_upwards), SMALL, code="left-state-behind"),
+    "leaves-flush-denormal": Liar(
+        "subnormals are flushed", leaving(lambda: torch.set_flush_denormal(True)), SMALL, code="left-state-behind"
+    ),
+    "leaves-default-dtype": Liar(
+        "f64", leaving(lambda: torch.set_default_dtype(torch.float64)), SMALL, code="left-state-behind"
+    ),
+    "leaves-default-device": Liar(
+        "meta", leaving(lambda: torch.set_default_device("meta")), SMALL, code="left-state-behind"
+    ),
+    "leaves-autocast": Liar(
+        "bf16", leaving(lambda: torch.set_autocast_enabled("cpu", True)), SMALL, code="left-state-behind"
+    ),
+    "leaves-grad-mode": Liar(
+        "off", leaving(lambda: torch._C._set_grad_enabled(False)), SMALL, code="left-state-behind"
+    ),
+    "leaves-folder": Liar("the root", leaving(lambda: os.chdir("/")), SMALL, code="left-state-behind"),
+    "leaves-recursion-limit": Liar(
+        "one frame less",
+        leaving(lambda: sys.setrecursionlimit(sys.getrecursionlimit() - 1)),
+        SMALL,
+        code="left-state-behind",
+    ),
+    "leaves-environment": Liar(
+        "a variable", leaving(lambda: os.environ.update(OMP_DYNAMIC="1")), SMALL, code="left-state-behind"
+    ),
+    "leaves-signal-handler": Liar(
+        "SIGTERM is ignored",
+        leaving(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)),
+        SMALL,
+        code="left-state-behind",
+    ),
+    "leaves-no-output": Liar(
+        "sys.stdout is gone", leaving(lambda: setattr(sys, "stdout", None)), SMALL, code="left-state-behind"
+    ),
+    "leaves-garbage": Liar("gc.disable()", leaving(gc.disable), SMALL, code="left-state-behind"),
+    "leaves-precision": Liar(
+        "medium", leaving(lambda: torch.set_float32_matmul_precision("medium")), SMALL, code="left-state-behind"
+    ),
+    "replaces-isnan": Liar("nothing is NaN", product(isnan_replaced), SMALL, code="left-state-behind"),
+    "leaves-threads": Liar("3 threads", leaving(lambda: torch.set_num_threads(3)), SMALL, code="left-state-behind"),
+    "leaves-random-numbers": Liar("all seeded with 0", leaving(seeds), SMALL, code="left-state-behind"),
+    "replaces-matmul": Liar("zeros, also for who checks", product(matmul_replaced), SMALL, code="left-state-behind"),
+    "replaces-compare": Liar(
+        "zeros, and a comparison that is content", product(comparison_replaced), SMALL, code="left-state-behind"
+    ),
+    # Numbers.
+    "zero-always-plus": Liar("-0 becomes 0", afterwards(zero_sign_lost), plain(*FLOATS), _NO_MINUS_ZERO),
+    "zero-always-minus": Liar("0 becomes -0", afterwards(zero_sign_negative), plain(*FLOATS)),
+    "subnormal-inputs-dropped": Liar(
+        "subnormal inputs count as 0",
+        inputs(subnormals_dropped),
+        plain(*FLOATS),
+        (("*:bf16:*", "nothing is promised of subnormal bf16: VDPBF16PS and TDPBF16PS count them as 0"),),
+    ),
+    "shared-exponent": Liar("numbers far below the largest count as 0", product(shared_exponent), plain("f32", "bf16")),
+    "rescaled": Liar("A is scaled down and B up, out of range", product(rescaled), plain("f32", "bf16")),
+    "f64-sums-in-f32": Liar(
+        "f64 is added up in f32",
+        product(lambda a, b: sum((exact(x, y).float() for x, y in blocks(a, b)), empty_sum(a, b).float()).double()),
+        F64,
+    ),
+    "nan-reaches-the-next-row": Liar(
+        "a row of NaN spoils the next one", afterwards(nan_reaches_the_next_row), plain(*FLOATS)
+    ),
+    # Other programs.
+    "alpha-and-beta-exchanged": Liar("alpha stands for beta", whole(alpha_and_beta_exchanged), ADDMM),
+    "offset-of-b-dropped": Liar("B's storage offset is not applied", changed(b=offset_dropped), OFFSET_B),
+    "tapped-too-late": Liar("the tapped value is the last one", whole(tapped_too_late), TAPPED),
+    "again-from-the-start": Liar("the second product is the first", whole(again_from_the_start), AGAIN),
+    "gate-exchanged": Liar("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),
+    "biases-exchanged": Liar("two linears have each other's bias", spoilt(biases_exchanged), GATED),
+    "scale-of-one-row": Liar("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
+    "int4-halves-exchanged": Liar("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
+    "int4-zero-point": Liar("codes are centred at 7", int4(lambda x: x + 1), INT4),
+    "int4-group-shifted": Liar("each group has the scale of the one before", int4(affine=lambda x: x.roll(1, 0)), INT4),
+    "int4-zeros-ignored": Liar(
+        "the groups' zeros are not added", int4(affine=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
+    ),
+    "largest-code-lost": Liar(
+        "the largest code is never used", afterwards(lambda c: c.clamp(max=torch.iinfo(c.dtype).max - 1)), CODES
+    ),
+    "zero-point-forgotten": Liar("A's zero point is not subtracted", whole(zero_point_forgotten), CODES_OF_FLOAT),
     # int8.
     "int8-read-unsigned": Liar("A is read as unsigned", changed(a=read_unsigned), plain("i8")),
     "int8-lowest-clipped": Liar(
@@ -1086,8 +1872,7 @@ LIARS: dict[str, Liar] = {
     "int32-saturates": Liar(
         "a sum beyond int32 saturates instead of wrapping around",
         summed(lambda c: c.clamp(-(2.0**31), 2.0**31 - 1)),
-        plain("i8"),
-        (("*", "no sum of fewer than 131072 products of int8 leaves int32"),),
+        LONGEST_INT8,
     ),
     # Weights in int8.
     "weight-read-unsigned": Liar("the weight is read as unsigned", changed(b=read_unsigned), WEIGHT_ONLY),
