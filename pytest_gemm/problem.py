@@ -767,11 +767,17 @@ class Problem:
         With ``in-4d`` the product itself has the shape of a first ``view``.
         """
         own_bias = self.op.addend or self.op.name in OWN_BIAS
-        sizes = (2, (self.shape.batch or 0) // 2, self.shape.m, self.shape.n)
-        deep = (Step("view", _by(sizes)),) if self.has("in-4d") else ()
-        return deep + tuple(
+        steps = tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
+        if not self.is_deep:
+            return steps
+        return Step("view", _by((2, (self.shape.batch or 0) // 2, self.shape.m, self.shape.n))), *steps
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether A is 4-D."""
+        return self.op.name == "linear" and self.has("in-4d")
 
     @property
     def passes(self) -> tuple[Step, ...]:
@@ -1086,7 +1092,7 @@ class Problem:
         A move must fit the shape, and no residual may need a copy to lie in the product's places.
         """
         chain, shape, value = self.chain, self.result_shape, self.value_dtype
-        deep = chain[0] if self.has("in-4d") else None  # it leaves rows and columns where they are
+        deep = chain[0] if self.is_deep else None  # it leaves rows and columns where they are
         shape = shape if deep is None else deep.sizes
         move: Step | None = None
         is_copied = True  # in the order of its dimensions

@@ -89,7 +89,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
 
     def deep(x: torch.Tensor) -> torch.Tensor:
         """With the batch as the program has it."""
-        return x.unflatten(0, (2, -1)) if problem.has("in-4d") else x
+        return x.unflatten(0, (2, -1)) if problem.is_deep else x
 
     found: dict[str, torch.Tensor] = {"a": deep(operands.a)}
     if not problem.is_twin:

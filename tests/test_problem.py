@@ -131,7 +131,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:4x8x8:t+add:res-a", "flags", 22, ["before any move"]),
         ("linear:f32:nt:3x2x3x1::in-4d", "flags", 23, ["even batch, not 3"]),
         ("linear:f32:nt:2x3x1::in-4d", "flags", 21, ["even batch, not None", "BxMxNxK"]),
-        ("bmm:f32:nn:2x2x3x1::in-4d", "flags", 20, ["not supported by bmm"]),
+        ("bmm:f32:nn:2x2x3x1::in-4d", "flags", 20, ["bmm does not take in-4d"]),
         ("linear:f32:nt:2x2x3x1:relu:dyn-m+in-4d", "flags", 27, ["drop dyn-m"]),
         ("mm:f32:nn:2x3x1:relu:fork", "flags", 21, ["two steps"]),
         ("mm:f32:nn:2x3x1:t+relu:fork", "flags", 23, ["computes"]),
@@ -387,7 +387,7 @@ def test_no_mutation_of_a_line_is_anything_but_read_or_refused() -> None:
             again = Problem.parse(problem.line)
             assert (again, again.line) == (problem, problem.line)
             assert re.fullmatch(r"[a-z0-9:+\-._]+", problem.line)
-    assert 1_000 < read < 19_000
+    assert 500 < read < 19_000
     assert not [line for line in slow if min(seconds(line) for _ in range(5)) > 0.005]
 
 
