@@ -120,7 +120,7 @@ def hand(given: Operands) -> Handed:
         # The third keeps the original alive, so that its id stays its own.
         return made.setdefault(id(tensor), (name, tensor.detach(), tensor))[1]
 
-    single = {name: own(name, t) for name in _SINGLE if (t := getattr(given, name)) is not None}
+    single: dict[str, Any] = {name: own(name, t) for name in _SINGLE if (t := getattr(given, name)) is not None}
     residuals = tuple(own(f"r{index}", t) for index, t in enumerate(given.residuals))
     lookups = {i: (own(f"r{i}", table), own(f"i{i}", rows)) for i, (table, rows) in given.lookups.items()}
     buffers = tuple(_own_buffer(buffer, own) for buffer in given.buffers)
@@ -164,8 +164,9 @@ def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:
             raise Misconduct("wrong-layout", "the result is a nested tensor, not a strided one")
         if made.layout is not torch.strided or made.device.type == "meta":
             return made
-        if hasattr(made, "has_names"):  # torch 2.13 has no names any more
-            made = made.rename(None)
+        named: Any = made
+        if hasattr(named, "has_names"):  # torch 2.13 has no names any more
+            made = named.rename(None)
         made = made.resolve_conj().resolve_neg()
     if made.numel():
         shared = inputs.get(made.untyped_storage().data_ptr())
@@ -354,7 +355,8 @@ def _set_environment(before: Mapping[str, str]) -> None:
 
 
 def _numpy_state() -> tuple[Any, ...]:
-    name, words, *rest = np.random.get_state(legacy=True)
+    state: Any = np.random.get_state(legacy=True)
+    name, words, *rest = state
     return name, words.tobytes(), *rest
 
 

@@ -134,7 +134,7 @@ class Intercepting(torch.Tensor):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)  # type: ignore[attr-defined]  # no stub
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_gemm import selection, strategies
-from pytest_gemm.backend import Contract, Registry
+from pytest_gemm.backend import Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import judged
@@ -165,7 +165,7 @@ def registry_with(**matmuls: Any) -> Registry:
     registry = Registry()
     for name, matmul in {"blocked": blocked, **matmuls}.items():
         registry.add_callable(name, matmul, dtypes=("f32", "bf16", "f16"))
-    registry.add(BiasShifted("bias-shifted", blocked, frozenset({"f32", "bf16"}), True, Contract(epilogue="eager")))
+    registry.add(BiasShifted("bias-shifted", blocked, frozenset({"f32", "bf16"}), True, None, True))
     return registry
 
 
