@@ -182,7 +182,7 @@ VALUES = wrong(
     ("--gemm-reference=half", "full, sampled, auto"),
     ("--gemm-known-failures=", "--gemm-known-failures= is empty"),
     ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),
-    ("--gemm-known-failures=folder", "--gemm-known-failures: folder: cannot be read (Is a directory)"),
+    ("--gemm-known-failures=folder", "--gemm-known-failures: folder: is no regular file"),
     ("--gemm-run-record=", "--gemm-run-record= is empty"),
     ("--gemm-run-record=/proc/no/run.jsonl", "cannot be written"),
     ("--gemm-run-record=folder", "cannot be written (Is a directory)"),
@@ -482,7 +482,7 @@ LINES = wrong(  # the grammar of problem lines
     ("--gemm-problem=addmm:f32:nn:8x8x8:bias+bias-m1", "--gemm-problem: epilogue"),
     ("--gemm-problem=addmm:f32:nn:8x8x8:bias+alpha-1+alpha-2", "--gemm-problem: epilogue"),
     ("--gemm-problem=mm:f32:nn:99999999999999999999x8x8", "--gemm-problem: shape"),
-    ("--gemm-problem=mm:f32:nn:" + "9" * 5000 + "x8x8", "--gemm-problem: shape"),
+    ("--gemm-problem=mm:f32:nn:" + "9" * 5000 + "x8x8", "--gemm-problem: op: a line of 5014 characters"),
 )
 NEVER_MATCHING = wrong(  # the ledger
     (f'{ENTRY}problem = "mm:f32:nq:*"\n', "ledger.toml:5"),
@@ -662,6 +662,7 @@ def test_every_command_of_the_documents_is_accepted(
     words = shlex.split(command.partition(">")[0].partition("&")[0], comments=True)[1:]
     monkeypatch.setattr(machine, "isas", lambda _flags: machine.ISAS)  # of the machine that the document is about
     options = [word for word in words if word.startswith("--gemm-")]
+    project.makefile(".toml", attention=(ROOT / "perf" / "shapes.toml").read_text(encoding="utf-8"))
     project.parseconfigure("-p", "no:unraisableexception", *options)
 
 
