@@ -146,6 +146,13 @@ OPTIONS = (
         switch=True,
     ),
     Option(
+        "unjudged",
+        "fail",
+        "fail|allow",
+        "a run in which a named backend judged no case fails, or may end well",
+        ("fail", "allow"),
+    ),
+    Option(
         "doctor",
         "no",
         "yes|no",
@@ -273,6 +280,7 @@ class GemmConfig:
         backends: the selected ones, in the order given.
         named: whether the user named them (``auto`` otherwise).
         missing: ``fail`` or ``skip``, for a named backend that cannot run here.
+        unjudged: ``fail`` or ``allow``, for a run in which a named backend judged no case.
         level: ``quick``, ``full`` or ``exhaustive``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
@@ -326,6 +334,7 @@ class GemmConfig:
     reference: str = "auto"
     fillings: tuple[str, ...] = ()
     fuzz: float = 0.0
+    unjudged: str = "fail"
     timeout: float = 60.0
     compile_timeout: float = 1800.0
     jobs: int = 1
@@ -472,6 +481,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         backends=backends,
         named=named,
         missing=values["missing"],
+        unjudged=values["unjudged"],
         level=values["level"],
         problems=_problems(values["problem"]),
         ops=_ops(values["ops"]),

@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from pytest_gemm.backend import Configurable, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, described
 from pytest_gemm.problem import Problem
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
@@ -84,19 +85,34 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     registry = Registry()
     register_builtin(registry)
-    try:
+    with _usage("pytest_gemm_register_backends"):
         config.hook.pytest_gemm_register_backends(registry=registry)
-    except RegistryError as error:
-        raise pytest.UsageError(f"pytest_gemm_register_backends: {error}") from None
     settings = gemm_config_room.read(config, registry, _workers(config), default_ledger())
     for backend in registry:
         if isinstance(backend, Configurable):
-            backend.configure(settings.options)
+            with _usage(f"configure() of {backend.name}"):
+                backend.configure(settings.options)
     config.stash[_CONFIG] = settings
     config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
     if not _is_worker(config):
         config.stash[_STATE].open_record(config.invocation_params.args)
+
+
+@contextlib.contextmanager
+def _usage(what: str) -> Iterator[None]:
+    """The block calls a user's code at start-up: whatever it raises is a usage error with its place."""
+    try:
+        yield
+    except (KeyboardInterrupt, pytest.UsageError):
+        raise
+    except RegistryError as error:
+        raise pytest.UsageError(f"{what}: {error}") from None
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise pytest.UsageError(
+            f"{what} raised {described(error)}\n  {last.filename}:{last.lineno}, in {last.name}"
+        ) from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -315,10 +331,17 @@ def _is_placeholder(item: pytest.Item) -> bool:
 
 def _timed(item: pytest.Item) -> tuple[str, str] | None:
     """Backend and problem line of a test whose case is timed, ``None`` of any other."""
-    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames or not hasattr(item, "callspec"):
+    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
         return None
-    pick = item.callspec.params.get("gemm_case")
-    return (pick.backend, pick.problem.line) if isinstance(pick, selection.Pick) else None
+    pick = _picked(item)
+    return (pick.backend, pick.problem.line) if pick is not None else None
+
+
+def _picked(item: pytest.Item) -> selection.Pick | None:
+    """The backend and the problem that a test is for."""
+    callspec = getattr(item, "callspec", None)
+    pick = callspec.params.get("gemm_case") if callspec is not None else None
+    return pick if isinstance(pick, selection.Pick) else None
 
 
 # -- ahead of the tests ------------------------------------------------------------------------------
@@ -574,13 +597,17 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what was judged to the report: attributes of plain data travel through xdist."""
-    made = yield
+    made: Any = yield  # pytest keeps and ships extra attributes
+    if call.when == "setup" and (case := _picked(item)) is not None:
+        made.gemm_asked = case.backend
     judged = item.stash.get(_JUDGED, None)
     if call.when == "call" and judged is not None:
         process, verdicts = os.environ.get("PYTEST_XDIST_WORKER", "main"), item.stash.get(_VERDICTS, [])
-        made.gemm = {**judged, "process": process, "verdicts": verdicts}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
-        item.user_properties += text.junit_properties(judged["outcomes"])  # read again for the teardown's report
-    return made
+        made.gemm = {**judged, "process": process, "verdicts": verdicts}
+        own = [(name, value) for name, value in item.user_properties if not name.startswith("gemm_")]
+        # In place, for it is read again for the teardown's report; and without those of an attempt before this one.
+        item.user_properties[:] = [*own, *text.junit_properties(judged["outcomes"])]
+    return made  # type: ignore[no-any-return]  # a report
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -609,19 +636,17 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Words of our own for what pytest would call skipped and xfailed."""
     judged = getattr(report, "gemm", None)
-    if judged is None or report.when != "call" or report.failed:
+    if judged is None or report.when != "call" or not (report.passed or report.skipped):
         return None
     if report.passed:
         verdicts = judged.get("verdicts", ())
         words = {"undecided": ("undecided", "?", "UNDECIDED"), "no-baseline": ("no-baseline", "b", "NO-BASELINE")}
         return next((words[verdict] for verdict in words if verdict in verdicts), None)
-    if hasattr(report, "wasxfail"):
-        return "known-failure", "k", "KNOWN-FAILURE"
-    if any(record["status"] == str(Status.NOT_RUN) for record in judged["outcomes"]):
-        return "not-run", "n", "NOT-RUN"
-    if any(record["status"] == str(Status.DROPPED) for record in judged["outcomes"]):
-        return "dropped", "d", "DROPPED"
-    return "unsupported", "u", "UNSUPPORTED"
+    ended = {record["status"] for record in judged["outcomes"]}
+    xfailed = hasattr(report, "wasxfail")
+    own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.DROPPED, Status.UNSUPPORTED]
+    found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
+    return (found, found[0], found.upper()) if found else None
 
 
 # -- end -------------------------------------------------------------------------------------------
@@ -635,9 +660,14 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take in what a test judged."""
+        state = self._config.stash[_STATE]
+        if asked := getattr(report, "gemm_asked", ""):
+            state.asked.add(asked)
         judged = getattr(report, "gemm", None)
-        if judged is not None:
-            self._config.stash[_STATE].absorb(judged["outcomes"], judged["use"], judged["process"])
+        if judged is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
+            state.reruns += 1
+        elif judged is not None:
+            state.absorb(judged["outcomes"], judged["use"], judged["process"])
             if diaries := self._config.stash.get(_DIARIES, None):
                 diaries.unfinished.discard(report.nodeid)
 

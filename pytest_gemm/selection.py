@@ -29,7 +29,7 @@ from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Reason, who
+from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.watch import Words, death
 
@@ -51,6 +51,8 @@ __all__ = [
 
 # Code of the reason of a backend that has no part in --gemm-compile-only.
 NOTHING_AHEAD: Final = "nothing-ahead"
+# Code of the reason of a backend that could not say whether it can run here.
+NO_ANSWER: Final = "no-answer"
 
 # How many fillings a problem is judged with, most telling first; None: all that apply.
 FILLINGS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
@@ -145,12 +147,14 @@ def available(config: GemmConfig) -> list[Backend]:
 
 
 def missing(config: GemmConfig) -> dict[str, Reason]:
-    """Why backends that the user named cannot run; nobody is missed by ``auto``."""
-    if not config.named:
-        return {}
+    """Why backends that the user named cannot run; with ``auto`` only those that raised instead of an answer."""
     reasons = {b.name: _state(config, b).reason for b in config.backends}
     # Nothing to compile ahead is no lack: plugin says so where it compiles.
-    return {name: reason for name, reason in reasons.items() if reason is not None and reason.code != NOTHING_AHEAD}
+    return {
+        name: reason
+        for name, reason in reasons.items()
+        if reason is not None and reason.code != NOTHING_AHEAD and (config.named or reason.code == NO_ANSWER)
+    }
 
 
 def without_part(config: GemmConfig) -> list[Reason]:
@@ -167,11 +171,19 @@ def _state(config: GemmConfig, backend: Backend) -> Availability:
 def _availability(registry: Registry, name: str, device: str, compile_only: bool) -> Availability:
     """Asked once a run, however many tests there are."""
     backend = registry[name]
-    if not compile_only:
-        return backend.availability(device)
-    if isinstance(backend, Compiling):
-        return backend.compiles_ahead()
-    return Availability(Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run"))
+    if compile_only and not isinstance(backend, Compiling):
+        text = f"{name} compiles nothing ahead: its kernels are made when they are run"
+        return Availability(Reason(NOTHING_AHEAD, text))
+    try:
+        ahead = compile_only and isinstance(backend, Compiling)
+        answer: object = backend.compiles_ahead() if ahead else backend.availability(device)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of a backend, which ends nothing by what it raises
+        return Availability(Reason(NO_ANSWER, f"availability() of {name} raised {described(error)}"))
+    if isinstance(answer, Availability):
+        return answer
+    return Availability(Reason(NO_ANSWER, f"availability() of {name} returned {type(answer).__name__}"))
 
 
 def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:

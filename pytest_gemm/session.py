@@ -47,6 +47,8 @@ class RunState:
         use: how the ledger's entries fared.
         narrowed: only a part of the tests was asked for, so that no entry can be called stale.
         notes: further facts of the run as a whole, one sentence each, for the summary and the record.
+        asked: names of the backends of which a test was run.
+        reruns: attempts at a test that another one followed, as pytest-rerunfailures makes them; they do not count.
     """
 
     config: GemmConfig
@@ -55,6 +57,8 @@ class RunState:
     use: LedgerUse = dataclasses.field(default_factory=LedgerUse)
     narrowed: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    asked: set[str] = dataclasses.field(default_factory=set)
+    reruns: int = 0
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -110,25 +114,47 @@ class RunState:
             return ""
         return wanted
 
+    def unjudged(self) -> list[str]:
+        """A sentence for each named backend of which tests were run and no case was judged.
+
+        With ``auto`` that is an error where it holds for all of them.
+        """
+        if self.config.unjudged == "allow" or self.config.fuzz or self.config.speed.session is not None:
+            return []
+        judged = {outcome.backend for outcome in self.outcomes if report.is_judged(outcome)}
+        without = sorted(self.asked - judged)
+        if not self.config.named and judged:
+            return []
+        return [
+            f"{name} judged no case: {report.why_unjudged([o for o in self.outcomes if o.backend == name])}; "
+            "--gemm-unjudged=allow accepts that"
+            for name in without
+        ]
+
     def summary(self) -> list[str]:
         """The lines of the terminal summary."""
-        lines = self.notes + report.summary(
-            self.outcomes,
-            missing=self.missing,
-            stale_entries=self.stale_entries(),
-            processes=len(self.processes),
-            wall_seconds=time.perf_counter() - self.started,
+        again = [f"{self.reruns} attempt(s) at a test were run again; the last one counts"] if self.reruns else []
+        lines = (
+            self.notes
+            + again
+            + report.summary(
+                self.outcomes,
+                missing=self.missing,
+                stale_entries=self.stale_entries(),
+                processes=len(self.processes),
+                wall_seconds=time.perf_counter() - self.started,
+            )
         )
         if wanted := self.unknown_choice():
             lines.append(f"--gemm-choices={wanted}: no candidate of any problem is called so; the refusals list names")
-        return lines
+        return lines + self.unjudged()
 
     @property
     def is_red(self) -> bool:
         """Whether something that is no test's failure must turn the run red all the same."""
         lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
         missing = bool(self.missing) and self.config.missing == "fail"
-        return lost or missing or bool(self.stale_entries()) or bool(self.unknown_choice())
+        return lost or missing or bool(self.stale_entries() or self.unknown_choice() or self.unjudged())
 
 
 def environment(device: str) -> Environment:
@@ -163,7 +189,7 @@ def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome
     entry = forbidding(ledger, case, test, choice)
     if entry is None:
         return None
-    reason = Reason("can-crash", f"not run, it can kill the process: {entry.reason}")
+    reason = Reason(report.WITHHELD, f"not run, it can kill the process: {entry.reason}")
     known = {"choice": choice, "known_failure": entry.id, **case.axes}
     return Outcome(case.backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
 
