@@ -146,6 +146,13 @@ OPTIONS = (
         switch=True,
     ),
     Option(
+        "supervise",
+        "yes",
+        "yes|no",
+        "watch over the run from another process, so that a kernel that ends pytest leaves a report and a red run",
+        ("yes", "no"),
+    ),
+    Option(
         "unjudged",
         "fail",
         "fail|allow",
@@ -414,13 +421,23 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(option.ini, f"default of {option.flag}", default=option.default)
 
 
-def sanitizer(config: pytest.Config) -> str:
-    """The tool of ``--gemm-sanitizer``, ``none`` without; asked before anything else is read.
+def early(config: pytest.Config, name: str) -> str:
+    """The value of one option, asked before anything else is read.
 
     Raises:
-        pytest.UsageError: for a tool that there is not.
+        pytest.UsageError: for a value that there is not.
     """
-    return _value(config, next(option for option in OPTIONS if option.name == "sanitizer"))
+    return _value(config, next(option for option in OPTIONS if option.name == name))
+
+
+def ledger(config: pytest.Config, default: Path) -> Ledger:
+    """The ledger of the run, asked before anything else is read.
+
+    Args:
+        config: pytest's.
+        default: the one that is used when none is named.
+    """
+    return _ledger(early(config, "known-failures"), default)
 
 
 def _value(config: pytest.Config, option: Option) -> str:

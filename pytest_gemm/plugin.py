@@ -10,14 +10,14 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, hookspec, sanitizer, selection, session
+from pytest_gemm import ahead, distribution, hookspec, sanitizer, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Configurable, Registry, RegistryError
@@ -50,6 +50,7 @@ _HARVEST = pytest.StashKey[list[ahead.Harvest]]()
 _MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
 _VERDICTS = pytest.StashKey[list[str]]()
 _ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.elsewhere.Elsewhere; not imported in vain
+_CHILD = pytest.StashKey[supervisor.Child]()
 _FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
@@ -65,14 +66,58 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """The extension hook."""
+    """The extension hook, and what must be around everything that pytest does."""
     pluginmanager.add_hookspecs(hookspec)
+    pluginmanager.register(_Supervision(), "gemm-supervision")
+
+
+class _Supervision:
+    """Another process looks on where kernels are judged in this one, see ``supervisor.py``."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, int | None, int | None]:
+        """Fork; and hand the status over to the parent when pytest has come to its end."""
+        if not (
+            _may_judge(config) and gemm_config_room.early(config, "supervise") == "yes" and supervisor.wanted(config)
+        ):
+            return (yield)
+        child = config.stash[_CHILD] = supervisor.start(functools.partial(_explained_without, config))
+        try:
+            status = yield
+        except pytest.UsageError:
+            child.finished(pytest.ExitCode.USAGE_ERROR)
+            raise
+        child.finished(int(status or 0))
+        return status
+
+
+def _may_judge(config: pytest.Config) -> bool:
+    """Whether this may be a run of GEMM tests, but not a session of one, which reports its own death."""
+    if config.getoption("gemm_session") is not None:
+        return False
+    files = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
+    own = any(file.is_relative_to(default_ledger().parent) for file in files)
+    return own or distribution.asked_for(config) or bool(config.hook.pytest_gemm_register_backends.get_hookimpls())
+
+
+def _explained_without(
+    config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None, run: Mapping[str, Any]
+) -> list[Outcome]:
+    """What the ledger says of outcomes, in a process that has read no configuration."""
+    ledger = gemm_config_room.ledger(config, default_ledger())
+    found: list[Outcome] = []
+    for outcome in outcomes:
+        device = run.get("devices", {}).get(outcome.backend, "cpu")
+        env = session.environment_elsewhere(words.environment if words else None, device, run.get("threads", 1))
+        env = env.at(outcome.isa, outcome.threads)
+        found += session.explain([outcome], Problem.parse(outcome.problem), ledger, env)[0]
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
-    if (tool := gemm_config_room.sanitizer(config)) != "none":
+    if (tool := gemm_config_room.early(config, "sanitizer")) != "none":
         given = config.invocation_params
         return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
     distribution.allow_crashes(config)
@@ -95,6 +140,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CONFIG] = settings
     config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
+    if (child := config.stash.get(_CHILD, None)) is not None:
+        child.note(
+            options=settings.rerun_options(),
+            root=str(config.rootpath),
+            here=str(config.invocation_params.dir),
+            threads=settings.threads,
+            devices={backend.name: settings.device_of(backend) for backend in settings.backends},
+            record=str(settings.run_record or ""),
+        )
     if not _is_worker(config):
         config.stash[_STATE].open_record(config.invocation_params.args)
 
@@ -126,7 +180,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _STDERR in config.stash:
         os.close(config.stash[_STDERR])
         del config.stash[_STDERR]
-    if _DIARIES in config.stash:
+    if _DIARIES in config.stash and _CHILD not in config.stash:
         config.stash[_DIARIES].close()
     if _ELSEWHERE in config.stash:
         config.stash[_ELSEWHERE].close()
@@ -138,10 +192,12 @@ def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
     timed = not (config.getoption("usepdb", False) or config.getoption("trace", False))
     limits = (settings.timeout, settings.compile_timeout) if timed else (0.0, 0.0)
     dumps = config.pluginmanager.has_plugin("faulthandler") and not float(config.getini("faulthandler_timeout") or 0)
-    if _is_worker(config):
-        given = config.workerinput  # type: ignore[attr-defined]  # xdist's
+    child = config.stash.get(_CHILD, None)
+    if _is_worker(config) or child is not None:
+        given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
         folder = Path(given["gemm_diaries"]) if "gemm_diaries" in given else None
-        diary = Diary(folder, given["workerid"], replaceable=given.get("gemm_replaces", False))
+        folder = folder if child is None else child.diaries.folder
+        diary = Diary(folder, given.get("workerid", supervisor.PROCESS), replaceable=given.get("gemm_replaces", False))
         if diary.stacks is not None and dumps:
             faulthandler.enable(file=diary.stacks, all_threads=False)
         return Watch(*limits, diary, fence=diary.stacks if dumps else None)
@@ -164,8 +220,7 @@ def _last_call(config: pytest.Config, outcome: Outcome) -> None:
     behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
     lines = [
         text.failure(explained[-1], _rerun(config, words.test)),
-        f"Nothing else ends it, so pytest ends here, and {behind} more test(s) are not run.",
-        "With -n 1 or more this case alone would have been lost, for a worker process is replaced.",
+        *supervisor.end_lines("Nothing else ends it", behind),
         "",
         *state.summary(),
     ]
@@ -191,10 +246,7 @@ def _explained(
 
 def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
     """How to run a test again of which only the id is known."""
-    file, _, name = nodeid.partition("[")[0].partition("::")
-    path, here = config.rootpath / file, config.invocation_params.dir
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return text.Rerun(f"{shown.as_posix()}::{name}", config.stash[_CONFIG].rerun_options())
+    return selection.rerun(nodeid, config.rootpath, config.invocation_params.dir, config.stash[_CONFIG].rerun_options())
 
 
 def register_builtin(registry: Registry) -> None:
@@ -352,6 +404,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Without xdist: compile ahead what the collected tests need, and time.  With it the controller does, see below."""
     config = session.config
     settings = config.stash[_CONFIG]
+    if (child := config.stash.get(_CHILD, None)) is not None:
+        child.note(collected=len(session.items))
     if _is_worker(config) or config.option.collectonly or settings.screen or settings.speed.session is not None:
         return
     _compile_ahead(config, [item.nodeid for item in session.items])
@@ -362,6 +416,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
     _compile_ahead(node.config, ids)
+    if (child := node.config.stash.get(_CHILD, None)) is not None:
+        child.note(collected=len(ids))
     if _MEASURED not in node.config.stash and (folder := node.workerinput.get("gemm_speed")):
         from pytest_gemm import sessions
 
@@ -427,7 +483,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
-    config.stash[_DIARIES] = Diaries()
+    child = config.stash.get(_CHILD, None)
+    config.stash[_DIARIES] = Diaries() if child is None else child.diaries
     note = distribution.pin(config, specs)
     if note:
         config.stash[_STATE].notes.append(note)
@@ -658,9 +715,16 @@ class _Collector:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Let the parent know which test runs."""
+        if (child := self._config.stash.get(_CHILD, None)) is not None:
+            child.note(test=nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take in what a test judged."""
         state = self._config.stash[_STATE]
+        if (child := self._config.stash.get(_CHILD, None)) is not None:
+            child.noted(report)
         if asked := getattr(report, "gemm_asked", ""):
             state.asked.add(asked)
         judged = getattr(report, "gemm", None)

@@ -31,6 +31,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
+from pytest_gemm.report import Rerun
 from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ __all__ = [
     "case_of",
     "crashed",
     "read_marker",
+    "rerun",
     "select",
     "test_name",
 ]
@@ -267,6 +269,21 @@ def axes_of(nodeid: str) -> tuple[str, str, int]:
         else:
             mode = word
     return mode, isa, threads
+
+
+def rerun(nodeid: str, root: Path, here: Path, options: tuple[str, ...]) -> Rerun:
+    """How to run a test again of which only the id is known.
+
+    Args:
+        nodeid: the test.
+        root: folder that the id begins at.
+        here: folder that the command is typed in.
+        options: further ones, which the run was given.
+    """
+    file, _, name = nodeid.partition("[")[0].partition("::")
+    path = root / file
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return Rerun(f"{shown.as_posix()}::{name}", options)
 
 
 def test_name(nodeid: str) -> str:

@@ -31,7 +31,7 @@ from pytest_gemm.ledger import Environment
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.report import from_record, to_record
 
-__all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death"]
+__all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death", "manner"]
 
 
 # -- what a process leaves behind ------------------------------------------------------------------
@@ -112,7 +112,7 @@ def death(words: Words, status: int | None) -> Outcome:
         seconds = Seconds(**{part: words.limit})
     else:
         where = f"after {doing.phase}" if words.over else f"in {doing.phase}"
-        reason = Reason("process-died", f"the test process died {where}: {_manner(status)}", _remedy(status))
+        reason = Reason("process-died", f"the test process died {where}: {manner(status)}", _remedy(status))
     return Outcome(
         doing.backend,
         doing.problem,
@@ -130,8 +130,12 @@ def death(words: Words, status: int | None) -> Outcome:
     )
 
 
-def _manner(status: int | None) -> str:
-    """How a process ended, in words."""
+def manner(status: int | None) -> str:
+    """How a process ended, in words.
+
+    Args:
+        status: its exit status, negative for a signal, ``None`` where it is unknown.
+    """
     if status is None:
         return "nothing is known of its exit status"
     if status >= 0:
