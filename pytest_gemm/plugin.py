@@ -51,6 +51,7 @@ _MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; t
 _VERDICTS = pytest.StashKey[list[str]]()
 _ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.elsewhere.Elsewhere; not imported in vain
 _CHILD = pytest.StashKey[supervisor.Child]()
+_GUARDED = pytest.StashKey[Any]()  # a pytest_gemm.guarded.GuardedJudge, likewise
 _FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
@@ -182,9 +183,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del config.stash[_STDERR]
     if _DIARIES in config.stash and _CHILD not in config.stash:
         config.stash[_DIARIES].close()
-    if _ELSEWHERE in config.stash:
-        config.stash[_ELSEWHERE].close()
-        del config.stash[_ELSEWHERE]
+    for judges in (_ELSEWHERE, _GUARDED):
+        if judges in config.stash:
+            config.stash[judges].close()
+            del config.stash[judges]
 
 
 def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
@@ -541,17 +543,9 @@ def gemm_case(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Case:
 
 
 @pytest.fixture(scope="session")
-def _gemm_guarded(gemm_config: GemmConfig) -> Iterator[GuardedJudge | None]:
+def _gemm_guarded(pytestconfig: pytest.Config) -> GuardedJudge | None:
     """With ``--gemm-guard=pages``: who judges in a process that may die."""
-    if gemm_config.guard == "none" or gemm_config.speed.session is not None:
-        yield None
-        return
-    from pytest_gemm.guarded import GuardedJudge
-
-    limit = gemm_config.compile_timeout and gemm_config.timeout and gemm_config.compile_timeout + gemm_config.timeout
-    guarded = GuardedJudge(gemm_config.threads, limit)
-    yield guarded
-    guarded.close()
+    return pytestconfig.stash.get(_GUARDED, None)
 
 
 @pytest.fixture
@@ -745,9 +739,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         session.config.stash[_STATE].narrowed = True  # a drawn case does not show that an entry of the ledger is stale
         session.config.stash[_ELSEWHERE] = Elsewhere(settings)  # before a backend is asked whether it is available
+    if settings.guard == "pages" and _judges_here(session.config):
+        from pytest_gemm.guarded import GuardedJudge
+
+        session.config.stash[_GUARDED] = GuardedJudge(settings)  # likewise
     if not _is_worker(session.config) and not settings.screen:
         session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
         session.config.pluginmanager.register(_Collector(session.config), "gemm-collector")
+
+
+def _judges_here(config: pytest.Config) -> bool:
+    """Whether tests of cases run in this process: it is no controller of workers, no session, and no screen."""
+    settings = config.stash[_CONFIG]
+    runs = not settings.screen and not config.option.collectonly and settings.speed.session is None
+    return runs and (_is_worker(config) or str(config.getoption("dist", "no")) == "no")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
