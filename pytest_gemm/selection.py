@@ -173,12 +173,14 @@ def _state(config: GemmConfig, backend: Backend) -> Availability:
 def _availability(registry: Registry, name: str, device: str, compile_only: bool) -> Availability:
     """Asked once a run, however many tests there are."""
     backend = registry[name]
-    if compile_only and not isinstance(backend, Compiling):
-        text = f"{name} compiles nothing ahead: its kernels are made when they are run"
-        return Availability(Reason(NOTHING_AHEAD, text))
     try:
-        ahead = compile_only and isinstance(backend, Compiling)
-        answer: object = backend.compiles_ahead() if ahead else backend.availability(device)
+        if not compile_only:
+            answer: object = backend.availability(device)
+        elif isinstance(backend, Compiling):
+            answer = backend.compiles_ahead()
+        else:
+            text = f"{name} compiles nothing ahead: its kernels are made when they are run"
+            return Availability(Reason(NOTHING_AHEAD, text))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of a backend, which ends nothing by what it raises

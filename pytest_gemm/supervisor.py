@@ -254,7 +254,11 @@ class _Journal:
             lines += [report.failure(o, self._rerun()) for o in guilty if o.status.is_failure or o.known_failure]
             if not guilty and self.words is not None and self.words.stack:
                 lines.append(self.words.stack)
-            lines += end_lines(f"The process that ran the tests is gone{where}: {manner(status)}", self._behind())
+            late = self.words is not None and self.words.ended == "timed-out"
+            gone = (
+                "Nothing else ends it" if late else f"The process that ran the tests is gone{where}: {manner(status)}"
+            )
+            lines += end_lines(gone, self._behind())
             judged += guilty
             if record := self.run.get("record"):
                 with Path(record).open("a", encoding="utf-8") as file:
