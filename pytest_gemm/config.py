@@ -384,6 +384,11 @@ class GemmConfig:
         options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
         return tuple(options)
 
+    @property
+    def devices(self) -> dict[str, str]:
+        """Where each selected backend computes, by its name."""
+        return {backend.name: self.device_of(backend) for backend in self.backends}
+
     def device_of(self, backend: Backend) -> str:
         """Where this backend computes: the device asked for, or the first of its own that is here."""
         if self.device != "auto":

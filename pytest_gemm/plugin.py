@@ -25,7 +25,6 @@ from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described
-from pytest_gemm.problem import Problem
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
@@ -106,13 +105,8 @@ def _explained_without(
 ) -> list[Outcome]:
     """What the ledger says of outcomes, in a process that has read no configuration."""
     ledger = gemm_config_room.ledger(config, default_ledger())
-    found: list[Outcome] = []
-    for outcome in outcomes:
-        device = run.get("devices", {}).get(outcome.backend, "cpu")
-        env = session.environment_elsewhere(words.environment if words else None, device, run.get("threads", 1))
-        env = env.at(outcome.isa, outcome.threads)
-        found += session.explain([outcome], Problem.parse(outcome.problem), ledger, env)[0]
-    return found
+    known = words.environment if words else None
+    return session.explain_elsewhere(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
@@ -147,7 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
             root=str(config.rootpath),
             here=str(config.invocation_params.dir),
             threads=settings.threads,
-            devices={backend.name: settings.device_of(backend) for backend in settings.backends},
+            devices=settings.devices,
             record=str(settings.run_record or ""),
         )
     if not _is_worker(config):
@@ -235,15 +229,8 @@ def _explained(
 ) -> tuple[list[Outcome], LedgerUse]:
     """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
     settings = config.stash[_CONFIG]
-    explained, use = [], LedgerUse()
-    for outcome in outcomes:
-        device = settings.device_of(settings.registry[outcome.backend])
-        env = session.environment_elsewhere(words.environment if words else None, device, settings.threads)
-        env = env.at(outcome.isa, outcome.threads)
-        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env)
-        explained += found
-        use.merge(noted.to_dict())
-    return explained, use
+    known = words.environment if words else None
+    return session.explain_elsewhere(outcomes, known, settings.ledger, settings.devices, settings.threads)
 
 
 def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:

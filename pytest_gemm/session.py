@@ -31,6 +31,7 @@ __all__ = [
     "environment_elsewhere",
     "environment_of",
     "explain",
+    "explain_elsewhere",
     "forbidding",
     "withheld",
 ]
@@ -216,6 +217,28 @@ def environment_elsewhere(known: Environment | None, device: str, threads: int) 
     """
     known = known or Environment(metadata.version("torch"), device=device, threads=threads)
     return known if known.device == "cuda" else dataclasses.replace(known, isa=machine.cpu().flags)
+
+
+def explain_elsewhere(
+    outcomes: Sequence[Outcome], known: Environment | None, ledger: Ledger, devices: Mapping[str, str], threads: int
+) -> tuple[list[Outcome], LedgerUse]:
+    """:func:`explain` for outcomes whose process of this machine is gone; imports no torch.
+
+    Args:
+        outcomes: of any problems.
+        known: what the process left word of, ``None`` for nothing.
+        ledger: of the run.
+        devices: where each backend computes.
+        threads: CPU threads of the run's processes.
+    """
+    explained, use = [], LedgerUse()
+    for outcome in outcomes:
+        env = environment_elsewhere(known, devices.get(outcome.backend, "cpu"), threads)
+        env = env.at(outcome.isa, outcome.threads)
+        found, noted = explain([outcome], Problem.parse(outcome.problem), ledger, env)
+        explained += found
+        use.merge(noted.to_dict())
+    return explained, use
 
 
 def eager_is_safe(ledger: Ledger) -> Callable[[Problem, str], bool]:

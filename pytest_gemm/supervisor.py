@@ -130,7 +130,7 @@ def start(explained: Explained) -> Child:
     path = diaries.folder / "journal"
     journal = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
     read_end, write_end = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # there would be no status to ask for

@@ -421,6 +421,7 @@ class Watch:
     def __call__(self, activity: Activity) -> Iterator[None]:
         """Watch over the block, which holds no other of this kind; its limit follows from the activity's phase."""
         limit = self._run if activity.phase in _RUNS else self._compile
+        process = os.getpid()
         with self._lock:
             self.diary.doing(activity, limit)
             if limit:
@@ -434,6 +435,8 @@ class Watch:
         try:
             yield
         finally:
+            if os.getpid() != process:  # a kernel has forked, and this copy would go on as another pytest
+                os._exit(1)
             with self._lock:  # not before the last words of a limit that has just run out
                 self._now = None
                 self.diary.over()

@@ -4,7 +4,7 @@
 
 Each fault is a backend that goes wrong in one problem, beside an honest backend and a problem in which it is honest
 itself.  Three things are asked of every one: the guilty case is named with its status, the neighbours pass, and the
-exit status is right.  Faults that leave the process alive share a run; what ends it, or changes it for good, has its own.
+exit status is right.  Faults that leave the process alive share a run; what ends it, or changes it, has its own.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def page(found: Sequence[Row], seconds: float) -> str:
         "",
         f"Made by `python tests/fault_study.py` on {datetime.date.today()} with torch {version('torch')},",
         f"{counts[0]} faults without `-n` and {counts[2]} with `-n 2`, in {seconds:.0f} s.",
-        "Each is a backend that goes wrong in one problem. Asked of every one: the guilty case is named with its status,",
+        "Each is a backend that goes wrong in one problem. Asked of each: the guilty case is named with its status,",
         "the neighbours pass (an honest backend, and the same backend in another problem), the exit status is right.",
         f"That was so in {len(found) - len(wrong)} of {len(found)}.",
         "",
@@ -192,7 +192,7 @@ def page(found: Sequence[Row], seconds: float) -> str:
         "## What ends the process",
         "",
         "With `-n` the worker is replaced and the others are judged. Without, pytest ends with the case, and what had",
-        "been judged before is in its report. An exit handler comes after the last test: all is judged, the run is red.",
+        "been judged before is in its report. An exit handler comes after the last test: all is judged, and red.",
         "",
         "| what | where | without `-n`: exit status | with `-n 2`: exit status | what the report says |",
         "|---|---|---|---|---|",

@@ -173,7 +173,6 @@ RESULTS: Final[dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]] = {
     ),
     "with a gradient": (lambda right: right.requires_grad_(), (*WRONG, "passed")),
     "a subclass": (_subclass, (*WRONG, "passed")),
-    "freed storage": (lambda right: (right, right.untyped_storage().resize_(0))[0], WRONG),
 }
 
 
@@ -379,6 +378,13 @@ ENDING: Final[dict[str, tuple[Callable[..., Any], tuple[str, ...]]]] = {
     "no end": (_endless, ("timed-out",)),
     "no end, with Python's lock": (_endless_with_the_lock, ("timed-out",)),
 }
+
+
+def _freed(right: Any) -> Any:
+    right.untyped_storage().resize_(0)
+    return right
+
+
 AT_EXIT: Final[dict[str, Callable[..., Any]]] = {
     "atexit: os._exit(0)": lambda *_: atexit.register(os._exit, 0),
     "atexit: SIGKILL": lambda *_: atexit.register(os.kill, os.getpid(), signal.SIGKILL),
@@ -397,6 +403,7 @@ def faults() -> list[Fault]:
     ]
     found += [Fault(kind, "supports", ENDING[kind][0], ("crashed",), ends=True) for kind in ("os._exit(0)",)]
     found += [Fault(kind, "run", do, ("passed",), ends=True) for kind, do in AT_EXIT.items()]
+    found.append(Fault("freed storage", "result", _freed, WRONG, ends=True))
     found.append(Fault("Unsupported", "run", raises(lambda: Unsupported("hard-data", "not this data"))))
     found.append(Fault("Unsupported", "run again", raises(lambda: Unsupported("hard-data", "not this data"))))
     found.append(Fault("KeyboardInterrupt", "run", raises(KeyboardInterrupt), ("interrupted",), ends=True))

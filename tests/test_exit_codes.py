@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -256,7 +258,21 @@ def test_a_process_ends_with_its_status(
     assert result.ret == status
     assert any(_like(line, shown) for shown in (*result.outlines, *result.errlines)), line
     assert not list((project.path / "tmp").glob("pytest-gemm-*"))
+    until = time.monotonic() + 10
+    while left := _runs_in(project.path):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
     assert "INTERNALERROR" not in result.stdout.str()
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Command lines of processes that were started in a folder and still run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").resolve().is_relative_to(folder):
+                found.append((process / "cmdline").read_text())
+    return [line for line in found if line]
 
 
 def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:
