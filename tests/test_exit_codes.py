@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -266,11 +267,11 @@ def test_a_process_ends_with_its_status(
 
 
 def _runs_in(folder: Path) -> list[str]:
-    """Command lines of processes that were started in a folder and still run."""
+    """Command lines of other processes that were started in a folder and still run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (process / "cwd").resolve().is_relative_to(folder):
+            if process.name != str(os.getpid()) and (process / "cwd").resolve().is_relative_to(folder):
                 found.append((process / "cmdline").read_text())
     return [line for line in found if line]
 
