@@ -227,7 +227,7 @@ def _patch_time(*_: object) -> None:
 
 
 def _no_streams(*_: object) -> None:
-    sys.stdout = sys.stderr = None  # type: ignore[assignment]  # as a kernel can
+    sys.stdout = sys.stderr = None
 
 
 def _signals(*_: object) -> None:
@@ -267,7 +267,8 @@ def _settings(*_: object) -> None:
 
 
 def _hooks(*_: object) -> None:
-    sys.excepthook = sys.unraisablehook = lambda *_: os._exit(0)
+    sys.excepthook = lambda *_: os._exit(0)
+    sys.unraisablehook = lambda _: os._exit(0)
 
 
 def _recursion_limit(*_: object) -> None:
@@ -480,8 +481,9 @@ class Choosing(Faulty):
 
 def pytest_gemm_register_backends(registry: Registry) -> None:
     """An honest backend, and one for each fault that ``FAULTS`` names."""
-    registry.add(Faulty("honest"))
+    add: Callable[[Any], None] = registry.add  # what is prepared has a property in the place of a contract
+    add(Faulty("honest"))
     wanted = os.environ["FAULTS"].split(",")
     for fault in faults():
         if fault.name in wanted:
-            registry.add((Choosing if fault.where == "choices" else Faulty)(fault.name, fault))
+            add((Choosing if fault.where == "choices" else Faulty)(fault.name, fault))

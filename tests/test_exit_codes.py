@@ -114,6 +114,11 @@ CONFTEST = """
         def availability(self, device):
             return None
 
+    class Quitting(Absent):
+        name = "quitting"
+        def availability(self, device):
+            os._exit(0)
+
     class Refusing(Absent):
         name = "refusing"
         def availability(self, device):
@@ -135,7 +140,7 @@ CONFTEST = """
             dies_at_exit, becomes_another, segfault, forks, interrupted, terminated,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
-        for backend in (Absent, Silent, Odd, Refusing, Late):
+        for backend in (Absent, Silent, Odd, Quitting, Refusing, Late):
             registry.add(backend())
 """
 
@@ -242,6 +247,12 @@ PROCESS = [
     (1, "--gemm-backends=surrogate,mine -n1", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (1, "--gemm-backends=skips,mine -n1", "*2 failed, 2 passed*"),
     (1, "--gemm-backends=refusing,mine -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
+    (
+        1,
+        "--gemm-backends=mine,quitting",
+        "The process that ran the tests is gone: it ended itself with exit status 0, *",
+    ),
+    (1, "--gemm-backends=mine,quitting -n1", "The process that ran the tests is gone: it ended*exit status 0, *"),
     (1, "--gemm-backends=silent,mine -n1", "silent did not run: availability() of silent raised Skipped: no board"),
     (2, "--gemm-backends=interrupted", "*KeyboardInterrupt*"),
     (-signal.SIGTERM, "--gemm-backends=terminated", "The run was ended by SIGTERM *"),
