@@ -186,7 +186,8 @@ class Diary:
         self.words = dataclasses.replace(self.words, **changes)
         if self._line >= 0:
             # What an earlier, longer line leaves behind the newline is not read.
-            os.pwrite(self._line, json.dumps(vars(self.words), default=vars).encode() + b"\n", 0)
+            with contextlib.suppress(OSError):  # a full disk
+                os.pwrite(self._line, json.dumps(vars(self.words), default=vars).encode() + b"\n", 0)
 
     def begin(self, test: str) -> None:
         """A test begins that will ask for judgements."""
@@ -266,9 +267,12 @@ def _judged_file(folder: Path, test: str) -> Path:
 
 
 def _append(folder: Path, test: str, entry: Mapping[str, object]) -> None:
-    """One write a line: a process that dies in it leaves half a line at most."""
+    """One write a line: a process that dies in it leaves half a line at most.
+
+    Where the folder is gone or the disk is full, the run goes on without.
+    """
     line = json.dumps(entry) + "\n"
-    with _judged_file(folder, test).open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), _judged_file(folder, test).open("a", encoding="utf-8") as file:
         file.write(line)
 
 
