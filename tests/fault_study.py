@@ -108,7 +108,7 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
     """What came of each fault of a group."""
     lines = made.text.splitlines()
     found = []
-    ended = any(fault.ends for fault in group) and not workers
+    ended = any(fault.ends and (not workers or fault.expected == ("interrupted",)) for fault in group)
     for fault in group:
         mine = [o for o in made.outcomes if o["backend"] == fault.name]
         guilty = [o for o in mine if f":{GUILTY}x" in str(o["problem"])]
