@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import unittest
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -241,7 +242,7 @@ def _foreign(case: Case) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, Exception) and not isinstance(error, pytest.exit.Exception):
+        if isinstance(error, Exception) and not isinstance(error, (pytest.exit.Exception, unittest.SkipTest)):
             raise
         raise RuntimeError(f"the code of {case.backend.name} raised {described(error)}") from None
 

@@ -20,10 +20,11 @@ CONFTEST = """
     import os
     import signal
     import sys
+    import unittest
 
     import pytest
 
-    from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+    from pytest_gemm.backend import Availability, Proof, Unsupported
     from pytest_gemm.outcome import Reason
 
 
@@ -126,6 +127,22 @@ CONFTEST = """
         def supports(self, problem):
             return Unsupported("never", "nothing is taken")
 
+    class Contract:
+        @property
+        def contract(self):
+            raise unittest.SkipTest("no contract")
+        def run(self, operands):
+            return operands.a @ operands.b
+        def proof(self):
+            return Proof(executed=("kernel",), provable=False)
+
+    class Lawless(Refusing):
+        name = "lawless"
+        def supports(self, problem):
+            return None
+        def prepare(self, problem, operands):
+            return Contract()
+
     class Late(Refusing):
         name = "late"
         def supports(self, problem):
@@ -140,7 +157,7 @@ CONFTEST = """
             dies_at_exit, becomes_another, segfault, forks, interrupted, terminated,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
-        for backend in (Absent, Silent, Odd, Quitting, Refusing, Late):
+        for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late):
             registry.add(backend())
 """
 
@@ -191,6 +208,7 @@ HERE = [
     (1, "--gemm-backends=exits", "*2 failed*"),
     (1, "--gemm-backends=sys-exits", "*2 failed*"),
     (1, "--gemm-backends=mute", "*2 failed*"),
+    (1, "--gemm-backends=lawless", "*2 failed*"),
     (1, "--gemm-backends=surrogate", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (1, "--gemm-backends=absent,mine", "absent did not run: there is no board"),
     (1, "--gemm-backends=silent,mine", "silent did not run: availability() of silent raised Skipped: no board"),
