@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from pytest_gemm.backend import Configurable, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status, described
+from pytest_gemm.outcome import Outcome, Status, described, message
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
@@ -685,6 +686,14 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
     own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.DROPPED, Status.UNSUPPORTED]
     found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
     return (found, found[0], found.upper()) if found else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist sends it
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Make the words of a warning printable: a kernel may have said them, and a worker has to send them."""
+    said = message(warning_message.message) if isinstance(warning_message.message, Warning) else ""
+    if said and said != str(warning_message.message):
+        warning_message.message = pytest.PytestWarning(said)
 
 
 # -- end -------------------------------------------------------------------------------------------

@@ -97,6 +97,15 @@ CONFTEST = """
             signal.pause()
 
 
+    class Unraisable:
+        def __del__(self):
+            raise RuntimeError("\\ud800")
+
+    def unraisable(a, b):
+        Unraisable()
+        return mine(a, b)
+
+
     class Absent:
         name = "absent"
         devices = ("cpu",)
@@ -154,7 +163,7 @@ CONFTEST = """
     def pytest_gemm_register_backends(registry):
         for function in (
             mine, off, other, crash, skips, imports, xfails, exits, sys_exits, surrogate, mute, leaves, at_exit,
-            dies_at_exit, becomes_another, segfault, forks, interrupted, terminated,
+            dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
         for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late):
@@ -262,6 +271,7 @@ PROCESS = [
     (1, "--gemm-backends=becomes-another", "mm:f32:nn:8x16x32 on becomes-another: crashed: *exit status 0"),
     (1, "--gemm-backends=at-exit", "*2 failed*"),
     (1, "--gemm-backends=dies-at-exit", "The tests were over when the process of pytest ended: SIGKILL *"),
+    (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
     (1, "--gemm-backends=surrogate,mine -n1", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
     (1, "--gemm-backends=skips,mine -n1", "*2 failed, 2 passed*"),
     (1, "--gemm-backends=refusing,mine -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
