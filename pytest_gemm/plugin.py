@@ -25,7 +25,7 @@ from pytest_gemm.backend import Configurable, Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status, described, message
+from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
@@ -640,6 +640,10 @@ def pytest_runtest_makereport(
     if call.when == "setup" and (case := _picked(item)) is not None:
         made.gemm_asked = case.backend
     judged = item.stash.get(_JUDGED, None)
+    if judged is not None and made.failed:
+        shown = made.longreprtext
+        if (said := printable(shown, len(shown))) != shown:  # a worker could not send it
+            made.longrepr = said
     if call.when == "call" and judged is not None:
         process, verdicts = os.environ.get("PYTEST_XDIST_WORKER", "main"), item.stash.get(_VERDICTS, [])
         made.gemm = {**judged, "process": process, "verdicts": verdicts}

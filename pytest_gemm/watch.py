@@ -178,6 +178,7 @@ class Diary:
         self._line = -1
         self._calls = 0
         if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)  # a kernel may have removed it, with the worker before this one
             self._line = os.open(folder / f"{process}.now", os.O_CREAT | os.O_RDWR, 0o600)
             self.stacks = (folder / f"{process}.stack").open("w", encoding="utf-8")
             self._say()

@@ -155,7 +155,9 @@ def groups(chosen: Iterable[Fault], workers: int) -> list[list[Fault]]:
     if not workers:
         return [[f] for f in (*alone, *ending)] + [together]
     singly = [f for f in ending if f.expected == ("interrupted",) or f.kind in AT_EXIT]
-    return [[f] for f in singly] + [[f for f in ending if f not in singly], alone, together]
+    singly += [f for f in alone if f.kind in {"excepthook leaves", "the temporary folder removed"}]  # strikes others
+    shared = [[f for f in kinds if f not in singly] for kinds in (ending, alone)]
+    return [*([f] for f in singly), *shared, together]
 
 
 def page(found: Sequence[Row], seconds: float) -> str:
