@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import unittest
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +20,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Reason, Status, first_line
+from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message
 from pytest_gemm.problem import Problem
 from pytest_gemm.watch import Diary
 
@@ -90,7 +91,9 @@ class GemmCheck:
             self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
             self._save_withheld(case, held)
             pytest.xfail(f"{held.known_failure}: {held.reason}")
-        return self.finish(case, self._judged(case, judging))
+        with _foreign(case):
+            outcomes = self._judged(case, judging)
+        return self.finish(case, outcomes)
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
@@ -132,7 +135,8 @@ class GemmCheck:
         """
         if isinstance(case.backend, Caching):
             self._warm = "here"
-            return case.backend.with_user_caches(uuid.uuid4().hex)
+            with _foreign(case):
+                return case.backend.with_user_caches(uuid.uuid4().hex)
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
         self.finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")
@@ -151,11 +155,12 @@ class GemmCheck:
         except BrokenProcessPool:
             reason = Reason("process-died", "the process that compiled and ran it first has died")
             details = ""
-        except Exception as error:  # of a backend, in the other process; its traceback has been kept as text
-            first = first_line(error)
-            kind = type(error).__name__
-            reason = Reason(f"elsewhere-{kind}", f"{kind} in the process that ran it first: {first}")
-            details = str(error.__cause__ or error)[-2000:]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a backend, in the other process; its traceback has been kept as text
+            kind = kind_of(error)
+            reason = Reason(f"elsewhere-{kind}", f"{kind} in the process that ran it first: {first_line(error)}")
+            details = message(error.__cause__ or error)[-2000:]
         else:
             return
         line = case.problem.line
@@ -171,8 +176,12 @@ class GemmCheck:
         for problem in problems:
             other = dataclasses.replace(case, problem=problem)
             if self._withheld(other, "") is None:
-                with contextlib.suppress(Exception):  # of a compiler under test
+                try:
                     run_once(other, self._config.threads)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException:  # of a compiler under test
+                    pass
 
     def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
         self.judged["outcomes"] += map(report.to_record, outcomes)
@@ -188,7 +197,8 @@ class GemmCheck:
         rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
         if not self._judge.has_lost(case.device):
-            self._save(case, outcomes)
+            with _foreign(case):
+                self._save(case, outcomes)
         if failed:
             pytest.fail("\n".join(report.failure(o, rerun) for o in failed), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
@@ -233,6 +243,19 @@ class GemmCheck:
                     why = artifacts.save_defect(folder, outcome, evidence, case, self._warm)
                     lost.append((f"--gemm-defects={folder}", why))
         self.judged["lost"].update((option, why) for option, why in lost if why)
+
+
+@contextlib.contextmanager
+def _foreign(case: Case) -> Iterator[None]:
+    """The block calls a backend, which cannot end the test: a skip, an exit and the like become errors of the test."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, (pytest.exit.Exception, unittest.SkipTest)):
+            raise
+        raise RuntimeError(f"the code of {case.backend.name} raised {described(error)}") from None
 
 
 def _key(outcome: Outcome) -> tuple[object, ...]:

@@ -172,6 +172,20 @@ _RUN = (
         switch=True,
     ),
     Option(
+        "supervise",
+        "yes",
+        "yes|no",
+        "watch over the run from another process, so that a kernel that ends pytest leaves a report and a red run",
+        ("yes", "no"),
+    ),
+    Option(
+        "unjudged",
+        "fail",
+        "fail|allow",
+        "a run in which a named backend judged no case fails, or may end well",
+        ("fail", "allow"),
+    ),
+    Option(
         "doctor",
         "no",
         "yes|no",
@@ -360,6 +374,7 @@ class GemmConfig:
         backends: the selected ones, in the order given.
         named: whether the user named them (``auto`` otherwise).
         missing: ``fail`` or ``skip``, for a named backend that cannot run here.
+        unjudged: ``fail`` or ``allow``, for a run in which a named backend judged no case.
         level: ``quick``, ``full`` or ``exhaustive``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
@@ -415,6 +430,7 @@ class GemmConfig:
     reference: str = "auto"
     fillings: tuple[str, ...] = ()
     fuzz: float = 0.0
+    unjudged: str = "fail"
     timeout: float = 60.0
     compile_timeout: float = 1800.0
     jobs: int = 1
@@ -469,6 +485,11 @@ class GemmConfig:
             options = [option for option, name in named if effect.applies(name, self, again)]
         return tuple(options)
 
+    @property
+    def devices(self) -> dict[str, str]:
+        """Where each selected backend computes, by its name."""
+        return {backend.name: self.device_of(backend) for backend in self.backends}
+
     def device_of(self, backend: Backend) -> str:
         """Where this backend computes: the device asked for, or the first of its own that is here."""
         if self.device != "auto":
@@ -506,13 +527,23 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(option.ini, f"default of {option.flag}", default=option.default)
 
 
-def sanitizer(config: pytest.Config) -> str:
-    """The tool of ``--gemm-sanitizer``, ``none`` without; asked before anything else is read.
+def early(config: pytest.Config, name: str) -> str:
+    """The value of one option, asked before anything else is read.
 
     Raises:
-        pytest.UsageError: for a tool that there is not.
+        pytest.UsageError: for a value that there is not.
     """
-    return _value(config, next(option for option in OPTIONS if option.name == "sanitizer"))
+    return _value(config, next(option for option in OPTIONS if option.name == name))
+
+
+def ledger(config: pytest.Config, default: Path) -> Ledger:
+    """The ledger of the run, asked before anything else is read.
+
+    Args:
+        config: pytest's.
+        default: the one that is used when none is named.
+    """
+    return _ledger(early(config, "known-failures"), default, None)
 
 
 def check_sanitizer(config: pytest.Config) -> None:
@@ -669,6 +700,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         backends=backends,
         named=named,
         missing=values["missing"],
+        unjudged=values["unjudged"],
         level=values["level"],
         problems=problems,
         ops=ops,
@@ -950,11 +982,11 @@ def _isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     return tuple(dict.fromkeys(wanted)), lacking
 
 
-def _ledger(text: str, default: Path, registry: Registry) -> Ledger:
+def _ledger(text: str, default: Path, registry: Registry | None) -> Ledger:
     if text == "none":
         return Ledger()
     try:
-        return Ledger.load(Path(text) if text else default, registry.names())
+        return Ledger.load(Path(text) if text else default, None if registry is None else registry.names())
     except LedgerError as error:
         raise pytest.UsageError(f"{getattr(text, 'source', '--gemm-known-failures')}: {error}") from None
 

@@ -18,7 +18,7 @@ from pytest_gemm.config import OPTIONS
 from pytest_gemm.selection import split_id
 from pytest_gemm.watch import Diaries
 
-__all__ = ["allow_crashes", "exit_status", "gpus", "pin", "replaces_workers", "scheduler", "scope"]
+__all__ = ["allow_crashes", "asked_for", "exit_status", "gpus", "pin", "replaces_workers", "scheduler", "scope"]
 
 
 def scope(nodeid: str) -> str:
@@ -33,7 +33,7 @@ def scope(nodeid: str) -> str:
     return (problem.with_m(0) if problem.has("dyn-m") else problem).line
 
 
-def _asked_for(config: pytest.Config) -> bool:
+def asked_for(config: pytest.Config) -> bool:
     """Whether this is a run of GEMM tests: somebody else's run is scheduled as xdist does."""
     return any(
         config.getoption(option.ini) is not None or str(config.getini(option.ini)) != option.default
@@ -52,7 +52,7 @@ _SCHEDULERS = {
 
 def replaces_workers(config: pytest.Config) -> bool:
     """Whether the tests are handed out here, so that a worker may die and another one goes on with its test."""
-    return _asked_for(config) and str(config.getoption("dist", "no")) in _SCHEDULERS
+    return asked_for(config) and str(config.getoption("dist", "no")) in _SCHEDULERS
 
 
 def allow_crashes(config: pytest.Config) -> None:
@@ -61,7 +61,7 @@ def allow_crashes(config: pytest.Config) -> None:
     xdist stops the run after four crashes a worker otherwise, and a backend that crashes in ten cases would keep
     the others from being judged.
     """
-    if _asked_for(config) and getattr(config.option, "maxworkerrestart", "") is None:
+    if asked_for(config) and getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = str(10**6)
 
 
@@ -101,7 +101,7 @@ def pin(config: pytest.Config, specs: Iterable[Any]) -> str:
     """
     found = gpus(os.environ)
     here = [spec for spec in specs if spec.popen]
-    if len(found) < 2 or not _asked_for(config):
+    if len(found) < 2 or not asked_for(config):
         return ""
     for i, spec in enumerate(here):
         spec.env["CUDA_VISIBLE_DEVICES"] = found[i % len(found)]

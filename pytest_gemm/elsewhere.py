@@ -1,21 +1,24 @@
-"""Trials judged in another process, which may die with a kernel without taking the fuzzing along.
+"""Judgements in another process, which may die with a kernel: trials of fuzzing, and cases at guard pages.
 
 ::
 
     this process                 keeper                          judge
-    draws, shrinks, reports      forks one judge after another   compiles, runs, compares
-          |  a trial, as a line of JSON                            |
+    asks, reports                forks one judge after another   compiles, runs, compares
+          |  a request, as a line of JSON                          |
           |------------------------------------------------------->|
           |<------------------------------- outcomes, line by line |
           |<---- "it died, with this status" --|   (if it does)
 
 All three share one socket.  The keeper has imported torch and has computed nothing, so a new judge costs a fork, not an
 interpreter; and it is forked before anybody has asked for a CUDA device, which no child could use any more otherwise.
+Being a fork, a judge has every backend that was registered, also a function of a conftest.py that no other interpreter
+could import.
 What a judge was doing when it died stands in its diary (``watch.py``), and its limits are those of every test.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import functools
@@ -25,7 +28,7 @@ import signal
 import socket
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -42,33 +45,61 @@ if TYPE_CHECKING:
     from pytest_gemm.ledger import Environment
     from pytest_gemm.strategies import Trial
 
-__all__ = ["PRODUCT", "PROPERTY", "Elsewhere", "judged"]
+__all__ = ["PRODUCT", "PROPERTY", "Death", "Elsewhere", "Keeper", "Service", "judged"]
 
 # The tests that run a trial again, and under whose names the ledger is asked.
 PRODUCT: Final = "test_product"
 PROPERTY: Final = "test_properties"
 
-# Trials after which a judge is replaced: a compiler keeps something of every program it has made.
+# Requests after which a judge is replaced: a compiler keeps something of every program it has made.
 _TRIALS: Final = 300
 # Characters of what a dying process said that are shown.
 _LAST_WORDS: Final = 600
 
 
-class Elsewhere:
-    """Judges trials in a process of its own, and starts another one when that is gone.
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """The end of a judge in the middle of a request.
+
+    Attributes:
+        words: its last words; ``None`` where it was in no case.
+        status: its exit status, negative for a signal.
+        said: the end of what it wrote to stderr.
+    """
+
+    words: Words | None
+    status: int
+    said: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """What a judge answers a request with."""
+
+    config: GemmConfig
+    judge: Judge
+    diary: Diary
+    watch: Watch
+
+
+Answer = Callable[[Service, "dict[str, Any]"], Iterator[Outcome]]
+
+
+class Keeper:
+    """A process that forks judges, one after the other, who answer requests.
 
     Created before this process has asked any backend whether it is available: see the module.
 
     Args:
         config: what the run was asked for.
+        answer: is called in a judge for each request.
 
     Attributes:
-        deaths: how many processes have ended in the middle of a trial.
+        deaths: how many judges have ended in the middle of a request.
     """
 
-    def __init__(self, config: GemmConfig) -> None:
+    def __init__(self, config: GemmConfig, answer: Answer) -> None:
         self.deaths = 0
-        self._config = config
         self._diaries = Diaries()
         self._errors = self._diaries.folder / "stderr"
         self._errors.touch()
@@ -78,40 +109,36 @@ class Elsewhere:
             self._keeper = os.fork()
         if self._keeper == 0:
             here.close()
-            _keep(config, there, self._diaries.folder, self._errors)
+            _keep(config, answer, there, self._diaries.folder, self._errors)
         there.close()
         self._socket = here
         self._lines = here.makefile("rb")
 
-    def judge(self, backend: Backend, trial: Trial, rerun: Rerun | None = None) -> list[Outcome]:
-        """The outcomes of a trial, as the ledger leaves them; the last one may be the death of the process.
-
-        Args:
-            backend: whose kernels they are.
-            trial: what to judge.
-            rerun: how to run it again; with it, what fails is kept in the folder of ``--gemm-artifacts``.
+    def ask(self, request: Mapping[str, object]) -> tuple[list[Outcome], Death | None]:
+        """The outcomes that a judge answers with, and how it ended if it did.
 
         Raises:
-            RuntimeError: when there is nobody any more to judge.
+            RuntimeError: when there is nobody any more to judge, or a judge failed outside of a case.
         """
         said = self._errors.stat().st_size
-        request: dict[str, object] = {"backend": backend.name, "trial": trial.to_text()}
-        if rerun is not None:
-            request["rerun"] = dataclasses.astuple(rerun)
         outcomes: list[Outcome] = []
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
             for message in self._messages():
                 if "outcome" in message:
                     outcomes.append(from_record(message["outcome"]))
+                elif "error" in message:
+                    raise RuntimeError(f"the process that judges failed outside of a case:\n{message['error']}")
                 elif "exit" in message:
                     self.deaths += 1
-                    return [*outcomes, self._dead(backend, trial, message["process"], message["exit"], said)]
+                    words = self._diaries.words(message["process"])
+                    known = words if words is not None and words.activity is not None else None
+                    return outcomes, Death(known, message["exit"], self._tail(said))
                 elif message["leaves"]:
                     next(message for message in self._messages() if "exit" in message)
-                    return outcomes
+                    return outcomes, None
                 else:
-                    return outcomes
+                    return outcomes, None
         except OSError:
             pass
         raise RuntimeError(f"the process that starts the judges is gone: {self._tail(said) or 'nothing is known'}")
@@ -124,18 +151,6 @@ class Elsewhere:
                 continue
             assert isinstance(message, dict)
             yield message
-
-    def _dead(self, backend: Backend, trial: Trial, process: str, status: int, said: int) -> Outcome:
-        """How the case ended that a process died with."""
-        words = self._diaries.words(process)
-        if words is None or words.activity is None:
-            words = Words(activity=Activity(backend.name, trial.problems[0].line, "the harness", seed=trial.seed))
-        outcome = death(words, status)
-        details = "\n".join(filter(None, (outcome.details, self._tail(said))))
-        outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
-        device = self._config.device_of(backend)
-        env = session.environment_elsewhere(words.environment, device, self._config.threads)
-        return session.explain([outcome], Problem.parse(outcome.problem), self._config.ledger, env)[0][0]
 
     def _tail(self, said: int) -> str:
         """What was written to stderr since then, the end of it."""
@@ -155,10 +170,59 @@ class Elsewhere:
         self._diaries.close()
 
 
+class Elsewhere:
+    """Judges trials in a process of its own, and starts another one when that is gone.
+
+    Args:
+        config: what the run was asked for.
+    """
+
+    def __init__(self, config: GemmConfig) -> None:
+        self._config = config
+        self._keeper = Keeper(config, _trial)
+
+    @property
+    def deaths(self) -> int:
+        """How many processes have ended in the middle of a trial."""
+        return self._keeper.deaths
+
+    def judge(self, backend: Backend, trial: Trial, rerun: Rerun | None = None) -> list[Outcome]:
+        """The outcomes of a trial, as the ledger leaves them; the last one may be the death of the process.
+
+        Args:
+            backend: whose kernels they are.
+            trial: what to judge.
+            rerun: how to run it again; with it, what fails is kept in the folder of ``--gemm-artifacts``.
+
+        Raises:
+            RuntimeError: when there is nobody any more to judge.
+        """
+        request: dict[str, object] = {"backend": backend.name, "trial": trial.to_text()}
+        if rerun is not None:
+            request["rerun"] = dataclasses.astuple(rerun)
+        outcomes, end = self._keeper.ask(request)
+        return outcomes if end is None else [*outcomes, self._dead(backend, trial, end)]
+
+    def _dead(self, backend: Backend, trial: Trial, end: Death) -> Outcome:
+        """How the case ended that a process died with."""
+        harness = Activity(backend.name, trial.problems[0].line, "the harness", seed=trial.seed)
+        words = end.words or Words(activity=harness)
+        outcome = death(words, end.status)
+        details = "\n".join(filter(None, (outcome.details, end.said)))
+        outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
+        device = self._config.device_of(backend)
+        env = session.environment_elsewhere(words.environment, device, self._config.threads)
+        return session.explain([outcome], Problem.parse(outcome.problem), self._config.ledger, env)[0][0]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._keeper.close()
+
+
 # -- in the keeper ---------------------------------------------------------------------------------
 
 
-def _keep(config: GemmConfig, there: socket.socket, folder: Path, errors: Path) -> NoReturn:
+def _keep(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, errors: Path) -> NoReturn:
     """Fork judges, one after the other, until nobody listens any more."""
     try:
         os.setpgid(0, 0)  # out of reach of Ctrl-C; with its judges and their compilers it is ended as one
@@ -166,6 +230,7 @@ def _keep(config: GemmConfig, there: socket.socket, folder: Path, errors: Path) 
         os.dup2(null, 0)
         os.dup2(null, 1)
         os.dup2(said, 2)
+        _cover_others(null, there.fileno())
         faulthandler.disable()  # it would write to a file of the parent's
         import pytest_gemm.judge  # noqa: F401  # for the judges, who need not import torch any more
 
@@ -174,7 +239,7 @@ def _keep(config: GemmConfig, there: socket.socket, folder: Path, errors: Path) 
             name = f"judge-{number}"
             judge = os.fork()
             if judge == 0:
-                _serve(config, there, folder, name)
+                _serve(config, answer, there, folder, name)
                 os._exit(0)
             _, status = os.waitpid(judge, 0)
             message = {"exit": os.waitstatus_to_exitcode(status), "process": name}
@@ -187,39 +252,57 @@ def _keep(config: GemmConfig, there: socket.socket, folder: Path, errors: Path) 
         os._exit(1)
 
 
+def _cover_others(null: int, ours: int) -> None:
+    """Put nothing in the place of other pipes and sockets: who waits for their end would wait for this process."""
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(entry) not in {0, 1, 2, ours} and os.readlink(f"/proc/self/fd/{entry}")[:4] in {"pipe", "sock"}:
+                os.dup2(null, int(entry))
+
+
 # -- in a judge ------------------------------------------------------------------------------------
 
 
-def _serve(config: GemmConfig, there: socket.socket, folder: Path, name: str) -> None:
+def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, name: str) -> None:
     """Judge what comes through the socket."""
     import torch
 
     from pytest_gemm.judge import Judge
-    from pytest_gemm.strategies import Trial
 
     torch.set_num_threads(config.threads)
     diary = Diary(folder, name)
     assert diary.stacks is not None
     faulthandler.enable(file=diary.stacks, all_threads=False)
     watch = Watch(config.timeout, config.compile_timeout, diary, fence=diary.stacks)
-    judge = Judge(session.eager_is_safe(config.ledger), watch)
+    service = Service(config, Judge(session.eager_is_safe(config.ledger), watch), diary, watch)
 
     def say(**message: object) -> None:
         there.sendall(json.dumps(message).encode() + b"\n")
 
     for count, line in enumerate(there.makefile("rb"), 1):
-        request = json.loads(line)
-        backend, trial = config.registry[request["backend"]], Trial.from_text(request["trial"])
-        diary.begin(f"trial {count}")
-        keep = functools.partial(_keep_evidence, config, judge, request.get("rerun"))
-        for outcome in judged(config, judge, backend, trial, diary.open_call, keep):
-            say(outcome=to_record(outcome))
+        diary.begin(f"request {count}")
+        try:
+            for outcome in answer(service, json.loads(line)):
+                say(outcome=to_record(outcome))
+        except Exception:  # of ours: the process that asks has to know
+            say(error=traceback.format_exc())
+            continue
         watch.rest()
         diary.end()
-        leaves = count >= _TRIALS or judge.has_lost(config.device_of(backend))
+        leaves = count >= _TRIALS or any(map(service.judge.has_lost, ("cpu", "cuda")))
         say(end=True, leaves=leaves)
         if leaves:
             return
+
+
+def _trial(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
+    """The outcomes of a trial."""
+    from pytest_gemm.strategies import Trial
+
+    config, judge = service.config, service.judge
+    backend, trial = config.registry[request["backend"]], Trial.from_text(request["trial"])
+    keep = functools.partial(_keep_evidence, config, judge, request.get("rerun"))
+    return judged(config, judge, backend, trial, service.diary.open_call, keep)
 
 
 def _keep_evidence(config: GemmConfig, judge: Judge, rerun: list[Any] | None, case: Case) -> None:

@@ -16,7 +16,7 @@ from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
-from pytest_gemm.outcome import Outcome
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem
 from pytest_gemm.strategies import Trial
 
@@ -79,6 +79,9 @@ class FuzzCheck:
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
             self.judged["outcomes"] += map(report.to_record, outcomes)
         self._save(backend, found.defects)
+        if not set(found.cases) - {Status.UNSUPPORTED} and self._config.unjudged == "fail":
+            text = f"fuzzing judged no case of {backend.name}: it takes no problem that was drawn"
+            pytest.fail(f"{text}; --gemm-unjudged=allow accepts that", pytrace=False)
         if found.defects:
             pytest.fail("\n".join(fuzz.failure(defect, self.rerun) for defect in found.defects), pytrace=False)
 

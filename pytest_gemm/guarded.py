@@ -6,59 +6,55 @@ one is asked again, with one operand at a page at a time: those that kill it alo
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import dataclasses
-import faulthandler
-import multiprocessing
 import pickle
 import signal
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from pytest_gemm import operands
-from pytest_gemm.backend import Backend, Unsupported
-from pytest_gemm.fence import ALLOCATED, SIDES, Fence
-from pytest_gemm.judge import Case, Judge
-from pytest_gemm.outcome import Activity, Outcome, Reason, Status
+from pytest_gemm.backend import Backend
+from pytest_gemm.elsewhere import Death, Keeper, Service
+from pytest_gemm.outcome import Activity, Outcome, Reason, Status, described
 from pytest_gemm.problem import Problem
-from pytest_gemm.report import from_record, to_record
-from pytest_gemm.watch import Diaries, Diary, Words, death
+from pytest_gemm.watch import Words, death
+
+if TYPE_CHECKING:
+    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.fence import Fence
+    from pytest_gemm.judge import Case
 
 __all__ = ["GuardedJudge"]
 
 # What the processor says to a program that touches a page that is not its own.
 _FAULTS: Final = frozenset({-signal.SIGSEGV, -signal.SIGBUS})
-_NAME: Final = "guarded"
 
 
 class GuardedJudge:
     """Judges cases in a process of its own, with operands and results at guard pages; one of these a test process.
 
+    Created before this process computes, see ``elsewhere.py``.
+
     Args:
-        threads: CPU threads of that process.
-        limit: seconds that a case may take there, compiles included; 0: none.
+        config: what the run was asked for.
     """
 
-    def __init__(self, threads: int, limit: float = 0.0) -> None:
-        self._threads = threads
-        self._limit = limit
-        self._diaries = Diaries()
-        self._process: Any = None
-        self._line: Connection | None = None
+    def __init__(self, config: GemmConfig) -> None:
+        self._config = config
+        self._keeper = Keeper(config, _answer)
 
     def judge(self, case: Case) -> list[Outcome]:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""
-        refusal = self._refusal(case)
+        from pytest_gemm.fence import SIDES, Fence
+
+        backend = self._sent(case.backend)
+        refusal = backend if isinstance(backend, Reason) else self._refusal(case)
         if refusal is not None:
             return [self._outcome(case, Status.UNSUPPORTED, refusal)]
         found: list[Outcome] = []
         for side in SIDES:
             outcomes = self._ask(case, Fence(side))
-            if isinstance(outcomes, _Death):
+            if isinstance(outcomes, Death):
                 outcomes = [self._blamed(case, Fence(side), outcomes)]
             found += [dataclasses.replace(o, guard=side) for o in outcomes]
             if all(o.status is Status.UNSUPPORTED for o in outcomes):
@@ -67,8 +63,7 @@ class GuardedJudge:
 
     def close(self) -> None:
         """End the process."""
-        self._end()
-        self._diaries.close()
+        self._keeper.close()
 
     # -- parts ---------------------------------------------------------------------------------------
 
@@ -84,69 +79,44 @@ class GuardedJudge:
             return Reason("guard-device", "guard pages are the CPU's", "on CUDA see --gemm-sanitizer")
         if not case.fillings:
             return Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
-        try:
-            pickle.dumps(case.backend)
-        except Exception as error:  # pickle raises whatever an object's own methods do
-            text = f"{case.backend.name} cannot be sent to the process in which it may die: {error}"
-            return Reason("guard-process", text, "register a function of a module that can be imported")
         return None
 
-    def _ask(self, case: Case, fence: Fence) -> list[Outcome] | _Death:
-        """The outcomes of the other process, or how it ended."""
-        if self._line is None:
-            here, there = multiprocessing.get_context("spawn").Pipe()
-            arguments = (there, self._diaries.folder, self._threads)
-            self._process = multiprocessing.get_context("spawn").Process(target=_serve, args=arguments, daemon=True)
-            self._process.start()
-            there.close()
-            self._line = here
+    def _sent(self, backend: Backend) -> str | Reason:
+        """What the other process, which has the registered backends, is told of one; a twin is sent as it is."""
+        if backend.name in self._config.registry.names() and self._config.registry[backend.name] is backend:
+            return ""
         try:
-            # A problem is a line of text: its op has functions that no other process could be given.
-            fields = {f.name: getattr(case, f.name) for f in dataclasses.fields(case)} | {"problem": case.problem.line}
-            self._line.send((fields, fence))
-            if not self._line.poll(self._limit or None):
-                return self._ended(self._limit)
-            answer = self._line.recv()
-        except (EOFError, OSError):
-            return self._ended(0.0)
-        if isinstance(answer, str):
-            raise RuntimeError(f"the process with guard pages failed outside of a case:\n{answer}")
-        return [from_record(record) for record in answer]
+            return base64.b64encode(pickle.dumps(backend)).decode()
+        except Exception as error:  # pickle raises whatever an object's own methods do
+            text = f"this twin of {backend.name} cannot be sent to the process in which it may die: {described(error)}"
+            return Reason("guard-process", text)
 
-    def _ended(self, limit: float) -> _Death:
-        process = self._process
-        if limit:
-            process.kill()
-        process.join()
-        status = process.exitcode
-        words = self._diaries.words(_NAME)
-        self._end()
-        if limit and words is not None:
-            words = dataclasses.replace(words, ended="timed-out", limit=limit)
-        return _Death(words, status)
+    def _ask(self, case: Case, fence: Fence) -> list[Outcome] | Death:
+        """The outcomes of the other process, or how it ended."""
+        # A problem is a line of text: its op has functions that no other process could be given.
+        own = {"backend": case.backend.name, "problem": case.problem.line}
+        fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)} | own
+        names = None if fence.only is None else sorted(fence.only)
+        request = {"case": fields, "twin": self._sent(case.backend), "side": fence.side, "names": names}
+        outcomes, end = self._keeper.ask(request)
+        return outcomes if end is None else end
 
-    def _end(self) -> None:
-        if self._line is not None:
-            with contextlib.suppress(OSError):
-                self._line.send(None)
-            self._line.close()
-            self._line = None
-            self._process.join()
-
-    def _blamed(self, case: Case, fence: Fence, end: _Death) -> Outcome:
+    def _blamed(self, case: Case, fence: Fence, end: Death) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
+        from pytest_gemm import operands
+        from pytest_gemm.fence import ALLOCATED, Fence
+
         name, line = case.backend.name, case.problem.line
-        activity = Activity(name, line, "the case", seed=case.seed, **case.axes)
-        words = end.words if end.words is not None and end.words.activity is not None else Words(activity=activity)
+        words = end.words or Words(activity=Activity(name, line, "the case", seed=case.seed, **case.axes))
         outcome = death(words, end.status)
         if end.status not in _FAULTS or words.ended:
             return outcome
         given = operands.make(case.problem, outcome.filling or case.fillings[0], case.seed, case.device)
         case = dataclasses.replace(case, fillings=(outcome.filling or case.fillings[0],))
-        if isinstance(self._ask(case, Fence(fence.side, frozenset())), _Death):
+        if isinstance(self._ask(case, Fence(fence.side, frozenset())), Death):
             return outcome  # it needs no page for that
         names = [*(buffer.name for buffer in given.buffers), *ALLOCATED]
-        guilty = [n for n in names if isinstance(self._ask(case, Fence(fence.side, frozenset({n}))), _Death)]
+        guilty = [n for n in names if isinstance(self._ask(case, Fence(fence.side, frozenset({n}))), Death)]
         where = "past the end of" if fence.side == "end" else "before the beginning of"
         what = " and of ".join(guilty) or "an operand (none of them alone, when it was tried again)"
         kernel = ", ".join(outcome.kernels) or case.backend.name
@@ -154,55 +124,25 @@ class GuardedJudge:
         return dataclasses.replace(outcome, reason=Reason("page-guard", text))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Death:
-    """The end of the other process: its last words, and its exit status."""
-
-    words: Words | None
-    status: int | None
-
-
 def _signal(status: int | None) -> str:
     return signal.Signals(-status).name if status is not None and status < 0 else "it died"
 
 
-def _serve(line: Connection, folder: Path, threads: int) -> None:
-    """What the other process does: judge the cases that come in until there are no more."""
-    torch.set_num_threads(threads)
-    diary = Diary(folder, _NAME)
-    if diary.stacks is not None:
-        faulthandler.enable(file=diary.stacks, all_threads=False)
-    backends: dict[str, Backend] = {}
-
-    @contextlib.contextmanager
-    def watch(activity: Activity) -> Iterator[None]:
-        diary.doing(activity, 0.0)
-        yield
-        diary.over()
-
-    while True:
-        try:
-            asked = line.recv()
-        except EOFError:
-            return
-        if asked is None:
-            return
-        fields, fence = asked
-        # The same backend for every case, with what it has compiled.
-        backend = backends.setdefault(fields["backend"].name, fields["backend"])
-        case = Case(**{**fields, "backend": backend, "problem": Problem.parse(fields["problem"])})
-        diary.begin(case.problem.line)
-        try:
-            line.send(_judged(case, fence, watch))
-        except Exception as error:  # of ours: the process that asks has to know
-            import traceback
-
-            line.send("".join(traceback.format_exception(error)))
+_TWINS: dict[str, Backend] = {}
 
 
-def _judged(case: Case, fence: Fence, watch: Any) -> Sequence[dict[str, Any]]:
+def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
+    """What the other process does with a case."""
+    from pytest_gemm.fence import Fence
+    from pytest_gemm.judge import Case, Judge
+
+    fields, twin = request["case"], request["twin"]
+    if twin and twin not in _TWINS:
+        _TWINS[twin] = pickle.loads(base64.b64decode(twin))
+    # The same backend for every case, with what it has compiled.
+    backend = _TWINS[twin] if twin else service.config.registry[fields["backend"]]
+    own = {"backend": backend, "problem": Problem.parse(fields["problem"]), "fillings": tuple(fields["fillings"])}
+    fence = Fence(request["side"], None if request["names"] is None else frozenset(request["names"]))
     # Eager is not asked: what kills this process has to be the case's own.
-    judge = Judge(may_run_eager=lambda *_: False, watch=watch, fence=fence)
-    with contextlib.suppress(Unsupported):
-        return [to_record(outcome) for outcome in judge.judge(case)]
-    return []
+    judge = Judge(may_run_eager=lambda *_: False, watch=service.watch, fence=fence)
+    return judge.judge(Case(**{**fields, **own}))

@@ -44,7 +44,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
 from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
-from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line, kind_of, message
+from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line, kind_of, message, printable
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import Problem
 
@@ -405,6 +405,8 @@ class Judge:
         handed = hand(given)
         with self._doing(case, "compile"), _quiet(), calling(compiling=True):
             names = tuple(map(str, backend.choices(case.problem, handed.operands)))
+            if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
+                raise ValueError(f"choices() lists a name that cannot be printed: {odd[0]!r}")
             found = picked(names, wanted)
             if not found and names_candidates(wanted) and isinstance(backend, Parametrised):
                 found = backend.named(case.problem, handed.operands, wanted)

@@ -72,6 +72,11 @@ class Globs:
 
     patterns: tuple[str, ...] = ("*",)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the patterns hold for all words."""
+        return "*" in self.patterns and not any(p.startswith("!") for p in self.patterns)
+
     def match(self, *words: str) -> bool:
         """Whether the patterns hold for these words, taken together."""
         included = [p for p in self.patterns if not p.startswith("!")]
@@ -166,6 +171,18 @@ class Entry:
     sizes: tuple[tuple[str, Comparison], ...] = ()
     crashes: bool = False
     line: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every case of every run is one of its cases; how it ends is not asked."""
+        globs = [value for value in vars(self).values() if isinstance(value, Globs)]
+        sizes = [*self.threads, *(comparison for _, comparison in self.sizes)]
+        return (
+            all(found.is_open for found in (*globs, *(found for _, found in self.words)))
+            and all(comparison.holds(size) for comparison in sizes for size in range(_THREADS[1]))
+            and _released(self.torch, "0")
+            and _released(self.torch, "9999")
+        )
 
     def applies(self, backend: str, problem: Problem, test: str, environment: Environment) -> bool:
         """Whether the entry speaks of this case at all; the filling and how it ends are not asked."""
@@ -415,7 +432,7 @@ class _Reader(TableFile):
         status = frozenset({Status.CRASHED}) if crashes else self.status(table.get("status", ["incorrect"]))
         specifier = self.specifier(table["torch"]) if "torch" in table else None
         words, sizes = self.where(table.get("where", {}))
-        return Entry(
+        entry = Entry(
             **texts,
             **globs,
             threads=self.threads(table["threads"]) if "threads" in table else (),
@@ -426,6 +443,10 @@ class _Reader(TableFile):
             crashes=crashes,
             line=self.line(),
         )
+        if entry.is_open:  # any failure would be green
+            remedy = 'name the backend, or add where = { op = "mm" } for example'
+            raise self.fail("the entry matches every case", remedy, "backend")
+        return entry
 
     def string(self, value: Any, *keys: str) -> str:
         if not isinstance(value, str) or (not value.strip() and keys[-1] != "link"):

@@ -16,6 +16,7 @@ __all__ = [
     "Reason",
     "Seconds",
     "Status",
+    "described",
     "first_line",
     "kind_of",
     "message",
@@ -86,6 +87,11 @@ def message(error: BaseException, most: int = _MOST) -> str:
 def kind_of(error: BaseException) -> str:
     """The name of an exception's class, :func:`printable`."""
     return printable(type.__dict__["__name__"].__get__(type(error)), 100)
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, :func:`printable`: its class, and the first line of its message."""
+    return ": ".join(filter(None, (kind_of(error), first_line(error))))
 
 
 def first_line(error: BaseException) -> str:
@@ -234,6 +240,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", printable(self.details, _DETAILS))
+        object.__setattr__(self, "choice", printable(self.choice))
         for name in ("kernels", "chosen", "configuration"):  # a backend's words
             object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
 

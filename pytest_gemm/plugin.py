@@ -9,22 +9,23 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, cache, distribution, effect, hookspec, sanitizer, selection, session
+from pytest_gemm import ahead, cache, distribution, effect, hookspec, sanitizer, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Registry, RegistryError
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
-from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.termination import STATUS, Termination
@@ -51,6 +52,8 @@ _HARVEST = pytest.StashKey[list[ahead.Harvest]]()
 _MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
 _VERDICTS = pytest.StashKey[list[str]]()
 _ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.elsewhere.Elsewhere; not imported in vain
+_CHILD = pytest.StashKey[supervisor.Child]()
+_GUARDED = pytest.StashKey[Any]()  # a pytest_gemm.guarded.GuardedJudge, likewise
 _FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
@@ -66,8 +69,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """The extension hook."""
+    """The extension hook, and what must be around everything that pytest does."""
     pluginmanager.add_hookspecs(hookspec)
+    pluginmanager.register(_Supervision(), "gemm-supervision")
+
+
+class _Supervision:
+    """Another process looks on where kernels are judged in this one, see ``supervisor.py``."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, int | None, int | None]:
+        """Fork; and hand the status over to the parent when pytest has come to its end."""
+        if not (
+            _may_judge(config) and gemm_config_room.early(config, "supervise") == "yes" and supervisor.wanted(config)
+        ):
+            return (yield)
+        child = config.stash[_CHILD] = supervisor.start(functools.partial(_explained_without, config))
+        try:
+            status = yield
+        except pytest.UsageError:
+            child.finished(pytest.ExitCode.USAGE_ERROR)
+            raise
+        child.finished(int(status or 0))
+        return status
+
+
+def _may_judge(config: pytest.Config) -> bool:
+    """Whether this may be a run of GEMM tests, but not a session of one, which reports its own death."""
+    if config.getoption("gemm_session") is not None:
+        return False
+    files = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
+    own = any(file.is_relative_to(default_ledger().parent) for file in files)
+    return own or distribution.asked_for(config) or bool(config.hook.pytest_gemm_register_backends.get_hookimpls())
+
+
+def _explained_without(
+    config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None, run: Mapping[str, Any]
+) -> list[Outcome]:
+    """What the ledger says of outcomes, in a process that has read no configuration."""
+    ledger = gemm_config_room.ledger(config, default_ledger())
+    known = words.environment if words else None
+    return session.explain_elsewhere(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,7 +123,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Gen
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
-    if (tool := gemm_config_room.sanitizer(config)) != "none":
+    if (tool := gemm_config_room.early(config, "sanitizer")) != "none":
         gemm_config_room.check_sanitizer(config)
         given = config.invocation_params
         return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
@@ -95,17 +137,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     registry = Registry()
     register_builtin(registry)
-    try:
+    with _usage("pytest_gemm_register_backends"):
         config.hook.pytest_gemm_register_backends(registry=registry)
-    except RegistryError as error:
-        raise pytest.UsageError(f"pytest_gemm_register_backends: {error}") from None
     settings = gemm_config_room.read(config, registry, _workers(config), default_ledger())
     for backend in registry:
-        settings.read_by[backend.name] = effect.read_by(backend, settings.options)
+        with _usage(f"configure() of {backend.name}"):
+            settings.read_by[backend.name] = effect.read_by(backend, settings.options)
     effect.check_backends(settings)
     config.stash[_CONFIG] = settings
     config.stash[_WATCH] = _watch(config, settings)
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
+    if (child := config.stash.get(_CHILD, None)) is not None:
+        child.note(
+            options={name: settings.rerun_options(name, timed=False) for name in settings.registry.names()},
+            root=str(config.rootpath),
+            here=str(config.invocation_params.dir),
+            threads=settings.threads,
+            devices=settings.devices,
+            record=str(settings.run_record or ""),
+        )
     if not _is_worker(config):
         try:
             cache.tidy()
@@ -113,6 +163,22 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(str(error)) from None
         config.stash[_STATE].open_record(config.invocation_params.args)
         config.stash[_TERMINATION] = Termination()
+
+
+@contextlib.contextmanager
+def _usage(what: str) -> Iterator[None]:
+    """The block calls a user's code at start-up: whatever it raises is a usage error with its place."""
+    try:
+        yield
+    except (KeyboardInterrupt, pytest.UsageError):
+        raise
+    except RegistryError as error:
+        raise pytest.UsageError(f"{what}: {error}") from None
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise pytest.UsageError(
+            f"{what} raised {described(error)}\n  {last.filename}:{last.lineno}, in {last.name}"
+        ) from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -128,11 +194,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _STDERR in config.stash:
         os.close(config.stash[_STDERR])
         del config.stash[_STDERR]
-    if _DIARIES in config.stash:
+    if _DIARIES in config.stash and _CHILD not in config.stash:
         config.stash[_DIARIES].close()
-    if _ELSEWHERE in config.stash:
-        config.stash[_ELSEWHERE].close()
-        del config.stash[_ELSEWHERE]
+    for judges in (_ELSEWHERE, _GUARDED):
+        if judges in config.stash:
+            config.stash[judges].close()
+            del config.stash[judges]
 
 
 def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
@@ -140,10 +207,12 @@ def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
     timed = not (config.getoption("usepdb", False) or config.getoption("trace", False))
     limits = (settings.timeout, settings.compile_timeout) if timed else (0.0, 0.0)
     dumps = config.pluginmanager.has_plugin("faulthandler") and not float(config.getini("faulthandler_timeout") or 0)
-    if _is_worker(config):
-        given = config.workerinput  # type: ignore[attr-defined]  # xdist's
+    child = config.stash.get(_CHILD, None)
+    if _is_worker(config) or child is not None:
+        given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
         folder = Path(given["gemm_diaries"]) if "gemm_diaries" in given else None
-        diary = Diary(folder, given["workerid"], replaceable=given.get("gemm_replaces", False))
+        folder = folder if child is None else child.diaries.folder
+        diary = Diary(folder, given.get("workerid", supervisor.PROCESS), replaceable=given.get("gemm_replaces", False))
         if diary.stacks is not None and dumps:
             faulthandler.enable(file=diary.stacks, all_threads=False)
         return Watch(*limits, diary, fence=diary.stacks if dumps else None)
@@ -166,8 +235,7 @@ def _last_call(config: pytest.Config, outcome: Outcome) -> None:
     behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
     lines = [
         text.failure(explained[-1], _rerun(config, words.test)),
-        f"Nothing else ends it, so pytest ends here, and {behind} more test(s) are not run.",
-        "With -n 1 or more this case alone would have been lost, for a worker process is replaced.",
+        *supervisor.end_lines("Nothing else ends it", behind),
         "",
         *state.summary(),
         *state.incomplete(),
@@ -181,25 +249,15 @@ def _explained(
 ) -> tuple[list[Outcome], LedgerUse]:
     """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
     settings = config.stash[_CONFIG]
-    explained, use = [], LedgerUse()
-    for outcome in outcomes:
-        device = settings.device_of(settings.registry[outcome.backend])
-        env = session.environment_elsewhere(words.environment if words else None, device, settings.threads)
-        env = env.at(outcome.isa, outcome.threads)
-        found, noted = session.explain([outcome], Problem.parse(outcome.problem), settings.ledger, env)
-        explained += found
-        use.merge(noted.to_dict())
-    return explained, use
+    known = words.environment if words else None
+    return session.explain_elsewhere(outcomes, known, settings.ledger, settings.devices, settings.threads)
 
 
 def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
     """How to run a test again of which only the id is known."""
-    file, _, name = nodeid.partition("[")[0].partition("::")
-    path, here = config.rootpath / file, config.invocation_params.dir
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
     case = selection.split_id(nodeid)
     options = config.stash[_CONFIG].rerun_options(case[0] if case else "", timed=False)
-    return text.Rerun(f"{shown.as_posix()}::{name}", options)
+    return selection.rerun(nodeid, config.rootpath, config.invocation_params.dir, options)
 
 
 def register_builtin(registry: Registry) -> None:
@@ -336,10 +394,17 @@ def _is_placeholder(item: pytest.Item) -> bool:
 
 def _timed(item: pytest.Item) -> tuple[str, str] | None:
     """Backend and problem line of a test whose case is timed, ``None`` of any other."""
-    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames or not hasattr(item, "callspec"):
+    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
         return None
-    pick = item.callspec.params.get("gemm_case")
-    return (pick.backend, pick.problem.line) if isinstance(pick, selection.Pick) else None
+    pick = _picked(item)
+    return (pick.backend, pick.problem.line) if pick is not None else None
+
+
+def _picked(item: pytest.Item) -> selection.Pick | None:
+    """The backend and the problem that a test is for."""
+    callspec = getattr(item, "callspec", None)
+    pick = callspec.params.get("gemm_case") if callspec is not None else None
+    return pick if isinstance(pick, selection.Pick) else None
 
 
 # -- ahead of the tests ------------------------------------------------------------------------------
@@ -350,6 +415,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Without xdist: compile ahead what the collected tests need, and time.  With it the controller does, see below."""
     config = session.config
     settings = config.stash[_CONFIG]
+    if (child := config.stash.get(_CHILD, None)) is not None:
+        child.note(collected=len(session.items))
     if _is_worker(config) or settings.screen or settings.speed.session is not None:
         return
     ids = [item.nodeid for item in session.items]
@@ -363,6 +430,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
+    if (child := node.config.stash.get(_CHILD, None)) is not None:
+        child.note(collected=len(ids))
     if _MEASURED not in node.config.stash and (folder := node.workerinput.get("gemm_speed")):
         from pytest_gemm import sessions
 
@@ -444,7 +513,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
-    config.stash[_DIARIES] = Diaries()
+    child = config.stash.get(_CHILD, None)
+    config.stash[_DIARIES] = Diaries() if child is None else child.diaries
     note = distribution.pin(config, specs)
     if note:
         config.stash[_STATE].notes.append(note)
@@ -504,17 +574,9 @@ def gemm_case(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Case:
 
 
 @pytest.fixture(scope="session")
-def _gemm_guarded(gemm_config: GemmConfig) -> Iterator[GuardedJudge | None]:
+def _gemm_guarded(pytestconfig: pytest.Config) -> GuardedJudge | None:
     """With ``--gemm-guard=pages``: who judges in a process that may die."""
-    if gemm_config.guard == "none" or gemm_config.speed.session is not None:
-        yield None
-        return
-    from pytest_gemm.guarded import GuardedJudge
-
-    limit = gemm_config.compile_timeout and gemm_config.timeout and gemm_config.compile_timeout + gemm_config.timeout
-    guarded = GuardedJudge(gemm_config.threads, limit)
-    yield guarded
-    guarded.close()
+    return pytestconfig.stash.get(_GUARDED, None)
 
 
 @pytest.fixture
@@ -620,13 +682,21 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what was judged to the report: attributes of plain data travel through xdist."""
-    made = yield
+    made: Any = yield  # pytest keeps and ships extra attributes
+    if call.when == "setup" and (case := _picked(item)) is not None:
+        made.gemm_asked = case.backend
     judged = item.stash.get(_JUDGED, None)
+    if judged is not None and made.failed:
+        shown = made.longreprtext
+        if (said := printable(shown, len(shown))) != shown:  # a worker could not send it
+            made.longrepr = said
     if call.when == "call" and judged is not None:
         process, verdicts = os.environ.get("PYTEST_XDIST_WORKER", "main"), item.stash.get(_VERDICTS, [])
-        made.gemm = {**judged, "process": process, "verdicts": verdicts}  # type: ignore[attr-defined]  # pytest keeps and ships extra attributes
-        item.user_properties += text.junit_properties(judged["outcomes"])  # read again for the teardown's report
-    return made
+        made.gemm = {**judged, "process": process, "verdicts": verdicts}
+        own = [(name, value) for name, value in item.user_properties if not name.startswith("gemm_")]
+        # In place, for it is read again for the teardown's report; and without those of an attempt before this one.
+        item.user_properties[:] = [*own, *text.junit_properties(judged["outcomes"])]
+    return made  # type: ignore[no-any-return]  # a report
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -655,19 +725,25 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Words of our own for what pytest would call skipped and xfailed."""
     judged = getattr(report, "gemm", None)
-    if judged is None or report.when != "call" or report.failed:
+    if judged is None or report.when != "call" or not (report.passed or report.skipped):
         return None
     if report.passed:
         verdicts = judged.get("verdicts", ())
         words = {"undecided": ("undecided", "?", "UNDECIDED"), "no-baseline": ("no-baseline", "b", "NO-BASELINE")}
         return next((words[verdict] for verdict in words if verdict in verdicts), None)
-    if hasattr(report, "wasxfail"):
-        return "known-failure", "k", "KNOWN-FAILURE"
-    if any(record["status"] == str(Status.NOT_RUN) for record in judged["outcomes"]):
-        return "not-run", "n", "NOT-RUN"
-    if any(record["status"] == str(Status.DROPPED) for record in judged["outcomes"]):
-        return "dropped", "d", "DROPPED"
-    return "unsupported", "u", "UNSUPPORTED"
+    ended = {record["status"] for record in judged["outcomes"]}
+    xfailed = hasattr(report, "wasxfail")
+    own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.DROPPED, Status.UNSUPPORTED]
+    found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
+    return (found, found[0], found.upper()) if found else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist sends it
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Make the words of a warning printable: a kernel may have said them, and a worker has to send them."""
+    said = message(warning_message.message) if isinstance(warning_message.message, Warning) else ""
+    if said and said != str(warning_message.message):
+        warning_message.message = pytest.PytestWarning(said)
 
 
 # -- end -------------------------------------------------------------------------------------------
@@ -679,12 +755,24 @@ class _Collector:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Let the parent know which test runs."""
+        if (child := self._config.stash.get(_CHILD, None)) is not None:
+            child.note(test=nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take in what a test judged."""
+        state = self._config.stash[_STATE]
+        if (child := self._config.stash.get(_CHILD, None)) is not None:
+            child.noted(report)
+        if asked := getattr(report, "gemm_asked", ""):
+            state.asked.add(asked)
         judged = getattr(report, "gemm", None)
-        if judged is not None:
-            self._config.stash[_STATE].absorb(judged["outcomes"], judged["use"], judged["process"])
-            self._config.stash[_STATE].lose(judged.get("lost", {}))
+        if judged is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
+            state.reruns += 1
+        elif judged is not None:
+            state.absorb(judged["outcomes"], judged["use"], judged["process"])
+            state.lose(judged.get("lost", {}))
             if diaries := self._config.stash.get(_DIARIES, None):
                 diaries.unfinished.discard(report.nodeid)
 
@@ -698,9 +786,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         session.config.stash[_STATE].narrowed = True  # a drawn case does not show that an entry of the ledger is stale
         session.config.stash[_ELSEWHERE] = Elsewhere(settings)  # before a backend is asked whether it is available
+    if settings.guard == "pages" and _judges_here(session.config):
+        from pytest_gemm.guarded import GuardedJudge
+
+        session.config.stash[_GUARDED] = GuardedJudge(settings)  # likewise
     if not _is_worker(session.config) and not settings.screen:
         session.config.stash[_STATE].missing = selection.missing(session.config.stash[_CONFIG])
         session.config.pluginmanager.register(_Collector(session.config), "gemm-collector")
+
+
+def _judges_here(config: pytest.Config) -> bool:
+    """Whether tests of cases run in this process: it is no controller of workers, no session, and no screen."""
+    settings = config.stash[_CONFIG]
+    runs = not settings.screen and not config.option.collectonly and settings.speed.session is None
+    return runs and (_is_worker(config) or str(config.getoption("dist", "no")) == "no")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -947,7 +947,9 @@ class Problem:
         """
         line = line.strip()
         if len(line) > _LONGEST:
-            raise ProblemError(f"{line[:80]}...", "op", f"a line of {len(line)} characters", f"up to {_LONGEST} are read")
+            raise ProblemError(
+                f"{line[:80]}...", "op", f"a line of {len(line)} characters", f"up to {_LONGEST} are read"
+            )
         fields = line.split(":")
         if len(fields) > len(_FIELDS):
             offset = len(fields[5]) + 1

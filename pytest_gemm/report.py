@@ -20,10 +20,12 @@ __all__ = [
     "dropped_by_cause",
     "failure",
     "from_record",
+    "is_judged",
     "ratio_text",
     "status_of",
     "summary",
     "to_record",
+    "why_unjudged",
 ]
 
 
@@ -343,6 +345,10 @@ def _dropped_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 _REASONS_SHOWN = 12
+# Reasons that the sentence about a backend without a judged case gives.
+_WHY_SHOWN = 3
+# Code of the reason of a case that the ledger forbids to run.
+WITHHELD = "can-crash"
 
 
 def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -356,6 +362,21 @@ def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
     if len(ranked) > _REASONS_SHOWN:
         lines.append(f"and {len(ranked) - _REASONS_SHOWN} more reasons; the run record has them all")
     return lines
+
+
+def is_judged(outcome: Outcome) -> bool:
+    """Whether a case was run and its result judged; not what was refused, dropped, left out or withheld."""
+    if outcome.status is Status.KNOWN_FAILURE:
+        return outcome.reason is None or outcome.reason.code != WITHHELD
+    return outcome.status not in {Status.UNSUPPORTED, Status.DROPPED, Status.NOT_RUN}
+
+
+def why_unjudged(outcomes: Sequence[Outcome]) -> str:
+    """What became of cases of which none was judged: the most frequent reasons."""
+    groups = Counter((str(o.status), o.reason.text if o.reason else "no reason") for o in outcomes)
+    shown = [f"{count} {status} ({reason})" for (status, reason), count in groups.most_common(_WHY_SHOWN)]
+    more = [f"{len(groups) - _WHY_SHOWN} more reason(s)"] if len(groups) > _WHY_SHOWN else []
+    return ", ".join(shown + more) or "no test of it asked for a judgement"
 
 
 def _not_run_lines(outcomes: Sequence[Outcome]) -> list[str]:

@@ -29,8 +29,9 @@ from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Reason, who
+from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
+from pytest_gemm.report import Rerun
 from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
@@ -45,12 +46,15 @@ __all__ = [
     "case_of",
     "crashed",
     "read_marker",
+    "rerun",
     "select",
     "test_name",
 ]
 
 # Code of the reason of a backend that has no part in --gemm-compile-only.
 NOTHING_AHEAD: Final = "nothing-ahead"
+# Code of the reason of a backend that could not say whether it can run here.
+NO_ANSWER: Final = "no-answer"
 
 # How many fillings a problem is judged with, most telling first; None: all that apply.
 FILLINGS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
@@ -163,12 +167,14 @@ def available(config: GemmConfig) -> list[Backend]:
 
 
 def missing(config: GemmConfig) -> dict[str, Reason]:
-    """Why backends that the user named cannot run; nobody is missed by ``auto``."""
-    if not config.named:
-        return {}
+    """Why backends that the user named cannot run; with ``auto`` only those that raised instead of an answer."""
     reasons = {b.name: _state(config, b).reason for b in config.backends}
     # Nothing to compile ahead is no lack: plugin says so where it compiles.
-    return {name: reason for name, reason in reasons.items() if reason is not None and reason.code != NOTHING_AHEAD}
+    return {
+        name: reason
+        for name, reason in reasons.items()
+        if reason is not None and reason.code != NOTHING_AHEAD and (config.named or reason.code == NO_ANSWER)
+    }
 
 
 def without_part(config: GemmConfig) -> list[Reason]:
@@ -185,11 +191,21 @@ def _state(config: GemmConfig, backend: Backend) -> Availability:
 def _availability(registry: Registry, name: str, device: str, compile_only: bool) -> Availability:
     """Asked once a run, however many tests there are."""
     backend = registry[name]
-    if not compile_only:
-        return backend.availability(device)
-    if isinstance(backend, Compiling):
-        return backend.compiles_ahead()
-    return Availability(Reason(NOTHING_AHEAD, f"{name} compiles nothing ahead: its kernels are made when they are run"))
+    try:
+        if not compile_only:
+            answer: object = backend.availability(device)
+        elif isinstance(backend, Compiling):
+            answer = backend.compiles_ahead()
+        else:
+            text = f"{name} compiles nothing ahead: its kernels are made when they are run"
+            return Availability(Reason(NOTHING_AHEAD, text))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of a backend, which ends nothing by what it raises
+        return Availability(Reason(NO_ANSWER, f"availability() of {name} raised {described(error)}"))
+    if isinstance(answer, Availability):
+        return answer
+    return Availability(Reason(NO_ANSWER, f"availability() of {name} returned {type(answer).__name__}"))
 
 
 def _problems(request: Request, config: GemmConfig, device: str) -> list[Problem]:
@@ -274,6 +290,21 @@ def axes_of(nodeid: str) -> tuple[str, str, int]:
         else:
             mode = word
     return mode, isa, threads
+
+
+def rerun(nodeid: str, root: Path, here: Path, options: tuple[str, ...]) -> Rerun:
+    """How to run a test again of which only the id is known.
+
+    Args:
+        nodeid: the test.
+        root: folder that the id begins at.
+        here: folder that the command is typed in.
+        options: further ones, which the run was given.
+    """
+    file, _, name = nodeid.partition("[")[0].partition("::")
+    path = root / file
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return Rerun(f"{shown.as_posix()}::{name}", options)
 
 
 def test_name(nodeid: str) -> str:

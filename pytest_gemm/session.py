@@ -33,6 +33,7 @@ __all__ = [
     "environment_elsewhere",
     "environment_of",
     "explain",
+    "explain_elsewhere",
     "forbidding",
     "withheld",
 ]
@@ -51,6 +52,8 @@ class RunState:
         notes: further facts of the run as a whole, one sentence each, for the summary and the record.
         lost: why a file is not complete that was asked for, by the option with its value; makes the run red.
         undecided: the timed cases as a whole were left undecided, beyond what ``--gemm-undecided-share`` allows.
+        asked: names of the backends of which a test was run.
+        reruns: attempts at a test that another one followed, as pytest-rerunfailures makes them; they do not count.
     """
 
     config: GemmConfig
@@ -61,6 +64,8 @@ class RunState:
     notes: list[str] = dataclasses.field(default_factory=list)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
     undecided: bool = False
+    asked: set[str] = dataclasses.field(default_factory=set)
+    reruns: int = 0
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -137,18 +142,40 @@ class RunState:
             return ""
         return wanted
 
+    def unjudged(self) -> list[str]:
+        """A sentence for each named backend of which tests were run and no case was judged.
+
+        With ``auto`` that is an error where it holds for all of them.
+        """
+        if self.config.unjudged == "allow" or self.config.fuzz or self.config.speed.session is not None:
+            return []
+        judged = {outcome.backend for outcome in self.outcomes if report.is_judged(outcome)}
+        without = sorted(self.asked - judged)
+        if not self.config.named and judged:
+            return []
+        return [
+            f"{name} judged no case: {report.why_unjudged([o for o in self.outcomes if o.backend == name])}; "
+            "--gemm-unjudged=allow accepts that"
+            for name in without
+        ]
+
     def summary(self) -> list[str]:
         """The lines of the terminal summary."""
-        lines = self.notes + report.summary(
-            self.outcomes,
-            missing=self.missing,
-            stale_entries=self.stale_entries(),
-            processes=len(self.processes),
-            wall_seconds=time.perf_counter() - self.started,
+        again = [f"{self.reruns} attempt(s) at a test were run again; the last one counts"] if self.reruns else []
+        lines = (
+            self.notes
+            + again
+            + report.summary(
+                self.outcomes,
+                missing=self.missing,
+                stale_entries=self.stale_entries(),
+                processes=len(self.processes),
+                wall_seconds=time.perf_counter() - self.started,
+            )
         )
         if wanted := self.unknown_choice():
             lines.append(f"--gemm-choices={wanted}: no candidate of any problem is called so; the refusals list names")
-        return lines
+        return lines + self.unjudged()
 
     @property
     def is_red(self) -> bool:
@@ -156,7 +183,7 @@ class RunState:
         lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
         missing = bool(self.missing) and self.config.missing == "fail"
         red = bool(self.lost) or lost or missing or self.undecided
-        return red or bool(self.stale_entries()) or bool(self.unknown_choice())
+        return red or bool(self.stale_entries() or self.unknown_choice() or self.unjudged())
 
 
 def environment(device: str) -> Environment:
@@ -191,7 +218,7 @@ def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome
     entry = forbidding(ledger, case, test, choice)
     if entry is None:
         return None
-    reason = Reason("can-crash", f"not run, it can kill the process: {entry.reason}")
+    reason = Reason(report.WITHHELD, f"not run, it can kill the process: {entry.reason}")
     known = {"choice": choice, "known_failure": entry.id, **case.axes}
     return Outcome(case.backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
 
@@ -218,6 +245,28 @@ def environment_elsewhere(known: Environment | None, device: str, threads: int) 
     """
     known = known or Environment(metadata.version("torch"), device=device, threads=threads)
     return known if known.device == "cuda" else dataclasses.replace(known, isa=machine.cpu().flags)
+
+
+def explain_elsewhere(
+    outcomes: Sequence[Outcome], known: Environment | None, ledger: Ledger, devices: Mapping[str, str], threads: int
+) -> tuple[list[Outcome], LedgerUse]:
+    """:func:`explain` for outcomes whose process of this machine is gone; imports no torch.
+
+    Args:
+        outcomes: of any problems.
+        known: what the process left word of, ``None`` for nothing.
+        ledger: of the run.
+        devices: where each backend computes.
+        threads: CPU threads of the run's processes.
+    """
+    explained, use = [], LedgerUse()
+    for outcome in outcomes:
+        env = environment_elsewhere(known, devices.get(outcome.backend, "cpu"), threads)
+        env = env.at(outcome.isa, outcome.threads)
+        found, noted = explain([outcome], Problem.parse(outcome.problem), ledger, env)
+        explained += found
+        use.merge(noted.to_dict())
+    return explained, use
 
 
 def eager_is_safe(ledger: Ledger) -> Callable[[Problem, str], bool]:

@@ -31,7 +31,7 @@ from pytest_gemm.ledger import Environment
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.report import from_record, to_record
 
-__all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death"]
+__all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death", "manner"]
 
 
 # -- what a process leaves behind ------------------------------------------------------------------
@@ -112,7 +112,7 @@ def death(words: Words, status: int | None) -> Outcome:
         seconds = Seconds(**{part: words.limit})
     else:
         where = f"after {doing.phase}" if words.over else f"in {doing.phase}"
-        reason = Reason("process-died", f"the test process died {where}: {_manner(status)}", _remedy(status))
+        reason = Reason("process-died", f"the test process died {where}: {manner(status)}", _remedy(status))
     return Outcome(
         doing.backend,
         doing.problem,
@@ -130,8 +130,12 @@ def death(words: Words, status: int | None) -> Outcome:
     )
 
 
-def _manner(status: int | None) -> str:
-    """How a process ended, in words."""
+def manner(status: int | None) -> str:
+    """How a process ended, in words.
+
+    Args:
+        status: its exit status, negative for a signal, ``None`` where it is unknown.
+    """
     if status is None:
         return "nothing is known of its exit status"
     if status >= 0:
@@ -174,6 +178,7 @@ class Diary:
         self._line = -1
         self._calls = 0
         if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)  # a kernel may have removed it, with the worker before this one
             self._line = os.open(folder / f"{process}.now", os.O_CREAT | os.O_RDWR, 0o600)
             self.stacks = (folder / f"{process}.stack").open("w", encoding="utf-8")
             self._say()
@@ -182,7 +187,8 @@ class Diary:
         self.words = dataclasses.replace(self.words, **changes)
         if self._line >= 0:
             # What an earlier, longer line leaves behind the newline is not read.
-            os.pwrite(self._line, json.dumps(vars(self.words), default=vars).encode() + b"\n", 0)
+            with contextlib.suppress(OSError):  # a full disk
+                os.pwrite(self._line, json.dumps(vars(self.words), default=vars).encode() + b"\n", 0)
 
     def begin(self, test: str) -> None:
         """A test begins that will ask for judgements."""
@@ -262,9 +268,12 @@ def _judged_file(folder: Path, test: str) -> Path:
 
 
 def _append(folder: Path, test: str, entry: Mapping[str, object]) -> None:
-    """One write a line: a process that dies in it leaves half a line at most."""
+    """One write a line: a process that dies in it leaves half a line at most.
+
+    Where the folder is gone or the disk is full, the run goes on without.
+    """
     line = json.dumps(entry) + "\n"
-    with _judged_file(folder, test).open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), _judged_file(folder, test).open("a", encoding="utf-8") as file:
         file.write(line)
 
 
@@ -417,6 +426,7 @@ class Watch:
     def __call__(self, activity: Activity) -> Iterator[None]:
         """Watch over the block, which holds no other of this kind; its limit follows from the activity's phase."""
         limit = self._run if activity.phase in _RUNS else self._compile
+        process = os.getpid()
         with self._lock:
             self.diary.doing(activity, limit)
             if limit:
@@ -430,6 +440,8 @@ class Watch:
         try:
             yield
         finally:
+            if os.getpid() != process:  # a kernel has forked, and this copy would go on as another pytest
+                os._exit(1)
             with self._lock:  # not before the last words of a limit that has just run out
                 self._now = None
                 self.diary.over()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import mmap
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from planted_memory import honest, reads_on
 
 from pytest_gemm import fence, operands, program, report, sanitizer
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
-from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem import Problem
 
 LINES = (
@@ -59,39 +57,78 @@ def test_only_what_is_named_is_moved_and_results_are_too_while_it_runs() -> None
     ]
 
 
-@pytest.fixture
-def guarded() -> Iterator[GuardedJudge]:
-    judge = GuardedJudge(threads=1, limit=120.0)
-    yield judge
-    judge.close()
+CONFTEST = """
+    import ctypes
+    import os
+
+    def honest(a, b):
+        return a @ b
+
+    def reads_on(a, b):
+        last = sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True))
+        ctypes.string_at(a.data_ptr() + (last + 1) * a.element_size(), 1)
+        return a @ b
+
+    def leaves(a, b):
+        os._exit(0)
+
+    def pytest_gemm_register_backends(registry):
+        registry.add_callable("honest", honest)
+        registry.add_callable("reads-on", reads_on)
+        registry.add_callable("leaves", leaves)
+        registry.add_callable("nameless", lambda a, b: a @ b)
+"""
+TEST = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:17x65x127"])
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
 
 
-def plain(matmul: object, name: str = "mine") -> CallableBackend:
-    return CallableBackend(name, matmul, frozenset({"f32"}), True, None, True)  # type: ignore[arg-type]  # a function
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_honest_one_passes(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
+    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-run-record=run.jsonl", *workers)
+    names = "honest,nameless,reads-on,leaves"
+    result = pytester.runpytest_subprocess(*options, f"--gemm-backends={names}", timeout=300)
+    assert result.ret == 1
+    result.assert_outcomes(passed=4, failed=4)
+    lines = [json.loads(line) for line in (pytester.path / "run.jsonl").read_text().splitlines()]
+    outcomes = [line for line in lines if "backend" in line]
+    for name in ("honest", "nameless"):
+        # Four fillings, at each end.
+        mine = Counter((o["problem"], o["status"], o["guard"]) for o in outcomes if o["backend"] == name)
+        assert set(mine.values()) == {4}
+        assert {(status, guard) for _, status, guard in mine} == {("passed", "end"), ("passed", "begin")}
+    result.stdout.fnmatch_lines_random(
+        [
+            "mm:f32:nn:8x16x32 on reads-on: crashed: reads_on touches memory past the end of a: SIGSEGV at a guard*",
+            "mm:f32:nn:17x65x127 on reads-on: crashed: reads_on touches memory past the end of a: SIGSEGV*",
+            "mm:f32:nn:8x16x32 on leaves: crashed: the test process died in run: it ended itself with exit status 0",
+            "  rerun: pytest test_it.py::test_product --gemm-backends=reads-on *--gemm-guard=pages",
+        ]
+    )
+    begun = [o["status"] for o in outcomes if o["backend"] == "reads-on" and o["guard"] == "begin"]
+    assert begun == ["passed"] * 8  # before the beginning it touches nothing
 
 
-def test_who_reads_past_an_operand_is_one_crashed_case_that_names_it(guarded: GuardedJudge) -> None:
-    problem = Problem.parse("mm:f32:nn:8x16x32")
-    end, begin = guarded.judge(Case(plain(reads_on), problem, ("rand",), 0, "cpu"))
-    assert (end.status, end.guard, end.kernels) == (Status.CRASHED, "end", ("reads_on",))
-    assert end.reason is not None
-    assert end.reason.code == "page-guard"
-    assert end.reason.text == "reads_on touches memory past the end of a: SIGSEGV at a guard page"
-    assert (begin.status, begin.guard) == (Status.PASSED, "begin")
-    assert report.failure(end, report.Rerun("x")).endswith("--gemm-guard=pages")
-    # The process that is left goes on with the next case.
-    honest_ones = guarded.judge(Case(plain(honest, "other"), problem, ("rand",), 0, "cpu"))
-    assert [(o.status, o.guard) for o in honest_ones] == [(Status.PASSED, "end"), (Status.PASSED, "begin")]
-
-
-def test_what_cannot_be_judged_at_pages_is_refused(guarded: GuardedJudge) -> None:
-    problem = Problem.parse("mm:f32:nn:8x16x32")
-    for case, code in (
-        (Case(plain(lambda a, b: a @ b), problem, ("rand",), 0, "cpu"), "guard-process"),
-        (Case(AtenBackend(), problem, ("rand",), 0, "cuda"), "guard-device"),
-    ):
-        (outcome,) = guarded.judge(case)
-        assert (outcome.status, outcome.reason and outcome.reason.code) == (Status.UNSUPPORTED, code)
+def test_guard_pages_are_the_cpu_s(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
+    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-device=cuda", "--gemm-backends=honest")
+    result = pytester.runpytest_subprocess(*options, timeout=300)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "honest refused 2: guard pages are the CPU's (on CUDA see --gemm-sanitizer)",
+            "honest judged no case: 2 unsupported (guard pages are the CPU's); --gemm-unjudged=allow accepts that",
+        ]
+    )
 
 
 LOG = """
@@ -130,7 +167,8 @@ def test_the_sanitizer_runs_pytest_below_it_and_says_what_it_found(
     called = (tmp_path / "called").read_text()
     assert called.startswith("1 --tool memcheck ")
     assert "--report-api-errors no" in called  # a library may ask the driver for an entry that it lacks
-    assert called.rstrip().endswith("-m pytest conformance --gemm-sanitizer=memcheck --gemm-sanitizer=none")
+    options = "--gemm-sanitizer=memcheck --gemm-supervise=no --gemm-sanitizer=none"
+    assert called.rstrip().endswith(f"-m pytest conformance {options}")
 
 
 def test_no_sanitizer_is_a_usage_error() -> None:

@@ -161,7 +161,7 @@ def test_the_first_matching_entry_explains(tmp_path: Path) -> None:
         [[known-failure]]
         id = "wide"
         reason = "r"
-        backend = "*"
+        backend = "cpp"
         link = "https://example.org/1"
         """,
     )
@@ -452,3 +452,26 @@ def test_the_counts_of_workers_add_up() -> None:
     assert both.to_dict() == {"failed": {"a": 1}, "differed": {"a": 1}, "passed": {"a": 2}}
     assert [entry.id for entry in here.stale(ledger)] == ["a"]
     assert both.stale(ledger) == ()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'backend = "*"',
+        'backend = ["*", "cpp"]\ntest = "*"\nwhere = { op = "*", m = ">=0" }',
+        'backend = "*"\ntorch = ">=0"\nthreads = ">=0"\nstatus = ["incorrect", "crashed"]',
+        'backend = "*"\ncrashes = true',
+    ],
+)
+def test_an_entry_that_matches_every_case_is_an_error(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(f'[[known-failure]]\nid = "all"\nreason = "everything"\n{lines}\n')
+    with pytest.raises(LedgerError, match=r"ledger\.toml:4: the entry matches every case; name the backend"):
+        Ledger.load(path)
+
+
+@pytest.mark.parametrize("line", ['where = { m = ">=2" }', 'isa = "avx512*"', 'torch = "<2.14"', 'test = "!test_x"'])
+def test_an_entry_of_any_backend_is_allowed_where_something_narrows_it(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "ledger.toml"
+    path.write_text(f'[[known-failure]]\nid = "some"\nreason = "some"\nbackend = "*"\n{line}\n')
+    assert len(Ledger.load(path).entries) == 1

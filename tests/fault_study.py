@@ -1,0 +1,258 @@
+"""What becomes of a run in which a backend goes wrong: every fault of ``faulty.py``, without workers and with two.
+
+    python tests/fault_study.py [--out PAGE] [--only TEXT] [--jobs N]
+
+Each fault is a backend that goes wrong in one problem, beside an honest backend and a problem in which it is honest
+itself.  Three things are asked of every one: the guilty case is named with its status, the neighbours pass, and the
+exit status is right.  Faults that leave the process alive share a run; what ends it, or changes it, has its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from faulty import AT_EXIT, GUILTY, HONEST, LEFT, RAISED, RESULTS, Fault, faults
+
+CONFTEST: Final = "import sys\nsys.path.insert(0, {folder!r})\nfrom faulty import pytest_gemm_register_backends\n"
+TEST: Final = """
+import pytest
+
+@pytest.mark.gemm(problems=["mm:f32:nn:{guilty}x16x32", "mm:f32:nn:{honest}x16x32"], fillings=["rand"])
+def test_product(gemm_case, gemm_check):
+    gemm_check(gemm_case)
+"""
+OPTIONS: Final = ("-p", "no:cacheprovider", "--gemm-choices=all", "--gemm-timeout=2", "--gemm-compile-timeout=20")
+_SAID: Final = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What came of a run.
+
+    Attributes:
+        status: exit status.
+        text: stdout and stderr.
+        outcomes: those of the run record.
+    """
+
+    status: int
+    text: str
+    outcomes: tuple[dict[str, object], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What came of a fault.
+
+    Attributes:
+        fault: it.
+        status: how its case ended, "" where that is nowhere.
+        exit: status of its run.
+        said: what the user reads of it.
+        wrong: what is not as it should be, "" for nothing.
+        workers: of the run.
+    """
+
+    fault: Fault
+    status: str
+    exit: int
+    said: str
+    wrong: str
+    workers: int
+
+
+def run(folder: Path, group: Sequence[Fault], workers: int) -> Run:
+    """Run pytest over a group of faults."""
+    folder.mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    (folder / "conftest.py").write_text(CONFTEST.format(folder=str(Path(__file__).parent)))
+    (folder / "test_it.py").write_text(TEST.format(guilty=GUILTY, honest=HONEST))
+    names = [fault.name for fault in group]
+    environment = {**os.environ, "FAULTS": ",".join(names), "TMPDIR": str(folder / "tmp")}
+    for name in ("CI", "BUILD_NUMBER"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--gemm-backends={','.join([*names, 'honest'])}"]
+    command += ["--gemm-run-record=run.jsonl", *([f"-n{workers}"] if workers else [])]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            timeout=900,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        status, output = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as late:
+        status, output = 999, (late.stdout or b"") + (late.stderr or b"")
+    record = folder / "run.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    return Run(status, output.decode(errors="replace"), tuple(line for line in lines if "backend" in line))
+
+
+def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
+    """What came of each fault of a group."""
+    lines = made.text.splitlines()
+    found = []
+    ended = any(fault.ends and (not workers or fault.expected == ("interrupted",)) for fault in group)
+    for fault in group:
+        mine = [o for o in made.outcomes if o["backend"] == fault.name]
+        guilty = [o for o in mine if f":{GUILTY}x" in str(o["problem"])]
+        statuses = [str(o["status"]) for o in guilty]
+        status = next((s for s in statuses if s != "passed"), statuses[0] if statuses else "")
+        said = next((line for line in lines if f" on {fault.name}: " in line), "")
+        wrong = []
+        if fault.where == "availability":
+            said = next((line for line in lines if line.startswith(f"{fault.name} did not run: ")), "")
+            status = "missing" if said else ""
+        elif fault.expected == ("interrupted",):
+            status = "interrupted" if made.status == 2 else ""  # nobody's case
+        elif fault.kind in AT_EXIT:
+            said = next((line for line in lines if line.startswith("The tests were over when")), "")
+        else:
+            beside = [o for o in mine if f":{HONEST}x" in str(o["problem"])]
+            if not ended and [o["status"] for o in beside] != ["passed"]:
+                wrong.append("its neighbour did not pass")
+        if status not in fault.expected:
+            wrong.append(f"ended as {status or 'nothing'}")
+        if status != "passed" and not said and fault.expected != ("interrupted",):
+            wrong.append("is not named")
+        if "INTERNALERROR" in made.text:
+            wrong.append("an internal error")
+        if any(ord(c) < 32 and c not in "\t" for c in said):
+            wrong.append("a control character on the terminal")
+        found.append(Row(fault, status, made.status, said.strip(), "; ".join(wrong), workers))
+    honest = [o for o in made.outcomes if o["backend"] == "honest"]
+    if any(o["status"] != "passed" for o in honest) or (not ended and len({o["problem"] for o in honest}) != 2):
+        found = [dataclasses.replace(row, wrong=f"{row.wrong}; honest ones did not pass".strip("; ")) for row in found]
+    right = {2} if any("interrupted" in fault.expected for fault in group) else {1}
+    if all(row.status == "passed" for row in found) and made.status >= 0:  # the status is what pytest has decided, or 1
+        right = {0, 1}
+    if made.status not in right:
+        found = [dataclasses.replace(row, wrong=f"{row.wrong}; exit status".strip("; ")) for row in found]
+    return found
+
+
+def groups(chosen: Iterable[Fault], workers: int) -> list[list[Fault]]:
+    """Which faults share a run."""
+    alone = [f for f in chosen if f.where == "run" and f.kind in LEFT]
+    ending = [f for f in chosen if f.ends]
+    together = [f for f in chosen if f not in alone and f not in ending]
+    if not workers:
+        return [[f] for f in (*alone, *ending)] + [together]
+    singly = [f for f in ending if f.expected == ("interrupted",) or f.kind in AT_EXIT]
+    singly += [f for f in alone if f.kind in {"excepthook leaves", "the temporary folder removed"}]  # strikes others
+    shared = [[f for f in kinds if f not in singly] for kinds in (ending, alone)]
+    return [*([f] for f in singly), *shared, together]
+
+
+def page(found: Sequence[Row], seconds: float) -> str:
+    """The study as Markdown."""
+    wrong = [row for row in found if row.wrong]
+    counts = {workers: sum(row.workers == workers for row in found) for workers in (0, 2)}
+    lines = [
+        "# What becomes of a run in which a backend goes wrong",
+        "",
+        f"Made by `python tests/fault_study.py` on {datetime.date.today()} with torch {version('torch')},",
+        f"{counts[0]} faults without `-n` and {counts[2]} with `-n 2`, in {seconds:.0f} s.",
+        "Each is a backend that goes wrong in one problem. Asked of each: the guilty case is named with its status,",
+        "the neighbours pass (an honest backend, and the same backend in another problem), the exit status is right.",
+        f"That was so in {len(found) - len(wrong)} of {len(found)}.",
+        "",
+    ]
+    if wrong:
+        lines += ["| fault | where | `-n` | what is wrong |", "|---|---|---|---|"]
+        lines += [f"| {r.fault.kind} | {r.fault.where} | {r.workers} | {r.wrong} |" for r in wrong] + [""]
+    places = [*dict.fromkeys(r.fault.where for r in found if r.fault.kind in RAISED)]
+    lines += ["## Exceptions", "", "How the case ends, without `-n` and with `-n 2`.", ""]
+    lines += [f"| raised | {' | '.join(places)} |", "|---|" + "---|" * len(places)]
+    for kind in RAISED:
+        cells = [_cell([r for r in found if r.fault.kind == kind and r.fault.where == place]) for place in places]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    for title, kinds in (("Results", RESULTS), ("What a kernel leaves behind", LEFT)):
+        lines += ["", f"## {title}", "", "| what | how the case ends | what the report says |", "|---|---|---|"]
+        for kind in kinds:
+            mine = [r for r in found if r.fault.kind == kind and r.fault.where in {"result", "run"}]
+            if mine:
+                lines.append(f"| {kind} | {_cell(mine)} | {_said(mine)} |")
+    lines += [
+        "",
+        "## What ends the process",
+        "",
+        "With `-n` the worker is replaced and the others are judged. Without, pytest ends with the case, and what had",
+        "been judged before is in its report. An exit handler comes last: the status is pytest's, or 1.",
+        "",
+        "| what | where | without `-n`: exit status | with `-n 2`: exit status | what the report says |",
+        "|---|---|---|---|---|",
+    ]
+    ending = {(r.fault.kind, r.fault.where): r.fault for r in found if r.fault.ends}
+    for kind, where in ending:
+        mine = [r for r in found if (r.fault.kind, r.fault.where) == (kind, where)]
+        exits = [next((str(r.exit) for r in mine if r.workers == workers), "") for workers in (0, 2)]
+        lines.append(f"| {kind} | {where} | {' | '.join(exits)} | {_said(mine)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(mine: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(r.status or "nothing" for r in mine)) + (
+        " (wrong)" if any(r.wrong for r in mine) else ""
+    )
+
+
+def _said(mine: Sequence[Row]) -> str:
+    said = next((r.said for r in mine if r.said), "").partition(f" on {mine[0].fault.name}: ")
+    text = (said[2] or said[0]).replace("|", "\\|").replace(mine[0].fault.name, "mine").replace("`", "'")
+    return f"`{text[:_SAID]}{'...' if len(text) > _SAID else ''}`" if text else ""
+
+
+def main() -> int:
+    """Run the study; returns 1 where a fault is not dealt with as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="where to write the page; default: only the faults that went wrong")
+    parser.add_argument("--only", default="", help="only faults with this text in their name")
+    parser.add_argument("--jobs", type=int, default=2, help="runs of a single process at a time")
+    given = parser.parse_args()
+    chosen = [fault for fault in faults() if given.only in fault.name]
+    assert len({fault.name for fault in chosen}) == len(chosen)
+    # With workers: each kind of exception in one place, in turn, and everything else.
+    kinds, places = list(RAISED), list(dict.fromkeys(f.where for f in chosen if f.kind in RAISED))
+    turn = {kind: places[i % len(places)] for i, kind in enumerate(kinds)} if places else {}
+    some = [f for f in chosen if f.kind not in RAISED or f.where in {turn[f.kind], "run"}]
+    started = time.monotonic()
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        plan = [(group, workers) for workers, of in ((0, chosen), (2, some)) for group in groups(of, workers) if group]
+
+        def one(index: int) -> list[Row]:
+            group, workers = plan[index]
+            return rows(group, run(Path(name) / str(index), group, workers), workers)
+
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for made in pool.map(one, range(len(plan))):
+                found += made
+                for row in made:
+                    if row.wrong:
+                        sys.stderr.write(f"{row.fault.kind} in {row.fault.where}, -n {row.workers}: {row.wrong}\n")
+    wrong = sum(bool(row.wrong) for row in found)
+    sys.stderr.write(f"{len(found)} faults, {wrong} wrong, in {time.monotonic() - started:.0f} s\n")
+    if given.out:
+        given.out.write_text(page(found, time.monotonic() - started), encoding="utf-8")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

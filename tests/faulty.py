@@ -1,0 +1,489 @@
+"""Faults for ``fault_study.py``: a backend for each, which is honest but for one problem."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
+from pytest_gemm.problem import Problem
+
+# Rows of the problem that a fault strikes at, and of the one beside it at which the same backend is honest.
+GUILTY: Final = 8
+HONEST: Final = 9
+# Where an exception can be raised.
+PLACES: Final = ("supports", "prepare", "run", "run again", "proof", "contract", "choices")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Something that a backend does.
+
+    Attributes:
+        kind: what, in words.
+        where: one of :data:`PLACES`; ``result``: what it does to its result; ``availability``.
+        do: does it; a fault of the result is given the right one.
+        expected: statuses that its case may end with.
+        ends: the process ends with it.
+    """
+
+    kind: str
+    where: str
+    do: Callable[..., Any]
+    expected: tuple[str, ...] = ("crashed",)
+    ends: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its backend."""
+        words = f"{self.kind} in {self.where}"
+        return "f-" + "".join(c if c.isalnum() else "-" for c in words)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Own(BaseException):
+    pass
+
+
+class Numbered(Exception):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]  # noqa: PLE0307  # a mistake that a backend can make
+
+
+def raises(error: Callable[[], BaseException]) -> Callable[..., Any]:
+    """A fault that raises a new exception of this kind."""
+
+    def do(*_: object) -> None:
+        raise error()
+
+    return do
+
+
+def recursion(*_: object) -> None:
+    recursion()
+
+
+def skip(*_: object) -> None:
+    pytest.skip("no such kernel")
+
+
+def xfail(*_: object) -> None:
+    pytest.xfail("known")
+
+
+def fail(*_: object) -> None:
+    pytest.fail("broken")
+
+
+def pytest_exit(*_: object) -> None:
+    pytest.exit("enough", returncode=0)
+
+
+def importorskip(*_: object) -> None:
+    pytest.importorskip("no_such_module")
+
+
+RAISED: Final[dict[str, Callable[..., Any]]] = {
+    "RuntimeError": raises(lambda: RuntimeError("out of registers")),
+    "AssertionError": raises(AssertionError),
+    "KeyError of two lines": raises(lambda: KeyError("one\ntwo")),
+    "StopIteration": raises(StopIteration),
+    "MemoryError": raises(MemoryError),
+    "RecursionError": recursion,
+    "OSError": raises(lambda: BrokenPipeError(32, "Broken pipe")),
+    "CancelledError": raises(asyncio.CancelledError),
+    "unittest.SkipTest": raises(lambda: unittest.SkipTest("no such kernel")),
+    "a lone surrogate": raises(lambda: ValueError("\ud800")),
+    "terminal escapes": raises(lambda: ValueError("\x1b[2J\x1b]0;title\x07\x00")),
+    "10 MB of text": raises(lambda: ValueError("x" * 10_000_000)),
+    "__str__ raises": raises(Mute),
+    "__str__ returns an int": raises(Numbered),
+    "an odd class": raises(lambda: type("a\x1b[31m b", (Exception,), {})("odd")),
+    "a cause that is mute": raises(lambda: _caused(RuntimeError("outer"), Mute())),
+    "own BaseException": raises(Own),
+    "SystemExit(0)": raises(lambda: SystemExit(0)),
+    "GeneratorExit": raises(GeneratorExit),
+    "pytest.skip": skip,
+    "pytest.xfail": xfail,
+    "pytest.fail": fail,
+    "pytest.exit(0)": pytest_exit,
+    "pytest.importorskip": importorskip,
+}
+
+
+def _caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+class NoTensor:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+def _subclass(right: Any) -> Any:
+    import torch
+
+    return right.as_subclass(type("Sub", (torch.Tensor,), {}))
+
+
+WRONG: Final = ("crashed", "incorrect")
+RESULTS: Final[dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]]] = {
+    "None": (lambda _: None, WRONG),
+    "an int": (lambda _: 7, WRONG),
+    "a str": (lambda _: "\ud800", WRONG),
+    "a list": (lambda right: [right], WRONG),
+    "nested lists of numbers": (lambda right: right.tolist(), WRONG),
+    "a NumPy array": (lambda right: right.numpy(), WRONG),
+    "three tensors": (lambda right: (right, right, right), WRONG),
+    "no tensor": (lambda _: (), WRONG),
+    "a generator": (lambda right: (row for row in right), WRONG),
+    "an object that answers nothing": (lambda _: NoTensor(), WRONG),
+    "another shape": (lambda right: right[:1], WRONG),
+    "another dtype": (lambda right: right.double(), WRONG),
+    "complex": (lambda right: right.to(__import__("torch").complex64), WRONG),
+    "sparse": (lambda right: right.to_sparse(), WRONG),
+    "on meta": (lambda right: right.to("meta"), WRONG),
+    "quantised": (
+        lambda right: __import__("torch").quantize_per_tensor(right, 1.0, 0, __import__("torch").qint8),
+        WRONG,
+    ),
+    "with a gradient": (lambda right: right.requires_grad_(), (*WRONG, "passed")),
+    "a subclass": (_subclass, (*WRONG, "passed")),
+}
+
+
+# -- what a kernel leaves behind, with a right result ------------------------------------------------
+
+
+def _thread(*_: object) -> None:
+    def late() -> None:
+        time.sleep(0.05)
+        raise RuntimeError("late")
+
+    threading.excepthook = lambda _: None  # pytest warns of it, and that is all
+    threading.Thread(target=late, daemon=True).start()
+
+
+def _close(*numbers: int) -> Callable[..., Any]:
+    def do(*_: object) -> None:
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+    return do
+
+
+def _remove_temporary(*_: object) -> None:
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
+def _away(*_: object) -> None:
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+
+
+def _fork(*_: object) -> None:
+    os.fork()
+
+
+def _fork_and_leave(*_: object) -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def _flood(*_: object) -> None:
+    os.write(1, b"\x1b[31m\x00" * 1_000_000)
+    sys.stderr.write("\ud800" * 1000)
+
+
+def _patch_time(*_: object) -> None:
+    time.perf_counter = lambda: 0.0
+    time.monotonic = lambda: 1e9
+
+
+def _no_streams(*_: object) -> None:
+    sys.stdout = sys.stderr = None
+
+
+def _signals(*_: object) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _warn(*_: object) -> None:
+    warnings.simplefilter("error")
+    with contextlib.suppress(Warning):
+        warnings.warn("\ud800\x1b", stacklevel=1)
+
+
+def _limit_files(*_: object) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.RLIM_INFINITY))
+
+
+def _environment(*_: object) -> None:
+    os.environ.clear()
+
+
+def _forget(*_: object) -> None:
+    for name in [name for name in sys.modules if name.startswith(("json", "pytest_gemm.report"))]:
+        del sys.modules[name]
+
+
+def _builtins(*_: object) -> None:
+    sys.path.clear()
+    sys.argv.clear()
+
+
+def _settings(*_: object) -> None:
+    gc.disable()
+    gc.set_threshold(0)
+    random.seed(0)
+    sys.setswitchinterval(1.0)
+
+
+def _hooks(*_: object) -> None:
+    sys.excepthook = lambda *_: os._exit(0)
+    sys.unraisablehook = lambda _: os._exit(0)
+
+
+def _recursion_limit(*_: object) -> None:
+    sys.setrecursionlimit(100_000)
+
+
+def _umask(*_: object) -> None:
+    os.umask(0o777)
+
+
+def _nice(*_: object) -> None:
+    os.nice(1)
+
+
+def _unraisable(*_: object) -> None:
+    class Unraisable:
+        def __del__(self) -> None:
+            raise RuntimeError("\ud800")
+
+    Unraisable()
+
+
+LEFT: Final[dict[str, Callable[..., Any]]] = {
+    "a thread that raises later": _thread,
+    "another working folder, which is gone": _away,
+    "stdin closed": _close(0),
+    "stdout closed": _close(1),
+    "stderr closed": _close(2),
+    "the temporary folder removed": _remove_temporary,
+    "a copy of the process that goes on": _fork,
+    "a copy of the process that leaves": _fork_and_leave,
+    "a flood on stdout": _flood,
+    "no sys.stdout": _no_streams,
+    "the clocks replaced": _patch_time,
+    "signals ignored": _signals,
+    "warnings as errors": _warn,
+    "a limit of files": _limit_files,
+    "no environment": _environment,
+    "modules forgotten": _forget,
+    "no sys.path": _builtins,
+    "no garbage collection": _settings,
+    "excepthook leaves": _hooks,
+    "deep recursion allowed": _recursion_limit,
+    "umask 777": _umask,
+    "niceness": _nice,
+    "__del__ raises": _unraisable,
+}
+
+
+# -- what ends the process ---------------------------------------------------------------------------
+
+
+def _leave(status: int) -> Callable[..., Any]:
+    return lambda *_: os._exit(status)
+
+
+def _kill(number: int) -> Callable[..., Any]:
+    return lambda *_: os.kill(os.getpid(), number)
+
+
+def _execute(*_: object) -> None:
+    os.execv("/bin/true", ["true"])
+
+
+def _segfault(*_: object) -> None:
+    ctypes.string_at(0)
+
+
+def _overflow(*_: object) -> None:
+    libc = ctypes.CDLL(None)
+    libc.free(ctypes.c_void_p(16))
+
+
+def _endless(*_: object) -> None:
+    while True:
+        time.sleep(60)
+
+
+def _endless_with_the_lock(*_: object) -> None:
+    ctypes.PyDLL(None).sleep(60)
+
+
+def _leave_in_a_thread(*_: object) -> None:
+    thread = threading.Thread(target=os._exit, args=(0,))
+    thread.start()
+    thread.join()
+
+
+def _close_all(*_: object) -> None:
+    os.closerange(3, 256)
+    os._exit(0)
+
+
+ENDING: Final[dict[str, tuple[Callable[..., Any], tuple[str, ...]]]] = {
+    "os._exit(0)": (_leave(0), ("crashed",)),
+    "os._exit(1)": (_leave(1), ("crashed",)),
+    "os._exit(5)": (_leave(5), ("crashed",)),
+    "os._exit(0) of a thread": (_leave_in_a_thread, ("crashed",)),
+    "os._exit(0) with all files closed": (_close_all, ("crashed",)),
+    "os.execv": (_execute, ("crashed",)),
+    "os.abort": (lambda *_: os.abort(), ("crashed",)),
+    "a segmentation fault": (_segfault, ("crashed",)),
+    "free() of no memory": (_overflow, ("crashed",)),
+    "SIGKILL": (_kill(signal.SIGKILL), ("crashed",)),
+    "SIGTERM": (_kill(signal.SIGTERM), ("crashed",)),
+    "SIGBUS": (_kill(signal.SIGBUS), ("crashed",)),
+    "SIGALRM": (_kill(signal.SIGALRM), ("crashed",)),
+    "no end": (_endless, ("timed-out",)),
+    "no end, with Python's lock": (_endless_with_the_lock, ("timed-out",)),
+}
+
+
+def _freed(right: Any) -> Any:
+    right.untyped_storage().resize_(0)
+    return right
+
+
+AT_EXIT: Final[dict[str, Callable[..., Any]]] = {
+    "atexit: os._exit(0)": lambda *_: atexit.register(os._exit, 0),
+    "atexit: SIGKILL": lambda *_: atexit.register(os.kill, os.getpid(), signal.SIGKILL),
+}
+
+
+def faults() -> list[Fault]:
+    """All of them."""
+    found = [Fault(kind, place, do) for kind, do in RAISED.items() for place in PLACES]
+    found += [Fault(kind, "availability", do, ("missing",)) for kind, do in RAISED.items()]
+    found += [Fault(kind, "result", do, expected) for kind, (do, expected) in RESULTS.items()]
+    found += [Fault(kind, "run", do, ("passed", "crashed", "incorrect")) for kind, do in LEFT.items()]
+    found += [Fault(kind, "run", do, expected, ends=True) for kind, (do, expected) in ENDING.items()]
+    found += [
+        Fault(kind, "prepare", ENDING[kind][0], ENDING[kind][1], ends=True) for kind in ("os._exit(0)", "SIGKILL")
+    ]
+    found += [Fault(kind, "supports", ENDING[kind][0], ("crashed",), ends=True) for kind in ("os._exit(0)",)]
+    found += [Fault(kind, "run", do, ("passed",), ends=True) for kind, do in AT_EXIT.items()]
+    found.append(Fault("freed storage", "result", _freed, WRONG, ends=True))
+    found.append(Fault("Unsupported", "run", raises(lambda: Unsupported("hard-data", "not this data"))))
+    found.append(Fault("Unsupported", "run again", raises(lambda: Unsupported("hard-data", "not this data"))))
+    found.append(Fault("KeyboardInterrupt", "run", raises(KeyboardInterrupt), ("interrupted",), ends=True))
+    return found
+
+
+# -- the backends ------------------------------------------------------------------------------------
+
+
+class Prepared:
+    def __init__(self, backend: Faulty, problem: Problem) -> None:
+        self._backend = backend
+        self._problem = problem
+        self._runs = 0
+
+    @property
+    def contract(self) -> Contract:
+        self._backend.strike("contract", self._problem)
+        return Contract(epilogue="eager")
+
+    def run(self, operands: Any) -> Any:
+        self._runs += 1
+        self._backend.strike("run" if self._runs == 1 else "run again", self._problem)
+        right = operands.a @ operands.b
+        if (
+            self._backend.fault is not None
+            and self._backend.fault.where == "result"
+            and self._backend.hits(self._problem)
+        ):
+            return self._backend.fault.do(right)
+        return right
+
+    def proof(self) -> Proof:
+        self._backend.strike("proof", self._problem)
+        return Proof((self._backend.name,), ("faulty_kernel",), ("faulty_kernel",) if self._runs else ())
+
+
+class Faulty:
+    devices = ("cpu",)
+
+    def __init__(self, name: str, fault: Fault | None = None) -> None:
+        self.name = name
+        self.fault = fault
+
+    def hits(self, problem: Problem) -> bool:
+        return problem.shape.m == GUILTY
+
+    def strike(self, where: str, problem: Problem) -> None:
+        if self.fault is not None and self.fault.where == where and self.hits(problem):
+            self.fault.do()
+
+    def availability(self, device: str) -> Availability:
+        if self.fault is not None and self.fault.where == "availability":
+            self.fault.do()
+        return Availability()
+
+    def supports(self, problem: Problem) -> Unsupported | None:
+        self.strike("supports", problem)
+        return None
+
+    def prepare(self, problem: Problem, operands: Any) -> Prepared:
+        self.strike("prepare", problem)
+        return Prepared(self, problem)
+
+
+class Choosing(Faulty):
+    def choices(self, problem: Problem, operands: Any) -> tuple[str, ...]:
+        self.strike("choices", problem)
+        return ("only",)
+
+    def prepare_choice(self, problem: Problem, operands: Any, choice: str) -> Prepared:
+        return self.prepare(problem, operands)
+
+
+def pytest_gemm_register_backends(registry: Registry) -> None:
+    """An honest backend, and one for each fault that ``FAULTS`` names."""
+    add: Callable[[Any], None] = registry.add  # what is prepared has a property in the place of a contract
+    add(Faulty("honest"))
+    wanted = os.environ["FAULTS"].split(",")
+    for fault in faults():
+        if fault.name in wanted:
+            add((Choosing if fault.where == "choices" else Faulty)(fault.name, fault))

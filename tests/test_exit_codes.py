@@ -1,0 +1,416 @@
+"""Every row of the README's table of exit statuses: what a CI goes by."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import whole_libraries  # noqa: F401  # before an inner run loads it
+
+CONFTEST = """
+    import atexit
+    import ctypes
+    import os
+    import signal
+    import sys
+    import unittest
+
+    import pytest
+
+    from pytest_gemm.backend import Availability, Proof, Unsupported
+    from pytest_gemm.outcome import Reason
+
+
+    def mine(a, b):
+        return (a.float() @ b.float()).to(a.dtype)
+
+    def off(a, b):
+        return mine(a, b) + 1
+
+    def other(a, b):
+        return mine(a, b)
+
+    def crash(a, b):
+        raise RuntimeError("out of registers")
+
+    def skips(a, b):
+        pytest.skip("no such kernel")
+
+    def imports(a, b):
+        pytest.importorskip("no_such_module")
+
+    def xfails(a, b):
+        pytest.xfail("known")
+
+    def exits(a, b):
+        pytest.exit("enough", returncode=0)
+
+    def sys_exits(a, b):
+        sys.exit(0)
+
+    def surrogate(a, b):
+        raise ValueError("\\ud800 \\x1b[31m")
+
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def mute(a, b):
+        raise Mute
+
+    def leaves(a, b):
+        os._exit(0)
+
+    def at_exit(a, b):
+        atexit.register(os._exit, 0)
+        return off(a, b)
+
+    def dies_at_exit(a, b):
+        atexit.register(os.kill, os.getpid(), signal.SIGKILL)
+        return mine(a, b)
+
+    def becomes_another(a, b):
+        os.execv("/bin/true", ["true"])
+
+    def segfault(a, b):
+        ctypes.string_at(0)
+
+    def forks(a, b):
+        os.fork()
+        return mine(a, b)
+
+    def interrupted(a, b):
+        os.kill(os.getppid(), signal.SIGINT)  # as kill or a CI does: it is the parent that they know
+        while True:
+            signal.pause()
+
+    def terminated(a, b):
+        os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            signal.pause()
+
+
+    class Unraisable:
+        def __del__(self):
+            raise RuntimeError("\\ud800")
+
+    def unraisable(a, b):
+        Unraisable()
+        return mine(a, b)
+
+
+    class Absent:
+        name = "absent"
+        devices = ("cpu",)
+        def availability(self, device):
+            return Availability(Reason("no-board", "there is no board", "plug in the board"))
+        def supports(self, problem): ...
+        def prepare(self, problem, operands): ...
+
+    class Silent(Absent):
+        name = "silent"
+        def availability(self, device):
+            pytest.skip("no board")
+
+    class Odd(Absent):
+        name = "odd"
+        def availability(self, device):
+            return None
+
+    class Quitting(Absent):
+        name = "quitting"
+        def availability(self, device):
+            os._exit(0)
+
+    class Refusing(Absent):
+        name = "refusing"
+        def availability(self, device):
+            return Availability()
+        def supports(self, problem):
+            return Unsupported("never", "nothing is taken")
+
+    class Contract:
+        @property
+        def contract(self):
+            raise unittest.SkipTest("no contract")
+        def run(self, operands):
+            return operands.a @ operands.b
+        def proof(self):
+            return Proof(executed=("kernel",), provable=False)
+
+    class Lawless(Refusing):
+        name = "lawless"
+        def supports(self, problem):
+            return None
+        def prepare(self, problem, operands):
+            return Contract()
+
+    class Late(Refusing):
+        name = "late"
+        def supports(self, problem):
+            return None
+        def prepare(self, problem, operands):
+            raise Unsupported("never", "nothing can be compiled")
+
+
+    def pytest_gemm_register_backends(registry):
+        for function in (
+            mine, off, other, crash, skips, imports, xfails, exits, sys_exits, surrogate, mute, leaves, at_exit,
+            dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable,
+        ):
+            registry.add_callable(function.__name__.replace("_", "-"), function)
+        for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late):
+            registry.add(backend())
+"""
+
+TEST = """
+    import pytest
+
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:9x16x32"], fillings=["rand"])
+    def test_product(gemm_case, gemm_check):
+        gemm_check(gemm_case)
+"""
+
+KNOWN = """
+    [[known-failure]]
+    id = "off-by-one"
+    backend = "{backend}"
+    reason = "one too large"
+    {more}
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_it=TEST)
+    for name, backend, more in (
+        ("known", "off", ""),
+        ("stale", "mine", ""),
+        ("withheld", "mine", "crashes = true"),
+        ("all", "*", 'status = ["incorrect", "crashed"]'),
+    ):
+        (pytester.path / f"{name}.toml").write_text(textwrap.dedent(KNOWN.format(backend=backend, more=more)))
+    (pytester.path / "wrong.toml").write_text("shapes = 3\n")
+    return pytester
+
+
+# Status, arguments, and a line of what is said.
+HERE = [
+    (0, "--gemm-backends=mine", "mine *mm *"),
+    (0, "--gemm-backends=off --gemm-known-failures=known.toml", "known failure off-by-one: 2 problem(s)"),
+    (0, "--gemm-backends=refusing --gemm-unjudged=allow", "refusing refused 2: nothing is taken"),
+    (0, "--gemm-backends=mine,absent --gemm-missing=skip", "absent did not run: there is no board"),
+    (0, "--gemm-backends=mine,refusing -k mine", "*2 passed, 2 deselected*"),
+    (1, "--gemm-backends=off", "*on off: incorrect: *"),
+    (1, "--gemm-backends=crash", "*on crash: crashed: RuntimeError in run: out of registers"),
+    (1, "--gemm-backends=skips", "*2 failed*"),
+    (1, "--gemm-backends=imports", "*2 failed*"),
+    (1, "--gemm-backends=xfails", "*2 failed*"),
+    (1, "--gemm-backends=exits", "*2 failed*"),
+    (1, "--gemm-backends=sys-exits", "*2 failed*"),
+    (1, "--gemm-backends=mute", "*2 failed*"),
+    (1, "--gemm-backends=lawless", "*2 failed*"),
+    (1, "--gemm-backends=surrogate", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
+    (1, "--gemm-backends=absent,mine", "absent did not run: there is no board"),
+    (1, "--gemm-backends=silent,mine", "silent did not run: availability() of silent raised Skipped: no board"),
+    (1, "--gemm-backends=odd,mine", "odd did not run: availability() of odd returned NoneType"),
+    (1, "--gemm-backends=mine --gemm-choices=no_such_candidate", "mine judged no case: 2 unsupported (*"),
+    (1, "--gemm-backends=mine --gemm-known-failures=stale.toml", "known failure 'off-by-one' passed everywhere*"),
+    (1, "--gemm-backends=mine,refusing", "refusing judged no case: 2 unsupported (nothing is taken); *"),
+    (1, "--gemm-backends=mine,late", "late judged no case: 2 unsupported (nothing can be compiled); *"),
+    (1, "--gemm-backends=mine --gemm-known-failures=withheld.toml", "mine judged no case: 2 known-failure (*"),
+    (2, "--gemm-backends=mine test_marker.py", "*no keyword 'problem' (did you mean 'problems'?)*"),
+    (3, "--gemm-backends=mine -p broken_plugin", "INTERNALERROR> *planted in a plugin*"),
+    (4, "--gemm-backends=mien", "*did you mean 'mine'?*"),
+    (4, "--gemm-unjudged=maybe", "*--gemm-unjudged=maybe: not a value; choose one of fail, allow"),
+    (4, "--gemm-problem=mm:f32:nq:1x1x1", "*layout*"),
+    (4, "--gemm-known-failures=all.toml", "*all.toml:4: the entry matches every case; name the backend*"),
+    (4, "-p broken_registration", "*pytest_gemm_register_backends raised Skipped: no library"),
+    (5, "--gemm-backends=mine -k nothing", "*2 deselected*"),
+    (5, "--gemm-backends=mine --gemm-ops=bmm", "*1 deselected*"),
+]
+
+
+@pytest.mark.parametrize(("status", "arguments", "line"), HERE, ids=[f"{s}-{a}" for s, a, _ in HERE])
+def test_a_run_ends_with_its_status(project: pytest.Pytester, status: int, arguments: str, line: str) -> None:
+    project.makepyfile(
+        broken_plugin="def pytest_runtest_logreport(report):\n    raise RuntimeError('planted in a plugin')\n",
+        broken_registration="""
+            import pytest
+            def pytest_gemm_register_backends(registry):
+                pytest.skip("no library")
+        """,
+    )
+    project.syspathinsert()
+    if "test_marker.py" in arguments:
+        project.makepyfile(test_marker=TEST.replace("problems=", "problem="))
+    result = project.runpytest_inprocess("-p", "no:cacheprovider", *arguments.split())
+    assert result.ret == status
+    assert any(_like(line, shown) for shown in (*result.outlines, *result.errlines)), line
+
+
+def _like(pattern: str, text: str) -> bool:
+    parts = re.split(r"(\*|\[\[\])", pattern)
+    return re.fullmatch("".join({"*": ".*", "[[]": r"\["}.get(p, re.escape(p)) for p in parts), text) is not None
+
+
+# The same where the process itself comes to its end, or a signal does.
+PROCESS = [
+    (0, "--gemm-backends=mine", "*2 passed*"),
+    (0, "--gemm-backends=forks", "*2 passed*"),
+    (1, "--gemm-backends=other,leaves", "mm:f32:nn:8x16x32 on leaves: crashed: *in run: it ended itself*status 0"),
+    (1, "--gemm-backends=other,segfault", "mm:f32:nn:8x16x32 on segfault: crashed: *in run: SIGSEGV *"),
+    (1, "--gemm-backends=becomes-another", "mm:f32:nn:8x16x32 on becomes-another: crashed: *exit status 0"),
+    (1, "--gemm-backends=at-exit", "*2 failed*"),
+    (1, "--gemm-backends=dies-at-exit", "The tests were over when the process of pytest ended: SIGKILL *"),
+    (0, "--gemm-backends=unraisable -n1", "*2 passed*"),
+    (1, "--gemm-backends=surrogate,mine -n1", "*on surrogate: crashed: ValueError in run: \\ud800 \\x1b[[]31m"),
+    (1, "--gemm-backends=skips,mine -n1", "*2 failed, 2 passed*"),
+    (1, "--gemm-backends=refusing,mine -n1", "refusing judged no case: 2 unsupported (nothing is taken); *"),
+    (
+        1,
+        "--gemm-backends=mine,quitting",
+        "The process that ran the tests is gone: it ended itself with exit status 0, *",
+    ),
+    (1, "--gemm-backends=mine,quitting -n1", "The process that ran the tests is gone: it ended*exit status 0, *"),
+    (1, "--gemm-backends=silent,mine -n1", "silent did not run: availability() of silent raised Skipped: no board"),
+    (2, "--gemm-backends=interrupted", "*KeyboardInterrupt*"),
+    (-signal.SIGTERM, "--gemm-backends=terminated", "The run was ended by SIGTERM *"),
+]
+
+
+@pytest.mark.parametrize(("status", "arguments", "line"), PROCESS, ids=[f"{s}-{a}" for s, a, _ in PROCESS])
+def test_a_process_ends_with_its_status(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, status: int, arguments: str, line: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(project.mkdir("tmp")))
+    with (project.path / "conftest.py").open("a") as file:  # a background job of a CI ignores SIGINT
+        file.write("\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n")
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", *arguments.split(), timeout=300)
+    assert result.ret == status
+    assert any(_like(line, shown) for shown in (*result.outlines, *result.errlines)), line
+    assert not list((project.path / "tmp").glob("pytest-gemm-*"))
+    until = time.monotonic() + 10
+    while left := _runs_in(project.path):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Command lines of other processes that were started in a folder and still run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.name != str(os.getpid()) and (process / "cwd").resolve().is_relative_to(folder):
+                found.append((process / "cmdline").read_text())
+    return [line for line in found if line]
+
+
+def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| exit status | meaning |")[2].partition("\n\n")[0]
+    found = {int(number) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for number in row.split(",")}
+    tested = {status if status >= 0 else 128 - status for status, _, _ in (*HERE, *PROCESS)}
+    assert found == tested | {128 + signal.SIGHUP}
+
+
+def test_what_is_known_is_said_when_a_kernel_ends_the_process(project: pytest.Pytester) -> None:
+    """What failed before, what had been judged, what is not run; the case is in the run record."""
+    options = ("-p", "no:cacheprovider", "--gemm-backends=off,leaves,mine", "--gemm-run-record=run.jsonl")
+    result = project.runpytest_subprocess(*options, timeout=300)
+    assert result.ret == 1
+    result.stderr.fnmatch_lines(
+        [
+            "FAILED test_it.py::test_product[[]off-mm:f32:nn:8x16x32]",
+            "mm:f32:nn:8x16x32 on off: incorrect: *",
+            "mm:f32:nn:8x16x32 on leaves: crashed: the test process died in run: it ended itself with exit status 0",
+            "  kernel leaves; filling rand, seed 0",
+            "  rerun: pytest test_it.py::test_product --gemm-backends=leaves --gemm-problem=mm:f32:nn:8x16x32 *",
+            "The process that ran the tests is gone: *, so pytest ends here, and 4 more test(s) are not run.",
+            "off *mm *1 *",
+            "leaves *mm *1 *",
+            "1 failed before the end, in *",
+        ]
+    )
+    record = (project.path / "run.jsonl").read_text()
+    assert '"backend": "leaves"' in record
+    assert '"code": "process-died"' in record
+
+
+def test_a_program_that_calls_pytest_is_not_forked(project: pytest.Pytester) -> None:
+    script = project.path / "host.py"
+    script.write_text(
+        "import os, pytest\n"
+        "here = os.getpid()\n"
+        "class Look:\n"
+        "    def pytest_sessionstart(self): assert os.getpid() == here\n"
+        "raise SystemExit(pytest.main(['-q', '--gemm-backends=mine'], plugins=[Look()]))\n"
+    )
+    result = project.run(sys.executable, script, timeout=300)
+    assert result.ret == 0
+
+
+@pytest.mark.parametrize("option", ["--gemm-supervise=no", "--pdb"])
+def test_the_supervision_can_be_left_out(project: pytest.Pytester, option: str) -> None:
+    result = project.runpytest_subprocess(option, "--gemm-backends=becomes-another", timeout=300)
+    assert result.ret == 0  # what it is there for
+
+
+def test_the_child_has_stdin(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it="def test_reads():\n    assert input() == 'words'\n")
+    command = f"echo words | {sys.executable} -m pytest -s --gemm-backends=mine"
+    assert project.run("sh", "-c", command, timeout=300).ret == 0
+
+
+def test_when_the_parent_is_killed_the_child_goes_too(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_it="""
+        import os, pathlib, signal, time
+        def test_slow():
+            pathlib.Path("child").write_text(str(os.getpid()))
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        """
+    )
+    result = project.runpytest_subprocess("--gemm-backends=mine", timeout=50)  # its pipes are closed
+    assert result.ret == -signal.SIGKILL
+
+
+def test_a_rerun_counts_once(project: pytest.Pytester) -> None:
+    pytest.importorskip("pytest_rerunfailures", reason="pytest-rerunfailures is what makes reruns")
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(
+            textwrap.dedent(
+                """
+
+                CALLS = []
+
+                def at_first(a, b):
+                    CALLS.append(1)
+                    return off(a, b) if len(CALLS) == 1 else mine(a, b)
+                """
+            )
+        )
+        file.write("\n_register = pytest_gemm_register_backends\n")
+        file.write("\ndef pytest_gemm_register_backends(registry):\n")
+        file.write("    _register(registry)\n    registry.add_callable('at-first', at_first)\n")
+    options = ("-p", "no:cacheprovider", "--gemm-backends=at-first", "--reruns=1", "--gemm-run-record=run.jsonl")
+    result = project.runpytest_subprocess(*options, f"--junit-xml={project.path / 'junit.xml'}", timeout=300)
+    assert result.ret == 0
+    outcomes = result.parseoutcomes()
+    assert outcomes == {"passed": 2, "rerun": 1}
+    result.stdout.fnmatch_lines(
+        ["1 attempt(s) at a test were run again; the last one counts", "at-first  mm  *2 *", "2 cases of 2 problems*"]
+    )
+    record = (project.path / "run.jsonl").read_text()
+    assert record.count('"status": "passed"') == 2
+    assert "incorrect" not in record
