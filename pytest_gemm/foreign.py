@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -165,7 +165,7 @@ def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:
         if made.layout is not torch.strided or made.device.type == "meta":
             return made
         named: Any = made
-        if hasattr(named, "has_names"):  # torch 2.13 has no names any more
+        if hasattr(named, "has_names") and named.has_names():  # torch 2.13 has no names any more
             made = named.rename(None)
         made = made.resolve_conj().resolve_neg()
     if made.numel():
@@ -411,7 +411,7 @@ def _by_torch(function: Any) -> bool:
 def _is_elsewhere(owner: Any, name: str) -> bool:
     if isinstance(owner, type):
         return any(name in vars(base) for base in owner.__mro__[1:])
-    return name in vars(builtins) and not name.startswith("__")
+    return owner is not builtins and name in vars(builtins) and not name.startswith("__")
 
 
 class _Functions:
@@ -444,26 +444,28 @@ class _Functions:
 
 
 class _Interrupt:
-    """Tells a Ctrl-C from a ``KeyboardInterrupt`` that foreign code raises itself."""
+    """Tells a Ctrl-C, or a SIGTERM, from a ``KeyboardInterrupt`` that foreign code raises itself."""
 
     def __init__(self) -> None:
         self.came = False
-        self._handler = signal.getsignal(signal.SIGINT)
-        self._noting = callable(self._handler) and threading.current_thread() is threading.main_thread()
+        self._handlers: dict[int, Callable[..., Any]] = {}
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
 
     def __enter__(self) -> _Interrupt:
-        if self._noting:
-            signal.signal(signal.SIGINT, self._note)
+        for number in self._handlers:
+            signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._noting and signal.getsignal(signal.SIGINT) == self._note:
-            signal.signal(signal.SIGINT, self._handler)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: Any) -> None:
         self.came = True
-        assert callable(self._handler)
-        self._handler(number, frame)
+        self._handlers[number](number, frame)
 
 
 @contextlib.contextmanager
@@ -487,6 +489,19 @@ def asking() -> Iterator[None]:
         raise Escape(error) from error
 
 
+def _restored(
+    switches: Iterable[tuple[_Switch | _FloatEnvironment, Any]], functions: _Functions, compiling: bool
+) -> list[str]:
+    """Set back what differs; what of it is the backend's fault."""
+    left = []
+    for switch, before in switches:
+        if difference := switch.differs(before, switch.read()):
+            switch.write(before)
+            if not compiling or switch.compiling == "error":
+                left.append(difference)
+    return left + functions.restore()  # behind the switches, which set some of them: torch.Storage
+
+
 @contextlib.contextmanager
 def calling(*, compiling: bool = False) -> Iterator[None]:
     """A block that compiles or runs foreign code; the state of the process is the same afterwards.  About 0.2 ms.
@@ -500,17 +515,15 @@ def calling(*, compiling: bool = False) -> Iterator[None]:
     """
     switches = [(switch, switch.read()) for switch in _SWITCHES if not (compiling and switch.compiling == "kept")]
     functions = _Functions()
-    left: list[str] = []
     try:
         with asking():
             yield
-    finally:
-        for switch, before in switches:
-            if difference := switch.differs(before, switch.read()):
-                switch.write(before)
-                if not compiling or switch.compiling == "error":
-                    left.append(difference)
-        left += functions.restore()  # behind the switches, which set some of them: torch.Storage
+    except KeyboardInterrupt:
+        raise  # the run ends, and no other case needs the state
+    except BaseException:
+        _restored(switches, functions, compiling)
+        raise
+    left = _restored(switches, functions, compiling)
     if left:
         text = f"the backend changed the state of the process: {', '.join(left)}"
         raise Misconduct("left-state-behind", text, "set it back before returning")

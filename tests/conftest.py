@@ -7,7 +7,7 @@ from hypothesis import settings
 
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 # A deadline would time the examples, and machines that run tests are shared.
 settings.register_profile("pytest-gemm", deadline=None)

@@ -1130,7 +1130,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
 
 
 def test_a_pattern_takes_the_candidates_that_it_matches(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake,other", "--gemm-choices=good-*", "-v")
+    result = run(project, "--gemm-backends=fake,other", "--gemm-choices=good-*", "--gemm-unjudged=allow", "-v")
     assert result.ret == 0
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["unsupported"]) == (2, 2)  # "other" has none of these
@@ -1147,7 +1147,9 @@ def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pyt
 
 
 def test_a_dropped_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake", "--gemm-choices=big*", "--gemm-problem=mm:f32:nn:8x16x32", "-v")
+    asked = ("--gemm-backends=fake", "--gemm-choices=big*", "--gemm-problem=mm:f32:nn:8x16x32")
+    assert run(project, *asked).ret == 1  # nothing was judged
+    result = run(project, *asked, "--gemm-unjudged=allow", "-v")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*DROPPED*"])
     assert result.parseoutcomes()["dropped"] == 1

@@ -159,6 +159,12 @@ CONFTEST = """
         def prepare(self, problem, operands):
             raise Unsupported("never", "nothing can be compiled")
 
+    class Picky(Late):
+        name = "picky"
+        def choices(self, problem, operands):
+            return ("x", "y")
+        def prepare_choice(self, problem, operands, choice): ...
+
 
     def pytest_gemm_register_backends(registry):
         for function in (
@@ -166,7 +172,7 @@ CONFTEST = """
             dies_at_exit, becomes_another, segfault, forks, interrupted, terminated, unraisable,
         ):
             registry.add_callable(function.__name__.replace("_", "-"), function)
-        for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late):
+        for backend in (Absent, Silent, Odd, Quitting, Lawless, Refusing, Late, Picky):
             registry.add(backend())
 """
 
@@ -222,7 +228,7 @@ HERE = [
     (1, "--gemm-backends=absent,mine", "absent did not run: there is no board"),
     (1, "--gemm-backends=silent,mine", "silent did not run: availability() of silent raised Skipped: no board"),
     (1, "--gemm-backends=odd,mine", "odd did not run: availability() of odd returned NoneType"),
-    (1, "--gemm-backends=mine --gemm-choices=no_such_candidate", "mine judged no case: 2 unsupported (*"),
+    (1, "--gemm-backends=picky --gemm-choices=no_such_candidate", "picky judged no case: 2 unsupported (*"),
     (1, "--gemm-backends=mine --gemm-known-failures=stale.toml", "known failure 'off-by-one' passed everywhere*"),
     (1, "--gemm-backends=mine,refusing", "refusing judged no case: 2 unsupported (nothing is taken); *"),
     (1, "--gemm-backends=mine,late", "late judged no case: 2 unsupported (nothing can be compiled); *"),
@@ -283,7 +289,7 @@ PROCESS = [
     (1, "--gemm-backends=mine,quitting -n1", "The process that ran the tests is gone: it ended*exit status 0, *"),
     (1, "--gemm-backends=silent,mine -n1", "silent did not run: availability() of silent raised Skipped: no board"),
     (2, "--gemm-backends=interrupted", "*KeyboardInterrupt*"),
-    (-signal.SIGTERM, "--gemm-backends=terminated", "The run was ended by SIGTERM *"),
+    (143, "--gemm-backends=terminated", "*Terminated: SIGTERM*"),
 ]
 
 

@@ -817,7 +817,7 @@ PLANTED = '''
     import os
     from pathlib import Path
 
-    from pytest_gemm.backend import Availability, Contract
+    from pytest_gemm.backend import Availability
     from pytest_gemm.backends.farm import Job, Source, Store, Toolchain
     from pytest_gemm.plain import CallableBackend
 
@@ -836,7 +836,7 @@ PLANTED = '''
         devices = ("cpu",)
 
         def __init__(self):
-            super().__init__("planted", mine, frozenset({"f32"}), True, Contract("f32", "eager"))
+            super().__init__("planted", mine, frozenset({"f32"}), True, None, True)
             self.store = Store(Path("kernels"))
 
         def compiles_ahead(self):

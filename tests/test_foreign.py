@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import gc
@@ -354,6 +355,17 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
 
 def test_a_kernel_that_pytorch_compiles_in_its_first_run_passes() -> None:
     assert codes(outcomes(torch.compile(right, dynamic=False))) == {(Status.PASSED, "")}
+
+
+def test_a_new_name_among_the_built_in_ones_hides_nothing() -> None:
+    def declares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        builtins.SOMETHING_OF_A_LIBRARY = True  # type: ignore[attr-defined]  # as CUTLASS's generator does
+        return a @ b
+
+    try:
+        assert codes(outcomes(declares)) == {(Status.PASSED, "")}
+    finally:
+        del builtins.SOMETHING_OF_A_LIBRARY  # type: ignore[attr-defined]  # as above
 
 
 def test_switches_of_precision_are_set_back() -> None:

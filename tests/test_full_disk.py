@@ -78,7 +78,7 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
 
 def test_coverage_on_a_full_disk(project: pytest.Pytester) -> None:
     (project.path / "coverage.md").symlink_to(FULL)
-    result = project.runpytest("--gemm-backends=mine", "--gemm-coverage=coverage.md")
+    result = project.runpytest("--gemm-backends=mine", "-o", "gemm_coverage=coverage.md")
     result.assert_outcomes(passed=2)
     said_once(result, f"--gemm-coverage={project.path / 'coverage.md'}", "No space left on device")
 

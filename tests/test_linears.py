@@ -167,7 +167,7 @@ def test_a_function_computes_one_product_after_the_other_and_their_number_is_che
         def prepare(self, problem: Problem, operands: Operands) -> Forgets:
             return Forgets()
 
-    short = Short("short", matmul, frozenset({"f32"}), True, Contract("f32", "eager"))
+    short = Short("short", matmul, frozenset({"f32"}), True, None, True)
     (outcome,) = Judge().judge(Case(short, dataclasses.replace(problem, flags=(), epilogue=()), ("rand",), 0, "cpu"))
     assert outcome.reason is not None
     assert (outcome.reason.code, "2 results" in outcome.reason.text) == ("wrong-outputs", True)
