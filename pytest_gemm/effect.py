@@ -76,11 +76,16 @@ def _has_candidates(_config: GemmConfig, backend: Backend) -> bool:
     return isinstance(backend, (Choosing, Tuning))
 
 
+def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
+    """A backend without candidates is itself all that it has; it has none of a name, and no second one."""
+    return config.choices in {"one", "winner", "all"} or _has_candidates(config, backend)
+
+
 # What a backend has to be for an option to have an effect on it: in words, and the question.
 _WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = {
     "isa": ("generates code for the CPU", _generates),
     "coverage": ("generates code for the CPU", _generates),
-    "choices": ("has autotune candidates", _has_candidates),
+    "choices": ("has autotune candidates", _has_chosen),
     "regret": ("has autotune candidates", _has_candidates),
     "guard": ("computes on the CPU", _on_cpu),
     "windows": ("computes on the CPU", _on_cpu),

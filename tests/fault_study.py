@@ -108,7 +108,7 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
     """What came of each fault of a group."""
     lines = made.text.splitlines()
     found = []
-    ended = any(fault.ends and (not workers or fault.expected == ("interrupted",)) for fault in group)
+    ended = any(fault.ends and not workers for fault in group)
     for fault in group:
         mine = [o for o in made.outcomes if o["backend"] == fault.name]
         guilty = [o for o in mine if f":{GUILTY}x" in str(o["problem"])]
@@ -119,8 +119,9 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
         if fault.where == "availability":
             said = next((line for line in lines if line.startswith(f"{fault.name} did not run: ")), "")
             status = "missing" if said else ""
-        elif fault.expected == ("interrupted",):
-            status = "interrupted" if made.status == 2 else ""  # nobody's case
+        elif "interrupted" in fault.expected and made.status == 143:
+            status = "interrupted"  # no case is to blame
+            said = next((line for line in lines if "Terminated: SIGTERM" in line), "")
         elif fault.kind in AT_EXIT:
             said = next((line for line in lines if line.startswith("The tests were over when")), "")
         else:
@@ -129,7 +130,7 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
                 wrong.append("its neighbour did not pass")
         if status not in fault.expected:
             wrong.append(f"ended as {status or 'nothing'}")
-        if status != "passed" and not said and fault.expected != ("interrupted",):
+        if status != "passed" and not said:
             wrong.append("is not named")
         if "INTERNALERROR" in made.text:
             wrong.append("an internal error")
@@ -139,7 +140,7 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
     honest = [o for o in made.outcomes if o["backend"] == "honest"]
     if any(o["status"] != "passed" for o in honest) or (not ended and len({o["problem"] for o in honest}) != 2):
         found = [dataclasses.replace(row, wrong=f"{row.wrong}; honest ones did not pass".strip("; ")) for row in found]
-    right = {2} if any("interrupted" in fault.expected for fault in group) else {1}
+    right = {143} if any(row.status == "interrupted" for row in found) else {1}
     if all(row.status == "passed" for row in found) and made.status >= 0:  # the status is what pytest has decided, or 1
         right = {0, 1}
     if made.status not in right:
@@ -154,7 +155,7 @@ def groups(chosen: Iterable[Fault], workers: int) -> list[list[Fault]]:
     together = [f for f in chosen if f not in alone and f not in ending]
     if not workers:
         return [[f] for f in (*alone, *ending)] + [together]
-    singly = [f for f in ending if f.expected == ("interrupted",) or f.kind in AT_EXIT]
+    singly = [f for f in ending if f.kind in AT_EXIT]
     singly += [f for f in alone if f.kind in {"excepthook leaves", "the temporary folder removed"}]  # strikes others
     shared = [[f for f in kinds if f not in singly] for kinds in (ending, alone)]
     return [*([f] for f in singly), *shared, together]

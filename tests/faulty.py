@@ -373,7 +373,8 @@ ENDING: Final[dict[str, tuple[Callable[..., Any], tuple[str, ...]]]] = {
     "a segmentation fault": (_segfault, ("crashed",)),
     "free() of no memory": (_overflow, ("crashed",)),
     "SIGKILL": (_kill(signal.SIGKILL), ("crashed",)),
-    "SIGTERM": (_kill(signal.SIGTERM), ("crashed",)),
+    # In the process of a run without workers it ends the run, as anybody's SIGTERM does.
+    "SIGTERM": (_kill(signal.SIGTERM), ("crashed", "interrupted")),
     "SIGBUS": (_kill(signal.SIGBUS), ("crashed",)),
     "SIGALRM": (_kill(signal.SIGALRM), ("crashed",)),
     "no end": (_endless, ("timed-out",)),
@@ -407,7 +408,7 @@ def faults() -> list[Fault]:
     found.append(Fault("freed storage", "result", _freed, WRONG, ends=True))
     found.append(Fault("Unsupported", "run", raises(lambda: Unsupported("hard-data", "not this data"))))
     found.append(Fault("Unsupported", "run again", raises(lambda: Unsupported("hard-data", "not this data"))))
-    found.append(Fault("KeyboardInterrupt", "run", raises(KeyboardInterrupt), ("interrupted",), ends=True))
+    found.append(Fault("KeyboardInterrupt", "run", raises(KeyboardInterrupt)))
     return found
 
 

@@ -264,7 +264,7 @@ COMBINATIONS = wrong(
     # No selected backend heeds them.
     ("--gemm-backends=aten --gemm-isa=avx2", "--gemm-isa=avx2 has no effect", "(aten)", "add one of cpp"),
     ("--gemm-backends=cpp --gemm-isa=native --gemm-device=cuda", "--gemm-isa=native has no effect"),
-    ("--gemm-backends=mine --gemm-choices=all", "--gemm-choices=all has no effect", "(mine)", "cpp, triton"),
+    ("--gemm-backends=mine --gemm-choices=3", "--gemm-choices=3 has no effect", "(mine)", "cpp, triton"),
     ("--gemm-backends=aten --gemm-coverage=c.md", "--gemm-coverage=c.md has no effect", "add one of cpp"),
     ("--gemm-backends=aten --gemm-triton-space=exhaustive", "add one of triton"),
     ("--gemm-backends=aten --gemm-cutlass-allow=x", "--gemm-cutlass-allow=x has no effect", "add one of cutlass"),
