@@ -443,6 +443,7 @@ class Judge:
             yield _outcome(case, "", status, lost.reason, choice=choice, seconds=seconds)
             return
         except Exception as error:  # as above
+            first.spoiled = isinstance(error, Misconduct)
             seconds = Seconds(compile=time.perf_counter() - started)
             yield self._crashed(case, case.fillings[0], error, "prepare", seconds, choice=choice)
             return
