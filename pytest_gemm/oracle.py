@@ -503,6 +503,13 @@ def _signs_of(problem: Problem, operands: Operands, reference: Reference, contra
     return signs
 
 
+def _underflowed(problem: Problem, operands: Operands) -> torch.Tensor:
+    """Where a product of two numbers other than zero may be one in float64: the reference does not know its sign."""
+    a, b = as_multiplied(problem, operands)
+    found: torch.Tensor = _multiply((a != 0.0).double(), (b != 0.0).double(), operands.groups) > 0.0
+    return found
+
+
 @dataclasses.dataclass
 class _Signs:
     """Which signs a value may have on its way through the epilogue, also where it is zero.
@@ -530,8 +537,12 @@ class _Signs:
         self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
         addend = _addend(problem, operands)
         silent = reference.big == 0.0
-        zero = (value == 0.0) & (silent | ((span.lo == 0.0) & (span.hi == 0.0)))
+        # Ends of -0 and +0 are numbers on both sides of zero that were rounded: the sum is only nearly zero.
+        thin = (span.lo == 0.0) & (span.hi == 0.0) & (span.lo.signbit() == span.hi.signbit())
+        zero = (value == 0.0) & (silent | thin)
         unsure = torch.full_like(zero, problem.alpha <= 0.0)
+        if problem.dtypes.out.name == "f64":
+            unsure |= silent & _underflowed(problem, operands)
         if problem.shape.k or addend is not None:
             unsure |= silent & reference.opposed
         if addend is not None:

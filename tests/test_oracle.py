@@ -335,6 +335,25 @@ def test_eager_under_autocast_is_right(line: str, half: str) -> None:
             assert judged(problem.line, filling, epilogue=epilogue)[0] == 0, (filling, epilogue)
 
 
+@pytest.mark.parametrize(
+    ("line", "filling", "seed", "place"),
+    [
+        ("linear:f64:nt:5x18x36x2", "specials", 814473, (1, 17, 4)),  # a product that underflows in float64
+        ("scaled_mm:f8e5m2-f8e5m2-f16:nt:11x40x2:rowwise+div:off-a", "rand-wide", 682691, (1, 16)),  # terms cancel
+    ],
+)
+def test_a_sum_that_is_only_nearly_zero_may_have_either_sign(
+    line: str, filling: str, seed: int, place: tuple[int, ...]
+) -> None:
+    problem = Problem.parse(line)
+    given = ops.make(problem, filling, seed)
+    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, epilogue="eager"))
+    right = AtenBackend().prepare(problem, given).run(given)
+    for zero in (0.0, -0.0):
+        right[place] = zero
+        assert compare.compare(right, span, problem, given).mismatch is None
+
+
 @pytest.mark.parametrize("half", ["bf16", "f16"])
 def test_autocast_without_its_conversion_is_wrong(half: str) -> None:
     """A product of the f32 operands, rounded at its end, is another number: each of its inputs has lost nothing."""
