@@ -711,11 +711,11 @@ def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.
 
 
 def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
-    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-choices=all", "--gemm-cutlass-level=2")
+    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-choices=3", "--gemm-cutlass-level=2")
     settings = next(value for value in registry.stash._storage.values() if isinstance(value, config.GemmConfig))
     assert settings.rerun_options("mine", timed=False) == ()
-    assert settings.rerun_options("cpp", timed=False) == ("--gemm-choices=all",)
-    assert set(settings.rerun_options("cutlass")) == {"--gemm-choices=all", "--gemm-cutlass-level=2"}
+    assert settings.rerun_options("cpp", timed=False) == ("--gemm-choices=3",)
+    assert set(settings.rerun_options("cutlass")) == {"--gemm-choices=3", "--gemm-cutlass-level=2"}
 
 
 # -- as a user meets it -----------------------------------------------------------------------------------------
