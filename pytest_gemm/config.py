@@ -30,7 +30,7 @@ __all__ = ["OPTIONS", "SPEED", "GemmConfig", "add_options", "check_names", "chec
 
 # Characters of a value that a message repeats.
 _SHOWN = 200
-# Threads and processes: what a machine may have, and nobody's mistake in counting.
+# The most threads or processes that may be asked for; more is taken for a typing error.
 _MANY = 1024
 # Of a whole number; Python reads no more than a few thousand.
 _DIGITS = 30
@@ -562,7 +562,7 @@ def check_sanitizer(config: pytest.Config) -> None:
 
 
 def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
-    """Answer an option that nobody has declared and that looks like one of these, before argparse does.
+    """Answer an undeclared option that looks like one of these, before argparse does.
 
     Raises:
         pytest.UsageError: naming it and the option that was probably meant.
@@ -577,7 +577,7 @@ def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
 
 
 def _check_ini_names(config: pytest.Config) -> None:
-    """pytest itself only warns of a key that nobody has declared."""
+    """pytest itself only warns of an undeclared key."""
     unknown: Iterable[str] = getattr(config, "_get_unknown_ini_keys", set)()  # of pytest 8 and 9
     for key in sorted(unknown):
         if key.startswith(("gemm_", "gemm-")):
