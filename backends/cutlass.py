@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import cache
 from pytest_gemm.backend import Availability, Contract, Dropped, Unsupported
 from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
@@ -27,6 +26,7 @@ from pytest_gemm.backends.inductor import (
 )
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem
+from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -36,7 +36,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_gemm import files
+from pytest_gemm.storage import files
 
 __all__ = [
     "ENTRY",

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm import cache
 from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
 from pytest_gemm.backends import naming
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import Problem, StepKind
+from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def cache_dir(isa: str = "") -> Path:
     """Where compiled kernels are kept.
 
     ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` in
-    :func:`pytest_gemm.cache.home`.
+    :func:`pytest_gemm.storage.cache.home`.
 
     Args:
         isa: instruction set that they are generated for, each of which has a folder of its own in there; "" for the

@@ -35,11 +35,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
-from pytest_gemm import files, roofline
+from pytest_gemm import roofline
 from pytest_gemm.commands import Parser
 from pytest_gemm.outcome import FileError, Reason
 from pytest_gemm.problem import Problem, canonical_line, did_you_mean
 from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict, by_case, read_session
+from pytest_gemm.storage import files
 
 if TYPE_CHECKING:
     from pytest_gemm.gate import Policy, Stored  # late otherwise: the command line needs no scipy

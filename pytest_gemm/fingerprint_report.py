@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, doctor, files
+from pytest_gemm import __version__, doctor
 from pytest_gemm import machine as hardware
 from pytest_gemm.fingerprint import PROBES, Print, changes, take
-from pytest_gemm.tables import mismatch
+from pytest_gemm.storage import files
+from pytest_gemm.storage.datafile import mismatch
 
 if TYPE_CHECKING:
     from pytest_gemm.backend import Backend

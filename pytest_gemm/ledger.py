@@ -26,7 +26,7 @@ from packaging.version import InvalidVersion, Version
 from pytest_gemm.machine import ISA_NAMES, cpu, flags_at
 from pytest_gemm.outcome import MODES, FileError, Outcome, Status
 from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, Layout, Problem, ProblemError, Step, did_you_mean
-from pytest_gemm.tables import TableFile, shown
+from pytest_gemm.storage.datafile import TableFile, shown
 
 __all__ = ["Comparison", "Entry", "Environment", "Globs", "Ledger", "LedgerError", "LedgerUse"]
 

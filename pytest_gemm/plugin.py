@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, cache, distribution, effect, hookspec, sanitizer, selection, session, supervisor
+from pytest_gemm import ahead, distribution, effect, hookspec, sanitizer, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Registry, RegistryError
@@ -28,6 +28,7 @@ from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
+from pytest_gemm.storage import cache
 from pytest_gemm.termination import STATUS, Termination
 from pytest_gemm.watch import Diaries, Diary, Watch, Words
 

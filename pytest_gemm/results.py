@@ -20,7 +20,7 @@ from pytest_gemm import __version__, commands, machine
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
 from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_record, ratio_text, status_of
-from pytest_gemm.tables import mismatch
+from pytest_gemm.storage.datafile import mismatch
 
 __all__ = ["Record", "load", "main", "page", "provenance", "read"]
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, baseline, files, gate, machine, speed_report, turns
+from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Sparing, Tuning
 from pytest_gemm.config import cores
@@ -48,6 +48,7 @@ from pytest_gemm.speed import (
     sample_line,
     session_line,
 )
+from pytest_gemm.storage import files
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig, SpeedConfig

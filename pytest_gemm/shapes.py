@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 from pytest_gemm.cases import LEVELS, Cases, TemplateError, unique
 from pytest_gemm.outcome import FileError
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
-from pytest_gemm.tables import TableFile, shown
+from pytest_gemm.storage.datafile import TableFile, shown
 
 __all__ = ["ShapeError", "ShapeSet", "read", "select"]
 

@@ -30,11 +30,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gemm import commands, files
+from pytest_gemm import commands
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.machine import ISAS
 from pytest_gemm.outcome import FileError
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
+from pytest_gemm.storage import files
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.cpp import CppBackend

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import cache, files
 from pytest_gemm.backends import farm, inductor
-from pytest_gemm.cache import Limits
+from pytest_gemm.storage import cache, files
+from pytest_gemm.storage.cache import Limits
 
 DAY = 86400.0
 HASH = "c" + 50 * "a"
@@ -111,7 +111,7 @@ def test_whoever_asks_for_the_folder_holds_it_until_the_process_ends(home: Path)
     using = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert using.stdout is not None
     assert using.stdout.readline() == "ready\n"
-    command = [sys.executable, "-m", "pytest_gemm.cache", "clear"]
+    command = [sys.executable, "-m", "pytest_gemm.storage.cache", "clear"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, old.exists()) == (1, True)
     assert "a running process uses it, so nothing was removed" in done.stdout

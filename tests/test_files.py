@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import files, fingerprint_report
+from pytest_gemm import fingerprint_report
 from pytest_gemm.fingerprint_report import Fingerprint
+from pytest_gemm.storage import files
 
 
 def test_a_lock_names_its_holder_and_is_not_waited_for_beyond_the_limit(tmp_path: Path) -> None:

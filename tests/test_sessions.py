@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import baseline, files, gate, machine, sessions
+from pytest_gemm import baseline, gate, machine, sessions
 from pytest_gemm.ahead import Display
 from pytest_gemm.machine import Gpu
 from pytest_gemm.measure import Meter, Request
@@ -25,6 +25,7 @@ from pytest_gemm.outcome import Status
 from pytest_gemm.problem import Problem
 from pytest_gemm.sessions import Command
 from pytest_gemm.speed import CaseKey, Sample, Session, Verdict, read_session
+from pytest_gemm.storage import files
 
 # Sessions that compile, judge and time, by a clock of their own.
 TIMED = """

@@ -1,4 +1,4 @@
-"""What runs keep for the next ones, and its limits: ``python -m pytest_gemm.cache show|prune|clear``.
+"""What runs keep for the next ones, and its limits: ``python -m pytest_gemm.storage.cache show|prune|clear``.
 
 Compiled kernels are kept in ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``: those of Inductor in a folder
 for each release of torch, CUTLASS objects in ``cutlass-kernels``.  Once a day at most a run begins by removing what has
@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm import commands, files
-
-__all__ = ["Entry", "Limits", "Pruned", "entries", "home", "main", "prune", "tidy", "use"]
+from pytest_gemm import commands
+from pytest_gemm.storage import files
 
 _DAY: Final = 86400.0
 _GB: Final = 10**9
@@ -236,7 +235,7 @@ def _show(folder: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 while a process uses what is to be removed."""
-    parser = commands.Parser(prog="python -m pytest_gemm.cache", description="what runs keep for the next ones")
+    parser = commands.Parser(prog="python -m pytest_gemm.storage.cache", description="what runs keep for the next ones")
     tasks = parser.add_subparsers(required=True, metavar="COMMAND", dest="task")
     tasks.add_parser("show", help="how much is kept, by kind, with its age")
     pruning = tasks.add_parser("prune", help="remove what is beyond the limits")

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["LockTimeoutError", "locked", "private_folder", "replace", "shared"]
-
 
 class LockTimeoutError(OSError):
     """Another process holds the lock for longer than the caller waits; the message names the process."""

@@ -25,7 +25,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["TableFile", "mismatch", "shown"]
 
 _LONGEST: Final = 80
 
