@@ -26,10 +26,12 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import fence, machine, program
+from pytest_gemm import fence, program
 from pytest_gemm.backend import Contract, Dropped, Generation, Proof, Unsupported
 from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import THIRDS, Problem
@@ -622,7 +624,7 @@ class CompileSpec:
     ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
-    ``isa`` is the instruction set of the CPU to generate for, one of ``pytest_gemm.machine.ISAS``, "" for its own; with
+    ``isa`` is the instruction set of the CPU to generate for, one of ``machine.isa.ISAS``, "" for its own; with
     ``beyond`` it is one that the CPU may not have: candidates can be listed then, and nothing be compiled.
     """
 
@@ -821,7 +823,7 @@ class Artifact:
                     paths[Path(path)] = None
         units = frozenset[str]().union(*(machine_code.units_of(path) for path in paths if path.is_file()))
         # At the CPU's best level the compiler may use all that it has, and bf16 conversions come without AMX too.
-        needed = units - {"bf16"} if machine.isas(machine.cpu().flags)[-1:] == (self.spec.isa,) else units
+        needed = units - {"bf16"} if isa_module.isas(processor.cpu().flags)[-1:] == (self.spec.isa,) else units
         # Commands that link, and those of constants, have no level.
         levels = tuple(dict.fromkeys(filter(None, seen.levels))) or tuple(dict.fromkeys(seen.levels))
         return Generation(self.spec.isa, levels, machine_code.level(needed), tuple(sorted(units)), seen.counted)

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import machine
 from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
 from pytest_gemm.backends import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import DTYPES, Problem, StepKind
 
@@ -82,7 +83,7 @@ class CppBackend(InductorBackend):
             Unsupported: when this CPU does not execute it, or nobody here can compile it or look into the result.
         """
         if isa not in self._twins:
-            here = machine.isas(machine.cpu().flags)
+            here = isa_module.isas(processor.cpu().flags)
             if isa not in here:
                 can = ", ".join(here) or "none that can be asked for"
                 raise Unsupported("isa", f"this CPU does not execute {isa}", f"it executes {can}")
@@ -101,7 +102,7 @@ class CppBackend(InductorBackend):
         """A twin that lists its candidates for this instruction set, whether or not this CPU executes it.
 
         Args:
-            isa: one of :data:`pytest_gemm.machine.ISAS`.
+            isa: one of :data:`pytest_gemm.machine.isa.ISAS`.
             beyond: nothing of this machine shall show in the lists, and nothing can be compiled.
         """
         key = f"{isa} listed" if beyond else isa
@@ -347,8 +348,8 @@ class CppBackend(InductorBackend):
     def _executes(self, isa: str) -> bool:
         """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
         if self.isa:
-            return machine.ISAS.index(isa) <= machine.ISAS.index(self.isa)
-        return isa in machine.isas(machine.cpu().flags)
+            return isa_module.ISAS.index(isa) <= isa_module.ISAS.index(self.isa)
+        return isa in isa_module.isas(processor.cpu().flags)
 
     def _supports_bmm(self, problem: Problem) -> Unsupported | None:
         if self.mode == "dynamic" and not problem.frozen:

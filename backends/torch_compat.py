@@ -27,9 +27,10 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
-from pytest_gemm import machine
 from pytest_gemm.backends import micro_kernels, naming
-from pytest_gemm.machine import ISAS
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
+from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import Reason
 
 __all__ = [
@@ -1033,7 +1034,7 @@ def lacks_isa(isa: str) -> str:
     CPU, compiler and release are asked: it compiles a few lines, once for each level, and keeps them on disk.
 
     Args:
-        isa: one of :data:`pytest_gemm.machine.ISAS`, that the CPU executes.
+        isa: one of :data:`pytest_gemm.machine.isa.ISAS`, that the CPU executes.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -1094,7 +1095,7 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
     (ATen, oneDNN) stays the machine's.
 
     Args:
-        isa: one of :data:`pytest_gemm.machine.ISAS`; "" changes nothing.
+        isa: one of :data:`pytest_gemm.machine.isa.ISAS`; "" changes nothing.
         beyond: nothing will be executed: the level may be higher than the machine's, whose own gifts shall not show.
     """
     if not isa:
@@ -1106,7 +1107,7 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
 
     rank = ISAS.index(isa)
     # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
-    best = machine.isas(machine.cpu().flags)[-1:] == (isa,)
+    best = isa_module.isas(processor.cpu().flags)[-1:] == (isa,)
     march = "native" if best and not beyond else _VECTORS[isa][1]
     capable: Any = getattr(torch.cpu, "get_capabilities", None)
     optimizing: Any = cpp_builder._get_optimization_cflags
@@ -1216,7 +1217,7 @@ def _counted() -> dict[str, int]:
 
 
 def level_of(command: str) -> str:
-    """The level of :data:`pytest_gemm.machine.ISAS` that a compile command of Inductor's asks for, "" for none.
+    """The level of :data:`pytest_gemm.machine.isa.ISAS` that a compile command of Inductor's asks for, "" for none.
 
     By the flags that its classes add, of which each level has one of its own.
     """

@@ -23,10 +23,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
-from pytest_gemm import machine
 from pytest_gemm.backend import Availability, Backend, Unsupported, tuned
 from pytest_gemm.backends.farm import Counts, Farm, Job, Store
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.machine import gpus
 from pytest_gemm.problem import Problem
 
 __all__ = ["Compiling", "Display", "Harvest", "architecture_of", "compile_for", "note", "notes", "run", "table"]
@@ -108,7 +108,7 @@ def architecture_of(config: GemmConfig) -> str:
     """What to compile for: ``--gemm-arch``, or the architecture of this machine's first device; "" if unknown."""
     if config.arch:
         return config.arch
-    gpu = machine.visible_gpu()
+    gpu = gpus.visible_gpu()
     return gpu.architecture if gpu else ""
 
 

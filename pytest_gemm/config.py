@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm import effect, machine, shapes
+from pytest_gemm import effect, shapes
 from pytest_gemm.backend import MODES, Backend, Registry
 from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
-from pytest_gemm.machine import ISAS
+from pytest_gemm.machine import isa, processor
+from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 from pytest_gemm.sanitizer import TOOLS
 from pytest_gemm.speed import Verdict
@@ -390,7 +391,7 @@ class GemmConfig:
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         reference: ``full``, ``sampled`` or ``auto``.
         modes: some of :data:`pytest_gemm.backend.MODES`, in each of which a problem is judged; empty: its own.
-        isas: some of :data:`pytest_gemm.machine.ISAS` and "", the CPU's own, for which cpp generates; empty: its own.
+        isas: some of ``machine.isa.ISAS`` and "", the CPU's own, for which cpp generates; empty: its own.
         lacking: those that ``all`` asked for and the CPU does not have.
         guard: ``none``, or ``pages`` around operands and results on the CPU.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
@@ -687,7 +688,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
             "--gemm-missing=fail: --gemm-backends=auto takes the backends that can run here and misses none; "
             "name the backends that have to run"
         )
-    isas, lacking = _isas(values["isa"], machine.isas(machine.cpu().flags))
+    isas, lacking = _isas(values["isa"], isa.isas(processor.cpu().flags))
     problems, ops = _problems(values["problem"]), _ops(values["ops"])
     fillings = _fillings(values["fillings"], problems)
     if problems and ops and not any(problem.op.name in ops for problem in problems):

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import commands, machine, results
+from pytest_gemm import commands, results
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.micro_kernels import Product, Registered
 from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
 
@@ -105,7 +106,7 @@ def matrix(
 
     Args:
         outcomes: of any backend; those without a product of the C++ templates are left out.
-        levels: of the machines that judged, as :func:`pytest_gemm.machine.isa_level` calls them.
+        levels: of the machines that judged, as :func:`pytest_gemm.machine.isa.isa_level` calls them.
         registered: what Inductor has registered; ``None``: ask the torch at hand.
     """
     if registered is None:
@@ -361,7 +362,7 @@ def explained(record: results.Record, ledger: Ledger) -> list[Outcome]:
     that ended before there was any, an entry that asks for threads explains nothing.
     """
     release = str(record.run.get("versions", {}).get("torch", ""))
-    here = Environment(release, machine.flags_of(str(record.run.get("isa", ""))))
+    here = Environment(release, isa_module.flags_of(str(record.run.get("isa", ""))))
     found = []
     for outcome in record.outcomes:
         entry = None

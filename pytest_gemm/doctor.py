@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
-from pytest_gemm import machine as hardware
+from pytest_gemm.machine import gpus, processor
+from pytest_gemm.machine import isa as isa_module
 
 if TYPE_CHECKING:
     from pytest_gemm.backend import Backend
@@ -139,10 +140,10 @@ def _facts() -> dict[str, Any]:
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", built without CUDA"
     lines = [f"torch {torch.__version__}{cuda}"]
     lines += [f"  {lack}" for lack in torch_compat.lacks()]
-    lines.append(f"CPU: {hardware.cpu().name}, {len(os.sched_getaffinity(0))} cores; Inductor vectorises for {_isa()}")
+    lines.append(f"CPU: {processor.cpu().name}, {len(os.sched_getaffinity(0))} cores; Inductor vectorises for {_isa()}")
     lines.append(_levels())
     if torch.cuda.is_available():
-        driver = next((gpu.driver for gpu in hardware.gpus()), "unknown")
+        driver = next((gpu.driver for gpu in gpus.gpus()), "unknown")
         for index in range(torch.cuda.device_count()):
             found = torch.cuda.get_device_properties(index)
             memory = f"{found.total_memory / 2**30:.0f} GiB"
@@ -156,7 +157,7 @@ def _isa() -> str:
     """What Inductor's C++ is vectorised for, with the matrix units that its micro-kernels may use."""
     from pytest_gemm.backends import torch_compat
 
-    flags = hardware.cpu().flags
+    flags = processor.cpu().flags
     units = [f for f in ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16") if f in flags]
     return f"{torch_compat.vector_isa()} (the CPU has {', '.join(units) or 'no matrix units'})"
 
@@ -167,8 +168,8 @@ def _levels() -> str:
     from pytest_gemm.backends.inductor import cache_dir
 
     here, cannot = ["native"], []
-    executed = hardware.isas(hardware.cpu().flags)
-    for isa in hardware.ISAS:
+    executed = isa_module.isas(processor.cpu().flags)
+    for isa in isa_module.ISAS:
         lack = "not in this CPU"
         if isa in executed:
             with torch_compat.cache_dir_set(str(cache_dir(isa))):

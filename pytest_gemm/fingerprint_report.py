@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import __version__, doctor
-from pytest_gemm import machine as hardware
 from pytest_gemm.fingerprint import PROBES, Print, changes, take
+from pytest_gemm.machine import key as key_module
+from pytest_gemm.machine import software as software_module
 from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import mismatch
 
@@ -98,7 +99,7 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
 
 
 def _key(config: GemmConfig, device: str) -> str:
-    return hardware.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
+    return key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
 
 
 def _stored(config: GemmConfig, backend: Backend) -> Fingerprint | None:
@@ -163,7 +164,7 @@ def _ask(config: GemmConfig, backend: Backend) -> Fingerprint:
     )
     if not found.missing:
         found.prints = [Print.from_dict(record) for record in records]
-    found.software = {"pytest-gemm": __version__, **hardware.software("cuda" if device == "cuda" else "cpu")}
+    found.software = {"pytest-gemm": __version__, **software_module.software("cuda" if device == "cuda" else "cpu")}
     found.date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return found
 

@@ -65,7 +65,7 @@ class Case:
             pattern of names; "": the backend's own way.
         mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
-        isa: instruction set of the CPU to generate for, one of :data:`pytest_gemm.machine.ISAS`; "": the machine's own.
+        isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
     """
 
     backend: Backend

@@ -23,7 +23,8 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pytest_gemm.machine import ISA_NAMES, cpu, flags_at
+from pytest_gemm.machine.isa import ISA_NAMES, flags_at
+from pytest_gemm.machine.processor import cpu
 from pytest_gemm.outcome import MODES, FileError, Outcome, Status
 from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, Layout, Problem, ProblemError, Step, did_you_mean
 from pytest_gemm.storage.datafile import TableFile, shown

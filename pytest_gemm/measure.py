@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import machine, roofline, timing
+from pytest_gemm import roofline, timing
 from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Sparing, Timeable, Unsupported
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.machine import key as key_module
+from pytest_gemm.machine import software
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
 from pytest_gemm.problem import Problem
 from pytest_gemm.speed import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
@@ -274,14 +276,14 @@ class Meter:
 
     def _head(self) -> Session:
         request, device = self.request, self.request.device
-        key = machine.hardware_key("cuda" if device == "cuda" else "cpu", self._config.threads)
+        key = key_module.hardware_key("cuda" if device == "cuda" else "cpu", self._config.threads)
         if self._ceilings is None and request.timed:
             dtypes = sorted({roofline.dtype_name(Problem.parse(line)) for _, line in request.cases})
             with self._round(), self._turn():
                 self._ceilings = roofline.measure(device, dtypes, self._config.threads)
         return Session(
             hardware=key,
-            software=machine.software("cuda" if device == "cuda" else "cpu"),
+            software=software.software("cuda" if device == "cuda" else "cpu"),
             contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}"
             f"{TURNS if self._turns else ''}",
             arm=request.arm,

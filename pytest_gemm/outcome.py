@@ -207,7 +207,7 @@ class Outcome:
         mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
         threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
-        isa: the instruction set that the kernel was generated for, one of :data:`pytest_gemm.machine.ISAS`; "" for the
+        isa: the instruction set that the kernel was generated for, one of ``machine.isa.ISAS``; "" for the
             machine's own.
         fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
         fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.

@@ -16,7 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import __version__, commands, machine
+from pytest_gemm import __version__, commands
+from pytest_gemm.machine import gpus as gpus_module
+from pytest_gemm.machine import isa, processor, software
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem import Problem, ProblemError
 from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_record, ratio_text, status_of
@@ -25,7 +27,7 @@ from pytest_gemm.storage.datafile import mismatch
 __all__ = ["Record", "load", "main", "page", "provenance", "read"]
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.
-_DISTRIBUTIONS = (*machine.DISTRIBUTIONS, "pytest", "pytest-xdist")
+_DISTRIBUTIONS = (*software.DISTRIBUTIONS, "pytest", "pytest-xdist")
 
 
 def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
@@ -46,19 +48,19 @@ def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
             "versions": versions,
             "machine": platform.machine(),
             "cpu": _cpu(),
-            "isa": machine.isa_level(machine.cpu().flags),
+            "isa": isa.isa_level(processor.cpu().flags),
             "gpus": _gpus() if gpus else [],
         }
     }
 
 
 def _cpu() -> str:
-    found = machine.cpu()
+    found = processor.cpu()
     return f"{found.model}, {found.logical} logical cores" if found.model else platform.processor()
 
 
 def _gpus() -> list[str]:
-    return [f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in machine.gpus()]
+    return [f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in gpus_module.gpus()]
 
 
 class Record:

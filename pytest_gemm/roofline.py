@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pytest_gemm import machine, timing
+from pytest_gemm import timing
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem import DTYPES, OPS, TF32, DType, Problem, StepKind
 from pytest_gemm.speed import Ceilings
@@ -199,7 +200,7 @@ def excess(
         work: of the problem.
         dtype_name: of its inputs.
         ceilings: of the machine.
-        cache: bytes of last-level cache; ``None`` for :func:`pytest_gemm.machine.last_level_cache`.
+        cache: bytes of last-level cache; ``None`` for :func:`pytest_gemm.machine.processor.last_level_cache`.
 
     Returns:
         ``above-roofline`` for a rate above 1.3 times the bound (:data:`MARGIN`); ``None`` for a possible one, and
@@ -211,7 +212,7 @@ def excess(
         text = f"{rate / 1e12:.3g} TFLOP/s in {dtype_name} is {rate / most:.2f} times the {most / 1e12:.3g} TFLOP/s"
         text += " that this machine can reach"
         return Reason("above-roofline", text, _REMEDY)
-    crossing = work.bytes - (machine.last_level_cache() if cache is None else cache)
+    crossing = work.bytes - (processor.last_level_cache() if cache is None else cache)
     if ceilings.bandwidth > 0.0 and crossing > MARGIN * ceilings.bandwidth * seconds:
         text = (
             f"{crossing / seconds / 1e9:.3g} GB/s of data that no cache holds is "
@@ -449,7 +450,7 @@ def _bandwidth(device: str) -> _Rate:
     if device == "cuda":
         cache = torch.cuda.get_device_properties(0).L2_cache_size
     else:
-        cache = machine.last_level_cache() or _FALLBACK_CACHE
+        cache = processor.last_level_cache() or _FALLBACK_CACHE
     count = max(_LEAST_ARRAY, 4 * cache) // 4
     a = torch.ones(count, device=device)
     b = torch.zeros(count, device=device)

@@ -28,7 +28,7 @@ from pytest_gemm import shapes
 from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.machine import ISAS
+from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
 from pytest_gemm.problem import Problem, ProblemError, did_you_mean
 from pytest_gemm.report import Rerun

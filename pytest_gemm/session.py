@@ -15,10 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import coverage, machine, report, results
+from pytest_gemm import coverage, report, results
 from pytest_gemm.backend import names_candidates
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger import Entry, Environment, Ledger, LedgerUse
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem import Problem
 
@@ -116,7 +118,7 @@ class RunState:
     def write_coverage(self) -> None:
         """Write the matrix of ``--gemm-coverage``; imports torch, for what Inductor has registered."""
         if self.config.coverage is not None:
-            matrix = coverage.matrix(self.outcomes, [machine.isa_level(machine.cpu().flags)])
+            matrix = coverage.matrix(self.outcomes, [isa_module.isa_level(processor.cpu().flags)])
             with self.writing("--gemm-coverage", self.config.coverage):
                 self.config.coverage.write_text(coverage.text(matrix, self.config.coverage.suffix), encoding="utf-8")
 
@@ -228,7 +230,7 @@ def _installed(device: str) -> Environment:
     """What of it stays as it is while the process lives."""
     import torch
 
-    isa = machine.cpu().flags
+    isa = processor.cpu().flags
     if device == "cuda" and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         isa = (f"sm_{major}{minor}",)
@@ -244,7 +246,7 @@ def environment_elsewhere(known: Environment | None, device: str, threads: int) 
         threads: CPU threads of the run's processes, likewise.
     """
     known = known or Environment(metadata.version("torch"), device=device, threads=threads)
-    return known if known.device == "cuda" else dataclasses.replace(known, isa=machine.cpu().flags)
+    return known if known.device == "cuda" else dataclasses.replace(known, isa=processor.cpu().flags)
 
 
 def explain_elsewhere(

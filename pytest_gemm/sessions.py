@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, baseline, gate, machine, speed_report, turns
+from pytest_gemm import __version__, baseline, gate, speed_report, turns
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Sparing, Tuning
 from pytest_gemm.config import cores
+from pytest_gemm.machine import gpus
+from pytest_gemm.machine import key as key_module
 from pytest_gemm.measure import LOST, NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.speed import (
@@ -293,7 +295,7 @@ def _alone(device: str, display: Display, wait: float = 0.0) -> Iterator[None]:
 
     The CPU is one device.  A GPU is known by its UUID, so that two of them can be timed at once.
     """
-    gpu = machine.visible_gpu() if device == "cuda" else None
+    gpu = gpus.visible_gpu() if device == "cuda" else None
 
     def waiting(holder: str, seconds: float) -> None:
         limit = f" of {wait:g} s (--gemm-wait)" if wait else " s"
@@ -769,7 +771,7 @@ def _measure(
         changed = {"screen_pairs": count} if base is not None else {"screen_sessions": count}
         policy = dataclasses.replace(policy, **changed)
     runner = _Runner(config, command, display, device, scratch)
-    hardware = machine.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
+    hardware = key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
     made = Measured(device, hardware, record=command.recording(config.speed.threads))
     clock = _Clock(made.seconds)
     store = baseline.Store(config.speed.baselines, hardware)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gemm import commands
 from pytest_gemm.cases import LEVELS
-from pytest_gemm.machine import ISAS
+from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import FileError
 from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
 from pytest_gemm.storage import files
@@ -206,7 +206,7 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     Args:
         backend: made for that number of threads.
         problems: whether or not the backend claims them.
-        isa: one of :data:`pytest_gemm.machine.ISAS`, whether or not this CPU executes it.
+        isa: one of :data:`pytest_gemm.machine.isa.ISAS`, whether or not this CPU executes it.
         threads: of a program.
     """
     import torch

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from pytest_gemm import machine
+from pytest_gemm.machine import gpus, processor
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.speed import CaseKey, Sample
 
@@ -555,7 +555,7 @@ class CpuTimer:
             own=usage.ru_utime + usage.ru_stime,
             waited=waited(self._proc),
             preempted=usage.ru_nivcsw,
-            mhz=machine.cpu_mhz(),
+            mhz=processor.cpu_mhz(),
         )
 
     def _busy(self) -> tuple[float | None, float]:
@@ -964,7 +964,7 @@ class _Smi:
 
     def read(self) -> GpuState | None:
         for reasons in self._REASONS:
-            rows = machine.query_gpus((*self._NUMBERS, reasons), select=self._uuid)
+            rows = gpus.query_gpus((*self._NUMBERS, reasons), select=self._uuid)
             if rows:
                 sm, memory, watts, celsius = (_number(rows[0][field]) for field in self._NUMBERS)
                 bits = rows[0][reasons]
@@ -990,7 +990,7 @@ class _Blind:
 
 def _probe() -> Probe:
     """The best way to read the GPU that CUDA calls device 0."""
-    gpu = machine.visible_gpu()
+    gpu = gpus.visible_gpu()
     if gpu is None:
         return _Blind()
     with (

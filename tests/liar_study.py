@@ -38,12 +38,13 @@ import torch
 from liars import HONEST, KS, LIARS, Honest, Planted, int4, product, right
 from torch._dynamo.utils import same
 
-from pytest_gemm import machine, operands, session
+from pytest_gemm import operands, session
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fillings import FILLINGS as KNOWN
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Ledger
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.precision import settings
 from pytest_gemm.problem import OPS, STEPS, Problem, ProblemError
@@ -530,7 +531,7 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
         for name, mine in by_control.items()
     ]
     excused = [[f"`{name}`", f"`{pattern}`", why] for name, liar in LIARS.items() for pattern, why in liar.equivalent]
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {machine.cpu().model}"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {processor.cpu().model}"
     heads = ["assert_close", "1e-2", "same", "cosine", "max norm"]
     parts = [
         "# What the harness catches, and what the usual comparisons do",

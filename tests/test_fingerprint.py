@@ -19,7 +19,7 @@ from pytest_gemm import fingerprint, fingerprint_report
 from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fingerprint import Column, Print
-from pytest_gemm.machine import hardware_key
+from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.operands import Operands
 from pytest_gemm.problem import DTYPES, TF32, DType, Problem
 from pytest_gemm.program import torch_dtype

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import config, doctor, machine, operands, report, selection
+from pytest_gemm import config, doctor, operands, report, selection
 from pytest_gemm.backend import Generation, Proof, Unsupported, at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend, compiler
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem import Problem
@@ -31,7 +33,7 @@ SKYLAKE = (*EPYC, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "av
 ICE_LAKE = (*SKYLAKE, "avx512_vnni", "avx512_bitalg")
 SAPPHIRE_RAPIDS = (*ICE_LAKE, "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
 
-HERE = machine.isas(machine.cpu().flags)
+HERE = isa_module.isas(processor.cpu().flags)
 needs_vectors = pytest.mark.skipif(not HERE, reason="needs an x86 CPU with AVX2")
 
 
@@ -55,11 +57,11 @@ def shared_caches(monkeypatch: pytest.MonkeyPatch) -> None:
         (SKYLAKE, ("avx2", "avx512")),
         (ICE_LAKE, ("avx2", "avx512", "avx512_vnni")),
         (SAPPHIRE_RAPIDS, ("avx2", "avx512", "avx512_vnni", "amx")),
-        ((*SAPPHIRE_RAPIDS, "amx_fp16"), machine.ISAS),
+        ((*SAPPHIRE_RAPIDS, "amx_fp16"), isa_module.ISAS),
     ],
 )
 def test_which_levels_a_cpu_executes(flags: tuple[str, ...], levels: tuple[str, ...]) -> None:
-    assert machine.isas(flags) == levels
+    assert isa_module.isas(flags) == levels
 
 
 @pytest.mark.parametrize(
@@ -74,15 +76,15 @@ def test_which_levels_a_cpu_executes(flags: tuple[str, ...], levels: tuple[str, 
     ],
 )
 def test_what_code_of_a_level_may_count_on(isa: str, gone: set[str], kept: set[str]) -> None:
-    left = set(machine.flags_at((*SAPPHIRE_RAPIDS, "amx_fp16"), isa))
+    left = set(isa_module.flags_at((*SAPPHIRE_RAPIDS, "amx_fp16"), isa))
     assert kept <= left
     assert not gone & left
 
 
 def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
     zen4 = (*ICE_LAKE, "avx512_bf16", "avx_vnni")
-    assert machine.flags_at(zen4, "avx512_vnni") == zen4
-    assert "avx512_bf16" not in machine.flags_at(zen4, "avx512")
+    assert isa_module.flags_at(zen4, "avx512_vnni") == zen4
+    assert "avx512_bf16" not in isa_module.flags_at(zen4, "avx512")
 
 
 # -- the option ----------------------------------------------------------------------------------------------------
@@ -96,13 +98,13 @@ def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
         ("avx512,native,avx2", SKYLAKE, ("avx512", "", "avx2"), ()),
         ("all", SKYLAKE, ("avx2", "avx512"), ("avx512_vnni", "amx", "amx_fp16")),
         ("native,all", EPYC, ("", "avx2"), ("avx512", "avx512_vnni", "amx", "amx_fp16")),
-        ("all", ("neon",), (), machine.ISAS),
+        ("all", ("neon",), (), isa_module.ISAS),
     ],
 )
 def test_the_levels_that_are_asked_for(
     text: str, here: tuple[str, ...], isas: tuple[str, ...], lacking: tuple[str, ...]
 ) -> None:
-    assert config._isas(text, machine.isas(here)) == (isas, lacking)
+    assert config._isas(text, isa_module.isas(here)) == (isas, lacking)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_level_that_is_unknown_or_not_in_the_cpu_is_a_usage_error(
     text: str, here: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(pytest.UsageError, match=told):
-        config._isas(text, machine.isas(here))
+        config._isas(text, isa_module.isas(here))
 
 
 def test_what_all_left_out_is_said_in_the_summary() -> None:
@@ -263,15 +265,15 @@ def test_the_level_that_a_compile_command_asks_for(command: str, level: str) -> 
 
 
 def test_two_levels_share_no_folder_and_no_library() -> None:
-    folders = {inductor.cache_dir(isa) for isa in ("", *machine.ISAS)}
-    assert len(folders) == 1 + len(machine.ISAS)
+    folders = {inductor.cache_dir(isa) for isa in ("", *isa_module.ISAS)}
+    assert len(folders) == 1 + len(isa_module.ISAS)
     # One text, one folder, and still a library for each: the commands are part of its name.
     from torch._inductor.codecache import CppCodeCache
 
     text = '#include <ATen/cpu/vec/vec.h>\nextern "C" int at_vec() { return at::vec::Vectorized<float>::size(); }\n'
     plain = {"cpp_cache_precompile_headers": False}
     paths: set[str] = set()
-    for isa in machine.ISAS:
+    for isa in isa_module.ISAS:
         with torch_compat.session(plain, directory=str(inductor.cache_dir()), isa=isa, beyond=True) as session:
             CppCodeCache.load_async(text)  # names the library; whoever calls what it returns builds and loads it
             CppCodeCache.load_async(text)  # is there already
@@ -279,7 +281,7 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
         assert len(set(session.libraries)) == 1
         assert len(session.libraries) >= 2
         paths |= set(session.libraries)
-    assert len(paths) == len(machine.ISAS)
+    assert len(paths) == len(isa_module.ISAS)
 
 
 @needs_vectors
@@ -298,7 +300,7 @@ def test_at_the_cpu_s_own_level_a_twin_is_judged_and_proved() -> None:
 @pytest.mark.usefixtures("shared_caches")
 def test_a_twin_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "avx512" if HERE[-1] == "avx2" else "avx2"
-    monkeypatch.setattr(machine, "isas", lambda _: machine.ISAS)
+    monkeypatch.setattr(isa_module, "isas", lambda _: isa_module.ISAS)
     monkeypatch.setattr(torch_compat, "lacks_isa", lambda _: "")
     monkeypatch.setattr(torch_compat, "generating_for", lambda *_, **__: contextlib.nullcontext())
     case = Case(CppBackend(threads=1), MM, ("rand",), 0, "cpu", isa=asked)
@@ -313,7 +315,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
     def judged(**lies: Any) -> str:
         with monkeypatch.context() as patched:
             for name, value in lies.items():
-                patched.setattr(*{"here": (machine, "isas"), "lack": (torch_compat, "lacks_isa"),
+                patched.setattr(*{"here": (processor, "isas"), "lack": (torch_compat, "lacks_isa"),
                                   "tool": (machine_code, "disassembler")}[name], value)  # fmt: skip
             (outcome,) = Judge().judge(Case(CppBackend(), MM, ("rand",), 0, "cpu", isa="avx2"))
         assert outcome.status is Status.UNSUPPORTED
@@ -348,7 +350,7 @@ def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str
 
 
 def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "isas", lambda _: ("avx2", "avx512"))
+    monkeypatch.setattr(isa_module, "isas", lambda _: ("avx2", "avx512"))
     monkeypatch.setattr(torch_compat, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
     assert doctor._levels() == (
         "  --gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"

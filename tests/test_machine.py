@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import machine
-from pytest_gemm.machine import Cpu, Gpu
+from pytest_gemm.machine import gpus, isa, processor, software
+from pytest_gemm.machine import key as key_module
+from pytest_gemm.machine.gpus import Gpu
+from pytest_gemm.machine.processor import Cpu
 
 XEON = "\n\n".join(
     f"processor\t: {i}\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n"
@@ -49,16 +51,16 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU pa
     ],
 )
 def test_the_cpu_as_linux_describes_it(text: str, found: Cpu) -> None:
-    assert machine.read_cpuinfo(text) == found
+    assert processor.read_cpuinfo(text) == found
 
 
 @pytest.mark.parametrize(
     ("hardware", "key"),
     [
-        (machine.read_cpuinfo(XEON), "intel-xeon-platinum-8480c-amx-4c"),
+        (processor.read_cpuinfo(XEON), "intel-xeon-platinum-8480c-amx-4c"),
         # The name says nothing about the generation, so the key does.
-        (machine.read_cpuinfo(VIRTUAL), "amd-epyc-f25m1-avx2-4c"),
-        (machine.read_cpuinfo(ARM), "{arch}-41d40-sve-4c"),
+        (processor.read_cpuinfo(VIRTUAL), "amd-epyc-f25m1-avx2-4c"),
+        (processor.read_cpuinfo(ARM), "{arch}-41d40-sve-4c"),
         (Cpu("AMD EPYC 7763 64-Core Processor", "f25m1", ("avx2",)), "amd-epyc-7763-avx2-4c"),
         (Cpu("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "", ("avx512f",)), "amd-ryzen-7-7840u-avx512-4c"),
         (Cpu("13th Gen Intel(R) Core(TM) i7-1360P", "", ("avx2",)), "13th-gen-intel-core-i7-1360p-avx2-4c"),
@@ -72,13 +74,13 @@ def test_the_cpu_as_linux_describes_it(text: str, found: Cpu) -> None:
     ],
 )
 def test_a_hardware_key_is_a_folder_s_name_and_tells_machines_apart(hardware: Cpu | Gpu, key: str) -> None:
-    found = machine.hardware_key("cuda" if isinstance(hardware, Gpu) else "cpu", 4, on=hardware)
+    found = key_module.hardware_key("cuda" if isinstance(hardware, Gpu) else "cpu", 4, on=hardware)
     assert found == key.format(arch=os.uname().machine.replace("_", "-"))
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", found)
 
 
 def test_figures_of_other_numbers_of_cores_have_another_key() -> None:
-    assert len({machine.hardware_key("cpu", cores) for cores in (1, 2, 16)}) == 3
+    assert len({key_module.hardware_key("cpu", cores) for cores in (1, 2, 16)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_figures_of_other_numbers_of_cores_have_another_key() -> None:
     ],
 )
 def test_the_best_instruction_set_names_the_level(flags: str, level: str) -> None:
-    assert machine.isa_level(flags.split()) == level
+    assert isa.isa_level(flags.split()) == level
 
 
 # -- nvidia-smi ----------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nvidia_smi")
 def test_all_gpus_with_what_cannot_be_read_left_out() -> None:
-    assert machine.gpus() == [
+    assert gpus.gpus() == [
         Gpu(0, "GPU-aaa", "NVIDIA H200", "580.95.05", "9.0", 700.0),
         Gpu(1, "GPU-bbb", "NVIDIA A100-SXM4-40GB", "580.95.05", "8.0", None),
     ]
@@ -153,14 +155,14 @@ def test_the_key_is_that_of_the_gpu_that_cuda_sees_first(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.hardware_key("cuda", 4) == key
+    assert key_module.hardware_key("cuda", 4) == key
 
 
 @pytest.mark.usefixtures("nvidia_smi")
 def test_software_of_a_gpu_has_the_driver_and_that_of_a_cpu_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.software("cuda")["driver"] == "580.95.05"
+    assert software.software("cuda")["driver"] == "580.95.05"
     monkeypatch.setenv("CXX", "g++")
-    versions = machine.software("cpu")
+    versions = software.software("cpu")
     assert versions["torch"] == metadata.version("torch")
     assert re.fullmatch(r"\d+\.\d+\.\d+", versions["g++"])
     assert "driver" not in versions
@@ -183,16 +185,16 @@ def test_without_a_gpu_there_is_none_and_nothing_raises(
     if fake is not None:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{fake}\n", encoding="utf-8")
         (tmp_path / "nvidia-smi").chmod(0o755)
-    assert machine.gpus() == []
-    assert machine.visible_gpu() is None
-    assert "driver" not in machine.software("cuda")
-    assert "python" in machine.software("cpu")
+    assert gpus.gpus() == []
+    assert gpus.visible_gpu() is None
+    assert "driver" not in software.software("cuda")
+    assert "python" in software.software("cpu")
 
 
 def test_nothing_here_imports_torch_and_torch_s_cuda_is_known_all_the_same() -> None:
     code = (
-        "import json, sys; from pytest_gemm import machine as m; v = m.software('cuda'); m.hardware_key('cpu', 1); "
-        "m.hardware_key('cuda', 1); print(json.dumps([v, 'torch' in sys.modules]))"
+        "import json, sys; from pytest_gemm.machine import key, software; v = software.software('cuda'); "
+        "key.hardware_key('cpu', 1); key.hardware_key('cuda', 1); print(json.dumps([v, 'torch' in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     versions, imported = json.loads(done.stdout)
@@ -208,7 +210,7 @@ def test_torch_s_cuda_is_read_from_its_own_words(tmp_path: Path, monkeypatch: py
     (folder / "version.py").write_text(text, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.syspath_prepend(tmp_path)
-    assert machine.software("cuda")["cuda"] == "13.0"
+    assert software.software("cuda")["cuda"] == "13.0"
 
 
 # -- sysfs ---------------------------------------------------------------------------------------------------
@@ -229,19 +231,19 @@ def test_last_level_caches_of_the_cores_in_use_are_added(tmp_path: Path, on_core
             for name, value in facts.items():
                 (folder / name).write_text(f"{value}\n", encoding="utf-8")
     on_cores({0, 1, 2})
-    assert machine.last_level_cache(tmp_path) == 64 << 20
+    assert processor.last_level_cache(tmp_path) == 64 << 20
     on_cores({3})
-    assert machine.last_level_cache(tmp_path) == 32 << 20
-    assert machine.last_level_cache(tmp_path / "nowhere") == 0
+    assert processor.last_level_cache(tmp_path) == 32 << 20
+    assert processor.last_level_cache(tmp_path / "nowhere") == 0
 
 
 def test_clocks_of_the_cores_in_use(tmp_path: Path, on_cores: Callable[[set[int]], None]) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(XEON, encoding="utf-8")
     on_cores({1, 3})
-    assert machine.cpu_mhz(cpuinfo, tmp_path) == (2001.5, 2003.5)
+    assert processor.cpu_mhz(cpuinfo, tmp_path) == (2001.5, 2003.5)
     folder = tmp_path / "cpu3" / "cpufreq"
     folder.mkdir(parents=True)
     (folder / "scaling_cur_freq").write_text("3400000\n", encoding="utf-8")
-    assert machine.cpu_mhz(cpuinfo, tmp_path) == (3400.0,)
-    assert machine.cpu_mhz(tmp_path / "nothing", tmp_path / "nowhere") == ()
+    assert processor.cpu_mhz(cpuinfo, tmp_path) == (3400.0,)
+    assert processor.cpu_mhz(tmp_path / "nothing", tmp_path / "nowhere") == ()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm import compare, machine, oracle
+from pytest_gemm import compare, oracle
 from pytest_gemm import operands as room
 from pytest_gemm.backend import Contract
 from pytest_gemm.backends import micro_kernels
@@ -15,6 +15,8 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.fillings import fillings_for
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
 from pytest_gemm.problem import DTYPES, Problem, ProblemError, Step
 from pytest_gemm.program import args, build
 from pytest_gemm.roofline import work
@@ -309,7 +311,7 @@ def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
     problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:group-32")
     assert all(CppBackend().listing_at(isa).supports(problem) is None for isa in ("avx512", "amx"))
     own = CppBackend().supports(problem)
-    assert (own is None) == ("avx512" in machine.isas(machine.cpu().flags))
+    assert (own is None) == ("avx512" in isa_module.isas(processor.cpu().flags))
 
 
 @pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:rowwise"])

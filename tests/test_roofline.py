@@ -145,7 +145,7 @@ def test_ceilings_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64, 128)})
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 16)
-    monkeypatch.setattr("pytest_gemm.machine.last_level_cache", lambda: 1 << 14)
+    monkeypatch.setattr("pytest_gemm.machine.processor.last_level_cache", lambda: 1 << 14)
     monkeypatch.setattr(timing, "waited", lambda: None)  # whatever else runs beside the tests
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"], threads + 1)
@@ -176,7 +176,7 @@ def test_a_ceiling_is_of_a_call_that_nothing_disturbed_or_is_missing(
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64,)})
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 12)
-    monkeypatch.setattr("pytest_gemm.machine.last_level_cache", lambda: 1 << 10)
+    monkeypatch.setattr("pytest_gemm.machine.processor.last_level_cache", lambda: 1 << 10)
     calls, clock, waits = 0, 0.0, 0.0
 
     def waited() -> float:

@@ -17,9 +17,10 @@ from typing import Any, Final
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import baseline, gate, machine, sessions
+from pytest_gemm import baseline, gate, sessions
 from pytest_gemm.ahead import Display
-from pytest_gemm.machine import Gpu
+from pytest_gemm.machine import gpus
+from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.measure import Meter, Request
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem import Problem
@@ -93,7 +94,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import machine
+from pytest_gemm.machine import key
 from pytest_gemm.measure import REQUEST, SESSION, Request
 from pytest_gemm.outcome import Status
 from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
@@ -105,7 +106,7 @@ def pytest_cmdline_main(config):
     if folder is None or not os.path.exists(os.path.join(folder, REQUEST)):
         return None
     request = Request.read(Path(folder))
-    hardware = machine.hardware_key("cpu", int(config.getoption("gemm_threads")))
+    hardware = key.hardware_key("cpu", int(config.getoption("gemm_threads")))
     date = datetime.datetime.now(datetime.timezone.utc).isoformat()
     ceilings = Ceilings({"f32": 1e15}, 1e15)
     head = Session(hardware, {}, "made-up", request.arm, request.index, date, request.commit, ceilings)
@@ -674,11 +675,11 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
         except files.LockTimeoutError:
             return False
 
-    monkeypatch.setattr(machine, "visible_gpu", lambda: Gpu(0, "GPU-a", "NVIDIA H200", "580.1", "9.0"))
+    monkeypatch.setattr(gpus, "visible_gpu", lambda: Gpu(0, "GPU-a", "NVIDIA H200", "580.1", "9.0"))
     with sessions._alone("cuda", Display(None)):
         assert (is_free("GPU-a"), is_free("GPU-b"), is_free("cpu")) == (False, True, True)
     assert is_free("GPU-a")
-    monkeypatch.setattr(machine, "visible_gpu", lambda: None)  # nvidia-smi does not say
+    monkeypatch.setattr(gpus, "visible_gpu", lambda: None)  # nvidia-smi does not say
     with sessions._alone("cuda", Display(None)):
         assert not is_free("cuda")
 

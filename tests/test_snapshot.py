@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import machine, snapshot
+from pytest_gemm import snapshot
 from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.machine import processor
 from pytest_gemm.problem import Problem
 from pytest_gemm.snapshot import Kind, Pick, Snapshot, SnapshotError
 
@@ -165,7 +166,7 @@ def test_every_problem_has_a_line_whether_or_not_there_is_a_kernel_for_it() -> N
 def test_a_list_does_not_depend_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = [Problem.parse("mm:f32:nn:512x512x512")]
     first = snapshot.take(CppBackend(threads=4), problem, "avx512", 4)
-    monkeypatch.setattr(machine, "cpu", lambda: machine.Cpu(flags=("avx2", "fma", "f16c")))
+    monkeypatch.setattr(processor, "cpu", lambda: processor.Cpu(flags=("avx2", "fma", "f16c")))
     capable = dict(torch.cpu.get_capabilities())
     smaller = {**capable, "l1d_cache_size": 4096, "l2_cache_size": 65536, "avx512_f": not capable.get("avx512_f")}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: smaller)

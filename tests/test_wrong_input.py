@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import baseline, calibrate, config, coverage, machine, results, snapshot
+from pytest_gemm import baseline, calibrate, config, coverage, results, snapshot
 from pytest_gemm.conformance import families
+from pytest_gemm.machine import isa
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -660,7 +661,7 @@ def test_every_command_of_the_documents_is_accepted(
     for word, value in _STANDS_FOR.items():
         command = command.replace(word, value)
     words = shlex.split(command.partition(">")[0].partition("&")[0], comments=True)[1:]
-    monkeypatch.setattr(machine, "isas", lambda _flags: machine.ISAS)  # of the machine that the document is about
+    monkeypatch.setattr(isa, "isas", lambda _flags: isa.ISAS)  # of the machine that the document is about
     options = [word for word in words if word.startswith("--gemm-")]
     project.makefile(".toml", attention=(ROOT / "perf" / "shapes.toml").read_text(encoding="utf-8"))
     project.parseconfigure("-p", "no:unraisableexception", *options)

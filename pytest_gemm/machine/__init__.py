@@ -1,0 +1,1 @@
+"""The machine and its software: processor, instruction sets, GPUs, hardware key, versions."""

@@ -1,0 +1,82 @@
+"""Versions of the software that decides what a kernel is and how fast it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib import metadata, util
+from pathlib import Path
+from typing import Final
+
+from pytest_gemm.machine.gpus import gpus
+from pytest_gemm.machine.key import Device
+
+# -- software --------------------------------------------------------------------------------------------------
+
+# Distributions whose versions decide what is computed, and how fast; those that are not installed are left out.
+DISTRIBUTIONS: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
+# Only what a GPU runs depends on these.
+_CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
+
+
+def software(device: Device) -> dict[str, str]:
+    """Versions by name of whatever may change a time on ``device``; what is not there is left out.
+
+    Python and the distributions of :data:`DISTRIBUTIONS`; for CUDA the driver, the CUDA that torch was built with,
+    cuBLAS and the nvcc on the path; for the CPU the C++ compiler that Inductor calls.
+    """
+    versions = {"python": platform.python_version()}
+    for name in (*DISTRIBUTIONS, *(_CUDA_DISTRIBUTIONS if device == "cuda" else ())):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    asks: dict[str, Callable[[], str]] = {"cuda": _torch_cuda, "driver": _driver, "nvcc": _nvcc}
+    for name, ask in asks.items() if device == "cuda" else ():
+        if answer := ask():
+            versions[name] = answer
+    return versions if device == "cuda" else versions | _compiler()
+
+
+def _driver() -> str:
+    return next((gpu.driver for gpu in gpus()), "")
+
+
+def _torch_cuda() -> str:
+    """The CUDA that torch was built with, from the text of ``torch/version.py``; finding a package imports nothing."""
+    spec = util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        with contextlib.suppress(OSError):
+            text = Path(folder, "version.py").read_text(encoding="utf-8")
+            if found := re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE):
+                return found[1]
+    return ""
+
+
+def _nvcc() -> str:
+    found = re.search(r"release [\d.]+, V([\d.]+)", _said_by("nvcc", "--version"))
+    return found[1] if found else ""
+
+
+def _compiler() -> dict[str, str]:
+    """The compiler that ``CXX`` names, else g++ or c++, with its version."""
+    for name in filter(None, (os.environ.get("CXX"), "g++", "c++")):
+        # gcc gives its full version to the first option; a compiler that only knows the second answers to that.
+        if found := re.search(r"\d+(?:\.\d+)+", _said_by(name, "-dumpfullversion", "-dumpversion")):
+            return {Path(name).name: found[0]}
+    return {}
+
+
+def _said_by(program: str, *arguments: str) -> str:
+    """What a program prints; "" when there is none or it fails."""
+    path = shutil.which(program)
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
