@@ -23,7 +23,7 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.session import RunState
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
@@ -315,7 +315,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
     def judged(**lies: Any) -> str:
         with monkeypatch.context() as patched:
             for name, value in lies.items():
-                patched.setattr(*{"here": (processor, "isas"), "lack": (torch_compat, "lacks_isa"),
+                patched.setattr(*{"here": (isa_module, "isas"), "lack": (torch_compat, "lacks_isa"),
                                   "tool": (machine_code, "disassembler")}[name], value)  # fmt: skip
             (outcome,) = Judge().judge(Case(CppBackend(), MM, ("rand",), 0, "cpu", isa="avx2"))
         assert outcome.status is Status.UNSUPPORTED
