@@ -34,7 +34,8 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason, first_line
 from pytest_gemm.precision import settings
-from pytest_gemm.problem import THIRDS, Problem
+from pytest_gemm.problem.ops import THIRDS
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands

@@ -13,7 +13,7 @@ from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupport
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     import torch

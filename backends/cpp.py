@@ -18,7 +18,9 @@ from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import DTYPES, Problem, StepKind
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.artifact import Artifact, InductorPrepared

@@ -17,7 +17,7 @@ from pytest_gemm.backend import Availability, Dropped, Proof, Unsupported
 from pytest_gemm.backends import naming, tensor_core
 from pytest_gemm.backends.inductor import QUANTISED, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason, first_line
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     import torch

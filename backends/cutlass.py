@@ -25,7 +25,7 @@ from pytest_gemm.backends.inductor import (
     unclaimed,
 )
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:

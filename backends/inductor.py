@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
 from pytest_gemm.backends import naming
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem, StepKind
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
 from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["NvgemmBackend"]
 

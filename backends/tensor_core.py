@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final, Literal
 
 from pytest_gemm.backend import Contract, Unsupported
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["contract", "not_compact", "odd_groups", "odd_scaled", "unaligned"]
 

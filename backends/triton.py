@@ -22,7 +22,7 @@ from pytest_gemm.backends.inductor import (
     unclaimed,
 )
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.artifact import Artifact

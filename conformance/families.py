@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pytest_gemm.conformance import matrix
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -22,8 +22,10 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from pytest_gemm.cases import Cases, unique
-from pytest_gemm.problem import DTYPES, Problem, StepKind
+from pytest_gemm.problem.axes import Cases, unique
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 
 __all__ = [
     "aligned",

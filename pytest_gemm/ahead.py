@@ -27,7 +27,7 @@ from pytest_gemm.backend import Availability, Backend, Unsupported, tuned
 from pytest_gemm.backends.farm import Counts, Farm, Job, Store
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["Compiling", "Display", "Harvest", "architecture_of", "compile_for", "note", "notes", "run", "table"]
 

@@ -13,7 +13,7 @@ import torch
 from pytest_gemm import error_map, pin, program, report
 from pytest_gemm.backend import Scripted, Unsupported, at_isa, in_mode
 from pytest_gemm.outcome import first_line
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case, Evidence

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checka
 from pytest_gemm import device_kernels
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import MODES, Reason
-from pytest_gemm.problem import DTYPES, DType, Problem, did_you_mean
+from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     import torch

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from pytest_gemm import roofline
 from pytest_gemm.commands import Parser
 from pytest_gemm.outcome import FileError, Reason
-from pytest_gemm.problem import Problem, canonical_line, did_you_mean
+from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.problem.problem import Problem, canonical_line
 from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict, by_case, read_session
 from pytest_gemm.storage import files
 

@@ -21,7 +21,7 @@ from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.watch import Diary
 
 __all__ = ["GemmCheck"]

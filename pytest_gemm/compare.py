@@ -16,7 +16,10 @@ import torch
 
 from pytest_gemm.fillings import decode_k, decode_source, tile_map_period
 from pytest_gemm.oracle import Interval, as_added, as_multiplied, evaluate
-from pytest_gemm.problem import DTYPES, OWN_BIAS, TF32, DType, Problem, StepKind
+from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
+from pytest_gemm.problem.ops import OWN_BIAS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to, ulp_distance, ulp_of
 

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gemm import effect, shapes
+from pytest_gemm import effect
 from pytest_gemm.backend import MODES, Backend, Registry
-from pytest_gemm.cases import LEVELS
 from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
+from pytest_gemm.problem import shapes
+from pytest_gemm.problem.axes import LEVELS
+from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.sanitizer import TOOLS
 from pytest_gemm.speed import Verdict
 

@@ -21,7 +21,8 @@ from pytest_gemm.backends.micro_kernels import Product, Registered
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["COLUMNS", "Matrix", "Row", "explained", "main", "matrix", "text"]
 

@@ -198,7 +198,7 @@ def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:
     import torch
 
     from pytest_gemm.judge import Case, Judge
-    from pytest_gemm.problem import Problem
+    from pytest_gemm.problem.problem import Problem
 
     problem = next((p for p in map(Problem.parse, _SMOKE) if backend.supports(p) is None), None)
     if problem is None:

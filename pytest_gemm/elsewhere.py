@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pytest_gemm import session
 from pytest_gemm.backend import Backend
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.report import Rerun, from_record, to_record
 from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
 

@@ -32,7 +32,9 @@ from pytest_gemm.frames import (
     scale_pair,
     scaled_lines,
 )
-from pytest_gemm.problem import DTYPES, DType, Problem, Step, StepKind
+from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step, StepKind
 
 __all__ = [
     "FILLINGS",

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_gemm.backend import Backend, Choosing, Contract, Dropped, Prepared, Unsupported
-from pytest_gemm.problem import TF32, DType, Problem
+from pytest_gemm.problem.dtypes import TF32, DType
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from pytest_gemm.backend import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.strategies import Trial
 
 __all__ = ["FuzzCheck"]

@@ -46,7 +46,7 @@ from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line, kind_of, message, printable
 from pytest_gemm.precision import settings
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["Case", "Evidence", "Judge", "Timing", "run_once"]
 

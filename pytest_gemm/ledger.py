@@ -26,7 +26,13 @@ from packaging.version import InvalidVersion, Version
 from pytest_gemm.machine.isa import ISA_NAMES, flags_at
 from pytest_gemm.machine.processor import cpu
 from pytest_gemm.outcome import MODES, FileError, Outcome, Status
-from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, Layout, Problem, ProblemError, Step, did_you_mean
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.layout import Layout
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.rules import ALL_FLAGS
+from pytest_gemm.problem.steps import STEPS, Step
 from pytest_gemm.storage.datafile import TableFile, shown
 
 __all__ = ["Comparison", "Entry", "Environment", "Globs", "Ledger", "LedgerError", "LedgerUse"]

@@ -27,7 +27,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
 from pytest_gemm.turns import Turns
 

@@ -23,7 +23,8 @@ import torch
 from pytest_gemm.backend import Contract
 from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.operands import Operands
-from pytest_gemm.problem import Problem, StepKind
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 
 __all__ = ["PROPERTIES", "Bench", "Property", "applicable"]
 

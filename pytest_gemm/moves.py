@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from pytest_gemm.problem import Problem, Step
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step
 
 __all__ = ["WrongShape", "back", "forth", "in_product", "residual_of", "taken"]
 

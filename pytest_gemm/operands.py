@@ -39,7 +39,9 @@ from pytest_gemm.frames import (
     scaled_lines,
 )
 from pytest_gemm.memory import Guarded, guarded, moved_to
-from pytest_gemm.problem import DTYPES, DType, Problem, did_you_mean
+from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import WEIGHT_OPS, torch_dtype
 
 __all__ = [

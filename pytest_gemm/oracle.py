@@ -29,7 +29,10 @@ import torch.nn.functional as F
 
 from pytest_gemm.backend import Contract
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import DTYPES, OWN_BIAS, DType, Problem, Step, StepKind
+from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.problem.ops import OWN_BIAS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step, StepKind
 from pytest_gemm.program import PROGRAMS, torch_dtype
 from pytest_gemm.rounding import round_to
 

@@ -23,7 +23,7 @@ from pytest_gemm import moves, oracle, program
 from pytest_gemm.backend import Prepared, Recipe, Unsupported
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["LONGEST", "Case", "Script", "operand", "script"]
 

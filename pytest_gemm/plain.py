@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Literal
 
 from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     import torch

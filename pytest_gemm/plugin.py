@@ -22,10 +22,10 @@ from pytest_gemm import ahead, distribution, effect, hookspec, sanitizer, select
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as text
 from pytest_gemm.backend import Registry, RegistryError
-from pytest_gemm.cases import LEVELS
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
+from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.storage import cache

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from pytest_gemm.backend import Contract
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 __all__ = ["TF32_BITS", "TF32_ERROR", "as_allowed", "settings"]
 

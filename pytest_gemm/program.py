@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm import moves
-from pytest_gemm.problem import THIRDS, DType, Problem, Step, StepKind
+from pytest_gemm.problem.dtypes import DType
+from pytest_gemm.problem.ops import THIRDS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step, StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands

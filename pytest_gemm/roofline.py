@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from pytest_gemm import timing
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import DTYPES, OPS, TF32, DType, Problem, StepKind
+from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.speed import Ceilings
 
 if TYPE_CHECKING:
@@ -258,7 +261,7 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
 
     Args:
         device: ``cpu`` or ``cuda``.
-        dtypes: names from :data:`pytest_gemm.problem.DTYPES`, or ``tf32``; one that PyTorch cannot multiply on the
+        dtypes: names from :data:`pytest_gemm.problem.dtypes.DTYPES`, or ``tf32``; one that PyTorch cannot multiply on the
             device is left out of the result.
         threads: of PyTorch while measuring, put back afterwards.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from pytest_gemm.problem import DType
+from pytest_gemm.problem.dtypes import DType
 
 __all__ = ["round_to", "ulp_distance", "ulp_of"]
 

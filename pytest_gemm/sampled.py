@@ -28,7 +28,8 @@ from pytest_gemm.backend import Contract
 from pytest_gemm.fillings import is_large
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem, StepKind
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 
 __all__ = ["Judged", "Sample", "applies", "part"]
 

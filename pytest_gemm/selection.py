@@ -8,7 +8,7 @@ A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
 
 Marker keywords:
     problems: problem lines or :class:`Problem` objects, or a function of the level that returns them.
-    shapes: a shapes file instead (see :mod:`pytest_gemm.shapes`), from which ``--gemm-shapes`` chooses.
+    shapes: a shapes file instead (see :mod:`pytest_gemm.problem.shapes`), from which ``--gemm-shapes`` chooses.
     fillings: names of fillings; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
 """
@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import shapes
 from pytest_gemm.ahead import Compiling
 from pytest_gemm.backend import Availability, Backend, Leveled, Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
-from pytest_gemm.problem import Problem, ProblemError, did_you_mean
+from pytest_gemm.problem import shapes
+from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.report import Rerun
 from pytest_gemm.watch import Words, death
 

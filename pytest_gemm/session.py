@@ -22,7 +22,7 @@ from pytest_gemm.ledger import Entry, Environment, Ledger, LedgerUse
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gemm import commands
-from pytest_gemm.cases import LEVELS
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import FileError
-from pytest_gemm.problem import OPS, Problem, ProblemError, did_you_mean
+from pytest_gemm.problem.axes import LEVELS
+from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import files
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import Ceilings, Judgement, Sample
 
 if TYPE_CHECKING:

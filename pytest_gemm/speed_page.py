@@ -19,7 +19,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_gemm import roofline, speed_report
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import CaseKey, Judgement, Verdict
 from pytest_gemm.speed_report import Past, Row, Run, Winner
 

@@ -23,7 +23,7 @@ from scipy import special
 
 from pytest_gemm import roofline
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
 
 __all__ = [

@@ -47,7 +47,10 @@ from pytest_gemm.ledger import Ledger
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.precision import settings
-from pytest_gemm.problem import OPS, STEPS, Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import STEPS
 from pytest_gemm.program import args, build
 from pytest_gemm.selection import FILLINGS
 

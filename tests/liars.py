@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map
 from pytest_gemm import compare
 from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
 from pytest_gemm.operands import Operands
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import args, build, torch_dtype
 
 Tensor = torch.Tensor

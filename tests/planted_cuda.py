@@ -17,7 +17,7 @@ import torch
 from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 try:
     import triton

@@ -8,9 +8,9 @@ from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
-from pytest_gemm.cases import Cases, unique
 from pytest_gemm.conformance import matrix
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.axes import Cases, unique
+from pytest_gemm.problem.problem import Problem
 
 
 def test_combine_expand_filter() -> None:

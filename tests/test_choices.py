@@ -41,7 +41,7 @@ from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 needs_compiler = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"

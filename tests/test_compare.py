@@ -13,7 +13,7 @@ from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
 from pytest_gemm.backend import Contract
 from pytest_gemm.fillings import k_cover_digits
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]
 

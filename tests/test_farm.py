@@ -36,7 +36,7 @@ from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.farm import CompileError, CompilerError, Counts, Farm, Job, Source, Store, Toolchain
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 needs_cutlass = pytest.mark.skipif(
     importlib.util.find_spec("cutlass_library") is None, reason="the wheel nvidia-cutlass is not installed"

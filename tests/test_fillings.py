@@ -33,7 +33,8 @@ from pytest_gemm import operands as room
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import DTYPES, Problem
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.selection import FILLINGS
 
 Tensor = torch.Tensor

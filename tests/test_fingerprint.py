@@ -21,7 +21,8 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fingerprint import Column, Print
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.operands import Operands
-from pytest_gemm.problem import DTYPES, TF32, DType, Problem
+from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to
 

@@ -20,7 +20,7 @@ from pytest_gemm import compare, foreign, operands, oracle
 from pytest_gemm.backend import Proof, Registry, Unsupported
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 LINE = "mm:f32:nn:17x65x127"
 FILLINGS = ("int-2", "rand")

@@ -15,7 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_gemm import operands, program, strategies
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.draws import Stream
-from pytest_gemm.problem import ALL_FLAGS, OPS, STEPS, Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.rules import ALL_FLAGS
+from pytest_gemm.problem.steps import STEPS
 
 # Every step with each kind of parameter that it takes, and chains.
 STEP_TOKENS = (

@@ -21,7 +21,8 @@ from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Status
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
 
 Groups = tuple[tuple[int, int], ...]
 

@@ -15,7 +15,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 LINES = (
     "mm:f32:nn:8x16x32",

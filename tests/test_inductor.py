@@ -16,7 +16,7 @@ from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import DYN_M_HINT, InductorBackend, cache_dir
 from pytest_gemm.executed import products_in_source, record_products
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 pytestmark = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"

@@ -12,7 +12,7 @@ import pytest
 from pytest_gemm import ledger as ledger_room
 from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger, LedgerError, LedgerUse
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 XEON = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni", "amx_tile"), "cpu")
 EPYC = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni"), "cpu")

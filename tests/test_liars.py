@@ -22,7 +22,7 @@ from pytest_gemm.conformance import matrix
 from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.judge import Judge
 from pytest_gemm.outcome import Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 
 def small(line: str) -> bool:

@@ -20,7 +20,8 @@ from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Status
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.roofline import work
 
 

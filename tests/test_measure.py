@@ -23,7 +23,7 @@ from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger
 from pytest_gemm.measure import SESSION, Meter, Request
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Activity, Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.replay import Replay
 from pytest_gemm.sessions import Command, Measured
 from pytest_gemm.speed import CaseKey, Sample, Session, read_session, sample_line, session_line

@@ -14,7 +14,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallablePrepared
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -20,7 +20,7 @@ from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)

@@ -15,7 +15,8 @@ from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem, Step
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step
 
 Tensors = dict[str, torch.Tensor]
 

@@ -13,7 +13,9 @@ from pytest_gemm import operands as room
 from pytest_gemm.backend import Unsupported
 from pytest_gemm.fillings import FILLINGS, decode_k, decode_source, fillings_for, k_cover_digits, tile_map_period
 from pytest_gemm.memory import poison_output
-from pytest_gemm.problem import DTYPES, Problem, StepKind
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.program import args, torch_dtype
 
 EXACT = [name for name, filling in FILLINGS.items() if filling.exact]

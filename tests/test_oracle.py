@@ -17,7 +17,8 @@ from pytest_gemm import operands as ops
 from pytest_gemm.backend import Contract
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fillings import FILLINGS, fillings_for
-from pytest_gemm.problem import DTYPES, Problem
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.rounding import round_to
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -20,7 +20,7 @@ from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.judge import Case, Evidence, Judge
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.plain import CallableBackend
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.report import Rerun
 
 MM = Problem.parse("mm:f32:nn:8x16x32")

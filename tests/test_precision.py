@@ -14,7 +14,7 @@ from pytest_gemm.backend import Contract, Registry
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 MATMUL: Any = torch.backends.cuda.matmul
 ONEDNN: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import

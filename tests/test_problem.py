@@ -14,9 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gemm.cases import unique
 from pytest_gemm.conformance import matrix
-from pytest_gemm.problem import ALL_FLAGS, DTYPES, OPS, STEPS, DTypes, Layout, Problem, ProblemError, Shape, Step
+from pytest_gemm.problem.axes import unique
+from pytest_gemm.problem.dtypes import DTYPES, DTypes
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.layout import Layout, Shape
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.rules import ALL_FLAGS
+from pytest_gemm.problem.steps import STEPS, Step
 
 SIZES = st.integers(0, 70_000)
 

@@ -17,7 +17,10 @@ from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
-from pytest_gemm.problem import DTYPES, Problem, ProblemError, Step
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step
 from pytest_gemm.program import args, build
 from pytest_gemm.roofline import work
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_gemm import operands, program, roofline, timing
 from pytest_gemm.fillings import fillings_for
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.roofline import Work
 from pytest_gemm.speed import Ceilings
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_measured_is_named(device: str, dtype: str, message: str)
 
 def test_a_report_needs_no_torch() -> None:
     code = (
-        "import sys; from pytest_gemm import roofline, timing; from pytest_gemm.problem import Problem; "
+        "import sys; from pytest_gemm import roofline, timing; from pytest_gemm.problem.problem import Problem; "
         "roofline.work(Problem.parse('mm:f32:nn:8x8x8')); timing.Plan().contract(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gemm.problem import DTYPES, DType
+from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.program import torch_dtype
 from pytest_gemm.rounding import round_to, ulp_distance
 

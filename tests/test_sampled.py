@@ -17,7 +17,7 @@ from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import args, build
 
 EAGER = Contract(epilogue="eager")

@@ -20,7 +20,8 @@ from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.fillings import fillings_for
-from pytest_gemm.problem import Problem, ProblemError
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import args, build
 
 FP8 = ("f8e4m3fn", "f8e5m2")

@@ -23,7 +23,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.measure import Meter, Request
 from pytest_gemm.outcome import Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.sessions import Command
 from pytest_gemm.speed import CaseKey, Sample, Session, Verdict, read_session
 from pytest_gemm.storage import files

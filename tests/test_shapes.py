@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import shapes
-from pytest_gemm.cases import Cases, TemplateError
-from pytest_gemm.shapes import ShapeError
+from pytest_gemm.problem import shapes
+from pytest_gemm.problem.axes import Cases, TemplateError
+from pytest_gemm.problem.shapes import ShapeError
 
 SHIPPED = Path(__file__).parent.parent / "perf" / "shapes.toml"
 

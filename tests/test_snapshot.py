@@ -10,7 +10,7 @@ import torch
 from pytest_gemm import snapshot
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.machine import processor
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.snapshot import Kind, Pick, Snapshot, SnapshotError
 
 FACTS = {

@@ -15,7 +15,7 @@ from scipy import stats
 
 from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
 from pytest_gemm.speed_report import Past, Run
 

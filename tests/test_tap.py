@@ -14,7 +14,7 @@ from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.problem import Problem
+from pytest_gemm.problem.problem import Problem
 
 LINE = "mm:f32:nn:20x40x100:relu+gelu:tap"
 Results = tuple[torch.Tensor, ...]

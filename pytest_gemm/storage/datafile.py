@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_gemm.outcome import FileError
-from pytest_gemm.problem import did_you_mean
+from pytest_gemm.problem.errors import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -27,12 +27,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from pytest_gemm.cases import LEVELS, Cases, TemplateError, unique
 from pytest_gemm.outcome import FileError
-from pytest_gemm.problem import Problem, ProblemError, did_you_mean
+from pytest_gemm.problem.axes import LEVELS, Cases, TemplateError, unique
+from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import TableFile, shown
-
-__all__ = ["ShapeError", "ShapeSet", "read", "select"]
 
 _DEVICES: Final = ("cpu", "cuda")
 _OWN: Final = frozenset({"name", "help", "device", "level", "problem", "problems"})

@@ -17,9 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from pytest_gemm.problem import Problem
-
-__all__ = ["LEVELS", "Cases", "Point", "TemplateError", "unique"]
+from pytest_gemm.problem.problem import Problem
 
 # A point's values are whatever its axes hold; only the template looks at them.
 Point = Mapping[str, Any]

@@ -1,0 +1,1 @@
+"""What is computed: data types, operations, steps, flags, and the problem line."""
