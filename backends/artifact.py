@@ -27,12 +27,13 @@ from weakref import finalize
 import torch
 
 from pytest_gemm import fence, program
-from pytest_gemm.backend import Contract, Dropped, Generation, Proof, Unsupported
+from pytest_gemm.backend import Generation, Proof
 from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
-from pytest_gemm.outcome import Reason, first_line
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
 from pytest_gemm.precision import settings
 from pytest_gemm.problem.ops import THIRDS
 from pytest_gemm.problem.problem import Problem

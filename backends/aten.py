@@ -9,10 +9,11 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
+from pytest_gemm.backend import Availability, Proof, Recipe
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
-from pytest_gemm.outcome import Reason
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ class AtenBackend:
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """Everything that has a program, but for what ATen's own checks refuse."""
-        from pytest_gemm import program
+        from pytest_gemm.problem import ops
 
         op = problem.op.name
-        if op not in program.PROGRAMS:
+        if op not in ops.PROGRAMS:
             return Unsupported("op", f"{op} has no program yet")
         if problem.grouped and problem.dtypes.out.name == "f64":
             return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")

@@ -12,12 +12,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
+from pytest_gemm.backend import Availability, Recipe
 from pytest_gemm.backends import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
-from pytest_gemm.outcome import Reason
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind

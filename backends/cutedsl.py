@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Dropped, Proof, Unsupported
+from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.backends import naming, tensor_core
 from pytest_gemm.backends.inductor import QUANTISED, installed, no_cuda, unclaimed
-from pytest_gemm.outcome import Reason, first_line
+from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Contract, Dropped, Unsupported
+from pytest_gemm.backend import Availability
 from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
     QUANTISED,
@@ -24,7 +24,8 @@ from pytest_gemm.backends.inductor import (
     no_cuda,
     unclaimed,
 )
-from pytest_gemm.outcome import Reason
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Dropped, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
 

@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Contract, Recipe, Unsupported
+from pytest_gemm.backend import Availability, Recipe
 from pytest_gemm.backends import naming
-from pytest_gemm.outcome import Reason
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.storage import cache
@@ -521,9 +522,9 @@ def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
 
 def unclaimed(problem: Problem) -> Unsupported | None:
     """Ops that have no program, and sizes that no artifact for any M contains."""
-    from pytest_gemm import program
+    from pytest_gemm.problem import ops
 
-    if problem.op.name not in program.PROGRAMS:
+    if problem.op.name not in ops.PROGRAMS:
         return Unsupported("op", f"{problem.op.name} has no program yet")
     if problem.has("dyn-m") and problem.shape.m < 2:
         return Unsupported(

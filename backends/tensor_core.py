@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final, Literal
 
-from pytest_gemm.backend import Contract, Unsupported
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 __all__ = ["contract", "not_compact", "odd_groups", "odd_scaled", "unaligned"]

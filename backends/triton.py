@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Contract, Unsupported
+from pytest_gemm.backend import Availability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import (
     QUANTISED,
@@ -21,7 +21,8 @@ from pytest_gemm.backends.inductor import (
     no_cuda,
     unclaimed,
 )
-from pytest_gemm.outcome import Reason
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -23,10 +23,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
-from pytest_gemm.backend import Availability, Backend, Unsupported, tuned
+from pytest_gemm.backend import Availability, Backend, tuned
 from pytest_gemm.backends.farm import Counts, Farm, Job, Store
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 __all__ = ["Compiling", "Display", "Harvest", "architecture_of", "compile_for", "note", "notes", "run", "table"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_gemm import error_map, pin, program, report
-from pytest_gemm.backend import Scripted, Unsupported, at_isa, in_mode
-from pytest_gemm.outcome import first_line
+from pytest_gemm.backend import Scripted, at_isa, in_mode
+from pytest_gemm.outcome import Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:

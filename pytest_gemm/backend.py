@@ -13,7 +13,6 @@ Nothing here imports torch at import time.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast, runtime_checka
 
 from pytest_gemm import device_kernels
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import MODES, Reason
-from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import did_you_mean
 from pytest_gemm.problem.problem import Problem
 
@@ -30,35 +30,6 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_gemm.operands import Operands
-
-__all__ = [
-    "MODES",
-    "Availability",
-    "Backend",
-    "Caching",
-    "Choosing",
-    "Configurable",
-    "Contract",
-    "Dropped",
-    "Generation",
-    "Leveled",
-    "Moded",
-    "Parametrised",
-    "Prepared",
-    "Proof",
-    "Recipe",
-    "Refusing",
-    "Registry",
-    "RegistryError",
-    "Scripted",
-    "Timeable",
-    "Tuning",
-    "Unsupported",
-    "at_isa",
-    "in_mode",
-    "names_candidates",
-    "tuned",
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,115 +48,6 @@ class Availability:
     def ok(self) -> bool:
         """Whether the backend can run."""
         return self.reason is None
-
-
-class Unsupported(Exception):
-    """A refusal with a reason, decided before anything runs.  Not a skip, and not a failure.
-
-    ``supports()`` returns one; ``prepare()`` may raise one when only the compiler knows.
-    """
-
-    def __init__(self, code: str, text: str, remedy: str = "") -> None:
-        super().__init__(text)
-        self.reason = Reason(code, text, remedy)
-
-
-class Dropped(Exception):
-    """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
-
-    ``prepare_choice()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
-    the run says which ones were lost, and why.
-    """
-
-    def __init__(self, code: str, text: str, remedy: str = "") -> None:
-        super().__init__(text)
-        self.reason = Reason(code, text, remedy)
-
-
-@dataclasses.dataclass(frozen=True)
-class Contract:
-    """The arithmetic that a backend claims for a problem; the oracle holds it to exactly this.
-
-    Attributes:
-        accumulate: type of the partial sums: ``f64``, ``f32``, ``f16`` or ``i32``.
-        epilogue: ``fused``: every step in the accumulator's type, one rounding at the end;
-            ``eager``: rounded to the tensor's dtype after every operation; ``either``: the backend
-            cannot tell beforehand, a result within either is right.
-        slices: number of split-K slices S, 1 for none.
-        partials: dtype in which split-K partials are stored: ``f32`` or the output's.
-        input_error: relative error of each input product that reduced-precision inputs cause
-            (2^-10 for TF32 rounded to nearest, 2^-9 truncated, 3 * 2^-16 for bf16x3).
-        input_bits: with an input error, the significand bits that an input keeps (11 for TF32): operands that need no
-            more are multiplied exactly.  0 where none is known to be.
-        alignment_bits, chunk: for tensor cores that truncate: f and L of Fasi et al. (2021); terms of one
-            chunk of L are aligned to f fractional bits.  0 for ordinary IEEE additions.
-        promote_every: with tensor cores: the number of products P after which their sum is added to one in f32 and
-            begins anew, as CUTLASS and Triton do with fp8, whose f is small.  0: they hold the whole sum.
-        or_scalar: with tensor cores: a library chooses the kernel and may take one of ordinary additions instead.
-        deterministic: the same call again gives the same bits.
-    """
-
-    accumulate: Literal["f64", "f32", "f16", "i32"] = "f32"
-    epilogue: Literal["fused", "eager", "either"] = "fused"
-    slices: int = 1
-    partials: Literal["f32", "out"] = "f32"
-    input_error: float = 0.0
-    input_bits: int = 0
-    alignment_bits: int = 0
-    chunk: int = 0
-    promote_every: int = 0
-    deterministic: bool = True
-    or_scalar: bool = False
-
-    @property
-    def unit_roundoff(self) -> float:
-        """u of the accumulator's type."""
-        return {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "i32": 0.0}[self.accumulate]
-
-    def run(self, k: int) -> int:
-        """How many of ``k`` products a tensor core adds before its sum is promoted: all, or P."""
-        return min(k, self.promote_every) if self.promote_every else k
-
-    def promotions(self, k: int) -> int:
-        """How many sums of a tensor core are added up in f32: ceil(K / P), 0 where it holds the whole sum."""
-        return math.ceil(k / self.promote_every) if self.promote_every else 0
-
-    @property
-    def narrow_partials(self) -> bool:
-        """Whether there are partial sums that may be stored in the output's dtype; a single one is the result."""
-        return self.partials == "out" and self.slices > 1
-
-    def theta(self, k: int, extra_terms: int = 0, *, out: DType | None = None) -> float:
-        """Factor of the gauge ``|A| @ |B|`` that bounds the error of the sum, in any order.
-
-        IEEE additions: (K + S - 1 + extra) u (Higham, 2002, section 3.1; Jeannerod and Rump, 2013,
-        for the form without O(u^2)).  Truncating tensor cores: each chunk cuts L terms at 2^-f of the largest one and
-        the result to the bits that are kept, of which fp8 has f: ceil(K / L) (L 2^-f + max(2^-f, 2^-23)).  Promoted
-        every P products: the same for P of them, as the parts' own gauges add up to G, and ceil(K / P) 2^-24 for adding
-        them.  The slices of K are added in IEEE arithmetic.  The larger of both where a library may take either.
-
-        Partial sums p_1 .. p_S stored in the output's type, whose roundoff is v, add S v: storing them costs v |p_s|
-        each, v G together, and each of the S - 1 additions stores a sum, which costs v G at most.
-
-        Args:
-            k: number of products in a sum.
-            extra_terms: further terms that enter the same accumulator (a bias).
-            out: the output's dtype, where the contract has ``narrow_partials``.
-        """
-        if self.accumulate == "i32":
-            return 0.0
-        rest = self.input_error
-        if self.narrow_partials:
-            assert out is not None
-            rest += self.slices * out.unit_roundoff
-        scalar = (k + self.slices - 1 + extra_terms) * self.unit_roundoff
-        if not self.alignment_bits:
-            return scalar + rest
-        cut = 2.0**-self.alignment_bits
-        theta = math.ceil(self.run(k) / self.chunk) * (self.chunk * cut + max(cut, 2.0**-23))
-        theta += self.promotions(k) * 2.0**-24
-        theta += (self.slices - 1 + extra_terms) * 2.0**-24
-        return (max(theta, scalar) if self.or_scalar else theta) + rest
 
 
 # What the machine code of a C++ template has to contain, by its micro-kernel; the others need what their vectors do.

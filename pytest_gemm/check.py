@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import artifacts, operands, report, session
+from pytest_gemm import artifacts, operands, records, report, session
 from pytest_gemm.backend import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
@@ -184,7 +184,7 @@ class GemmCheck:
                     pass
 
     def _keep(self, outcomes: list[Outcome], use: LedgerUse) -> None:
-        self.judged["outcomes"] += map(report.to_record, outcomes)
+        self.judged["outcomes"] += map(records.to_record, outcomes)
         self._use.merge(use.to_dict())
         self.judged["use"] = self._use.to_dict()
 

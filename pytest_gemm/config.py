@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gemm import effect
-from pytest_gemm.backend import MODES, Backend, Registry
+from pytest_gemm.backend import Backend, Registry
 from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.outcome import MODES
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError, did_you_mean

@@ -36,7 +36,8 @@ from pytest_gemm import session
 from pytest_gemm.backend import Backend
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.report import Rerun, from_record, to_record
+from pytest_gemm.records import from_record, to_record
+from pytest_gemm.report import Rerun
 from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
 
 if TYPE_CHECKING:

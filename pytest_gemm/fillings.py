@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from pytest_gemm.backend import Unsupported
 from pytest_gemm.draws import Array, Stream, drawn_shape
 from pytest_gemm.frames import (
     UNIT_RANGE,
@@ -32,6 +31,7 @@ from pytest_gemm.frames import (
     scale_pair,
     scaled_lines,
 )
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from pytest_gemm.backend import Unsupported
 from pytest_gemm.draws import Array, Stream, drawn_stack
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
+from pytest_gemm.problem.ops import PROGRAMS, WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
-from pytest_gemm.program import PROGRAMS, WEIGHT_OPS
 
 __all__ = [
     "UNIT_RANGE",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import artifacts, fuzz, operands, report
+from pytest_gemm import artifacts, fuzz, operands, records, report
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Backend
 from pytest_gemm.config import GemmConfig
@@ -77,7 +77,7 @@ class FuzzCheck:
             found = fuzzer.findings
             self.lines += fuzz.summary(found)
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
-            self.judged["outcomes"] += map(report.to_record, outcomes)
+            self.judged["outcomes"] += map(records.to_record, outcomes)
         self._save(backend, found.defects)
         if not set(found.cases) - {Status.UNSUPPORTED} and self._config.unjudged == "fail":
             text = f"fuzzing judged no case of {backend.name}: it takes no problem that was drawn"

@@ -28,13 +28,10 @@ from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, m
 from pytest_gemm.backend import (
     Backend,
     Choosing,
-    Contract,
-    Dropped,
     Parametrised,
     Prepared,
     Proof,
     Refusing,
-    Unsupported,
     at_isa,
     in_mode,
     names_candidates,
@@ -44,7 +41,21 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
 from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
-from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status, first_line, kind_of, message, printable
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import dtypes
+from pytest_gemm.outcome import (
+    Activity,
+    Dropped,
+    Outcome,
+    Reason,
+    Seconds,
+    Status,
+    Unsupported,
+    first_line,
+    kind_of,
+    message,
+    printable,
+)
 from pytest_gemm.precision import settings
 from pytest_gemm.problem.problem import Problem
 
@@ -966,7 +977,7 @@ def _quiet() -> Iterator[None]:
 
 def _prime_allocator(problem: Problem, device: str) -> None:
     """Leave NaN in the memory that the result is likely to get, so that unwritten elements show."""
-    dtype = program.torch_dtype(problem.result_dtype)
+    dtype = dtypes.torch_dtype(problem.result_dtype)
     torch.full(
         problem.result_shape,
         float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max,

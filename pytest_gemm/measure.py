@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import roofline, timing
-from pytest_gemm.backend import Backend, Choosing, Dropped, Prepared, Sparing, Timeable, Unsupported
+from pytest_gemm.backend import Backend, Choosing, Prepared, Sparing, Timeable
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Outcome, Reason, Status, first_line
+from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Status, Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
 from pytest_gemm.turns import Turns

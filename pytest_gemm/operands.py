@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from pytest_gemm import moves
-from pytest_gemm.backend import Unsupported
 from pytest_gemm.draws import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.fillings import FILLINGS, TABLE_ROWS, bias_of, fillings_for, residuals_of
 from pytest_gemm.frames import (
@@ -39,10 +38,12 @@ from pytest_gemm.frames import (
     scaled_lines,
 )
 from pytest_gemm.memory import Guarded, guarded, moved_to
+from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.problem.ops import WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.program import WEIGHT_OPS, torch_dtype
 
 __all__ = [
     "Operands",

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 import torch.nn.functional as F
 
-from pytest_gemm.backend import Contract
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DTYPES, DType
-from pytest_gemm.problem.ops import OWN_BIAS
+from pytest_gemm.problem.ops import OWN_BIAS, PROGRAMS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
-from pytest_gemm.program import PROGRAMS, torch_dtype
 from pytest_gemm.rounding import round_to
 
 if TYPE_CHECKING:

@@ -253,3 +253,26 @@ class Outcome:
 def who(backend: str, mode: str = "", isa: str = "", threads: int = 0) -> str:
     """A backend with the mode, the instruction set and the CPU threads asked for, as test ids and reports have it."""
     return "@".join(filter(None, (backend, mode, isa, f"{threads}t" if threads else "")))
+
+
+class Unsupported(Exception):
+    """A refusal with a reason, decided before anything runs.  Not a skip, and not a failure.
+
+    ``supports()`` returns one; ``prepare()`` may raise one when only the compiler knows.
+    """
+
+    def __init__(self, code: str, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.reason = Reason(code, text, remedy)
+
+
+class Dropped(Exception):
+    """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
+
+    ``prepare_choice()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
+    the run says which ones were lost, and why.
+    """
+
+    def __init__(self, code: str, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.reason = Reason(code, text, remedy)

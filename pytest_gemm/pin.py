@@ -20,9 +20,10 @@ from typing import Any, Final
 import torch
 
 from pytest_gemm import moves, oracle, program
-from pytest_gemm.backend import Prepared, Recipe, Unsupported
+from pytest_gemm.backend import Prepared, Recipe
 from pytest_gemm.operands import Operands
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
+from pytest_gemm.problem import ops
 from pytest_gemm.problem.problem import Problem
 
 __all__ = ["LONGEST", "Case", "Script", "operand", "script"]
@@ -112,7 +113,7 @@ def _replaced(case: Case, values: str) -> Operands:
     }
     if given.problem.op.name == "linears" or given.problem.has("concat"):
         raise Unsupported("own-operands", "several weights have no formula of their own")
-    weight = given.problem.op.name in program.WEIGHT_OPS
+    weight = given.problem.op.name in ops.WEIGHT_OPS
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
     residuals = tuple(
         moves.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]

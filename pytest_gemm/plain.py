@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gemm.backend import Availability, Contract, Proof, Recipe, Unsupported
+from pytest_gemm.backend import Availability, Proof, Recipe
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class CallableBackend:
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """What the registration said about dtypes and batches."""
-        from pytest_gemm.program import PROGRAMS
+        from pytest_gemm.problem.ops import PROGRAMS
 
         if problem.op.name == "scaled_mm":
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")

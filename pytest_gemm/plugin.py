@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, effect, hookspec, sanitizer, selection, session, supervisor
+from pytest_gemm import ahead, distribution, effect, hookspec, records, sanitizer, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
-from pytest_gemm import report as text
+from pytest_gemm import report as report_module
 from pytest_gemm.backend import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
@@ -229,13 +229,13 @@ def _last_call(config: pytest.Config, outcome: Outcome) -> None:
     words, name = diary.words, selection.test_name(diary.words.test)
     judged = [dataclasses.replace(o, test=name) for o in (*diary.outcomes, outcome)]
     explained, use = _explained(config, judged, words)
-    state.absorb(map(text.to_record, explained), use.to_dict(), "main")
+    state.absorb(map(records.to_record, explained), use.to_dict(), "main")
     state.narrowed = True  # what was not run may be what a ledger entry speaks of
     running: Any = config.pluginmanager.get_plugin("session")
     ids = [item.nodeid for item in running.items]
     behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
     lines = [
-        text.failure(explained[-1], _rerun(config, words.test)),
+        report_module.failure(explained[-1], _rerun(config, words.test)),
         *supervisor.end_lines("Nothing else ends it", behind),
         "",
         *state.summary(),
@@ -254,7 +254,7 @@ def _explained(
     return session.explain_elsewhere(outcomes, known, settings.ledger, settings.devices, settings.threads)
 
 
-def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
+def _rerun(config: pytest.Config, nodeid: str) -> report_module.Rerun:
     """How to run a test again of which only the id is known."""
     case = selection.split_id(nodeid)
     options = config.stash[_CONFIG].rerun_options(case[0] if case else "", timed=False)
@@ -696,7 +696,7 @@ def pytest_runtest_makereport(
         made.gemm = {**judged, "process": process, "verdicts": verdicts}
         own = [(name, value) for name, value in item.user_properties if not name.startswith("gemm_")]
         # In place, for it is read again for the teardown's report; and without those of an attempt before this one.
-        item.user_properties[:] = [*own, *text.junit_properties(judged["outcomes"])]
+        item.user_properties[:] = [*own, *records.junit_properties(judged["outcomes"])]
     return made  # type: ignore[no-any-return]  # a report
 
 
@@ -712,11 +712,11 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
     if not outcomes:
         return
     judged, use = _explained(config, outcomes, words)
-    made.gemm = {"outcomes": [*map(text.to_record, judged)], "use": use.to_dict(), "process": process}
+    made.gemm = {"outcomes": [*map(records.to_record, judged)], "use": use.to_dict(), "process": process}
     made.when = "call"
     failed = [o for o in judged if o.status.is_failure]
     if failed:
-        made.longrepr = "\n".join(text.failure(o, _rerun(config, crashitem)) for o in failed)
+        made.longrepr = "\n".join(report_module.failure(o, _rerun(config, crashitem)) for o in failed)
     else:
         known = next(o for o in judged if o.known_failure)
         made.outcome, made.wasxfail = "skipped", f"{known.known_failure}: {known.reason}"
@@ -807,7 +807,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     """What was selected."""
     settings = config.stash[_CONFIG]
     threads = settings.thread_axis or (settings.threads,)
-    return text.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
+    return report_module.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
 
 
 @pytest.hookimpl(trylast=True)
@@ -848,7 +848,7 @@ def _absorb_unfinished(config: pytest.Config) -> None:
         return
     for test in sorted(diaries.unfinished):
         judged, use = _explained(config, diaries.outcomes(test), None)
-        config.stash[_STATE].absorb(map(text.to_record, judged), use.to_dict(), "main")
+        config.stash[_STATE].absorb(map(records.to_record, judged), use.to_dict(), "main")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.backend import Contract
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 
 __all__ = ["TF32_BITS", "TF32_ERROR", "as_allowed", "settings"]

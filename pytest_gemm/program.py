@@ -15,30 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm import moves
-from pytest_gemm.problem.dtypes import DType
-from pytest_gemm.problem.ops import THIRDS
+from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.problem.ops import PACKED_OPS, THIRDS, WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.operands import Operands
 
-__all__ = [
-    "PACKED_OPS",
-    "PROGRAMS",
-    "WEIGHT_OPS",
-    "Matmul",
-    "Program",
-    "apply_step",
-    "args",
-    "build",
-    "cpu_threads",
-    "derived",
-    "gathered",
-    "pack",
-    "packed",
-    "torch_dtype",
-]
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # A tensor, for ``tap``, ``fork`` and ``again`` a tuple of two, for ``linears`` one of as many as there are products.
@@ -57,26 +41,6 @@ def cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of ``dtype``."""
-    found = getattr(torch, dtype.torch_name)
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-# Ops that have a program; the others come with their operands.
-PROGRAMS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
-    | {"woq_int8", "woq_int4", "qlinear", "da8w8"}
-)
-
-# Ops whose second argument is the N x K weight as stored, not its K x N view.
-WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear", "da8w8"})
-
-# Ops whose weight a user packs once, outside of the program.
-PACKED_OPS = frozenset({"woq_int4", "qlinear"})
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:

@@ -22,7 +22,8 @@ from pytest_gemm.machine import isa, processor, software
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.report import by_problem, candidates, dropped_by_cause, from_record, ratio_text, status_of
+from pytest_gemm.records import from_record
+from pytest_gemm.report import by_problem, candidates, dropped_by_cause, ratio_text, status_of
 from pytest_gemm.storage.datafile import mismatch
 
 __all__ = ["Record", "load", "main", "page", "provenance", "read"]

@@ -261,7 +261,7 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
 
     Args:
         device: ``cpu`` or ``cuda``.
-        dtypes: names from :data:`pytest_gemm.problem.dtypes.DTYPES`, or ``tf32``; one that PyTorch cannot multiply on the
+        dtypes: names of :data:`~pytest_gemm.problem.dtypes.DTYPES` or ``tf32``; one that PyTorch cannot multiply on the
             device is left out of the result.
         threads: of PyTorch while measuring, put back afterwards.
 
@@ -424,7 +424,7 @@ def _operands(problem: Problem, device: str) -> dict[str, torch.Tensor]:
     """A and B, uniform in [-1, 1] or over all integers, and scales of 1; aligned and without gaps."""
     import torch
 
-    from pytest_gemm.program import torch_dtype
+    from pytest_gemm.operands.dtypes import torch_dtype
 
     generator = torch.Generator(device).manual_seed(0)
     size = (problem.shape.m, problem.shape.m)

@@ -24,8 +24,8 @@ from typing import Final
 import torch
 
 from pytest_gemm import compare, freivalds, oracle
-from pytest_gemm.backend import Contract
 from pytest_gemm.fillings import is_large
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import coverage, report, results
+from pytest_gemm import records as records_module
 from pytest_gemm.backend import names_candidates
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger import Entry, Environment, Ledger, LedgerUse
@@ -95,7 +96,7 @@ class RunState:
         path = self.config.run_record
         if path is not None and f"--gemm-run-record={path}" not in self.lost:
             with self.writing("--gemm-run-record", path), path.open(mode, encoding="utf-8") as file:
-                file.writelines(map(report.record_line, records()))
+                file.writelines(map(records_module.record_line, records()))
 
     @contextlib.contextmanager
     def writing(self, option: str, path: Path) -> Iterator[None]:
@@ -127,7 +128,7 @@ class RunState:
         self.processes.add(process)
         self.use.merge(use)
         fresh = list(records)
-        self.outcomes += map(report.from_record, fresh)
+        self.outcomes += map(records_module.from_record, fresh)
         if fresh:
             self._record(lambda: fresh)
 

@@ -241,8 +241,8 @@ def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
     import warnings
 
     from pytest_gemm import operands
-    from pytest_gemm.backend import Unsupported
     from pytest_gemm.fillings import fillings_for
+    from pytest_gemm.outcome import Unsupported
 
     fillings = fillings_for(problem)
     if not fillings:

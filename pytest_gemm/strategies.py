@@ -38,10 +38,9 @@ from pytest_gemm.fillings import FILLINGS, fillings_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.ops import OPS, QLINEAR_UNARY, Op
+from pytest_gemm.problem.ops import OPS, PACKED_OPS, PROGRAMS, QLINEAR_UNARY, Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
-from pytest_gemm.program import PACKED_OPS, PROGRAMS
 
 __all__ = ["SIZES", "Form", "Trial", "fillings", "forms", "problems", "size_of", "trials"]
 

@@ -33,7 +33,7 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
-from pytest_gemm import report, selection
+from pytest_gemm import records, report, selection
 from pytest_gemm.outcome import Outcome, printable
 from pytest_gemm.watch import Diaries, Words, manner
 
@@ -243,7 +243,7 @@ class _Journal:
             explained: asks the ledger; ``None`` where the run was ended from outside, so that no case is to blame.
             seconds: how long the run took.
         """
-        judged = [report.from_record(record) for entry in self.ended.values() for record in entry["outcomes"]]
+        judged = [records.from_record(record) for entry in self.ended.values() for record in entry["outcomes"]]
         failures = [entry for entry in self.ended.values() if entry["failure"]]
         lines = [line for entry in failures for line in (f"FAILED {entry['test']}", entry["failure"], "")]
         if explained is None:
@@ -262,7 +262,7 @@ class _Journal:
             judged += guilty
             if record := self.run.get("record"):
                 with Path(record).open("a", encoding="utf-8") as file:
-                    file.writelines(report.record_line(report.to_record(o)) for o in guilty)
+                    file.writelines(records.record_line(records.to_record(o)) for o in guilty)
         lines += ["", *report.summary(judged, missing={}, stale_entries=(), processes=1, wall_seconds=seconds)]
         counts = Counter(entry["end"] for entry in self.ended.values())
         said = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))

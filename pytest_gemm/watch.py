@@ -29,7 +29,7 @@ from typing import IO, Any, Final
 
 from pytest_gemm.ledger import Environment
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
-from pytest_gemm.report import from_record, to_record
+from pytest_gemm.records import from_record, to_record
 
 __all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death", "manner"]
 

@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
+from pytest_gemm.backend import Availability, Proof, Registry
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 # Rows of the problem that a fault strikes at, and of the one beside it at which the same backend is honest.

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_gemm.backend import Availability, Contract, Proof, Registry, Unsupported
+from pytest_gemm.backend import Availability, Proof, Registry
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import Operands
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 try:

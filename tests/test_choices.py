@@ -22,17 +22,8 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import judge, operands, oracle, report
-from pytest_gemm.backend import (
-    Availability,
-    Choosing,
-    Contract,
-    Dropped,
-    Proof,
-    Sparing,
-    Unsupported,
-    names_candidates,
-    tuned,
-)
+from pytest_gemm import records as records_module
+from pytest_gemm.backend import Availability, Choosing, Proof, Sparing, names_candidates, tuned
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import cutedsl, naming, tensor_core, torch_compat
 from pytest_gemm.backends import triton as triton_module
@@ -40,7 +31,8 @@ from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.ledger import Environment, Ledger
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Dropped, Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 needs_compiler = pytest.mark.skipif(
@@ -1058,7 +1050,7 @@ CONFTEST = """
     class Other(Fake):
         name = "other"
         def supports(self, problem):
-            from pytest_gemm.backend import Unsupported
+            from pytest_gemm.outcome import Unsupported
             return Unsupported("op", "never") if problem.shape.m == 5 else None
 
     def pytest_gemm_register_backends(registry):
@@ -1200,8 +1192,8 @@ def test_no_candidates_at_all_is_a_usage_error(project: pytest.Pytester) -> None
 
 def test_a_record_has_the_candidates_and_is_read_again() -> None:
     outcome = Outcome("triton", MM.line, "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",), choice="a")
-    record = json.loads(json.dumps(report.to_record(outcome)))
-    assert report.from_record(record) == outcome
+    record = json.loads(json.dumps(records_module.to_record(outcome)))
+    assert records_module.from_record(record) == outcome
 
 
 def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester) -> None:
@@ -1238,7 +1230,8 @@ def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(pro
 
 DYING = """
     import os
-    from pytest_gemm.backend import Availability, Contract, Proof
+    from pytest_gemm.backend import Availability, Proof
+    from pytest_gemm.numerics.contract import Contract
 
     class Prepared:
         contract = Contract()

@@ -11,8 +11,9 @@ import torch
 
 from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
-from pytest_gemm.backend import Contract
 from pytest_gemm.fillings import k_cover_digits
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import dtypes
 from pytest_gemm.problem.problem import Problem
 
 Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]
@@ -362,7 +363,7 @@ def test_lost_precision_is_named(line: str, change: Change, words: str) -> None:
 @pytest.mark.parametrize("half", ["bf16", "f16"])
 def test_a_conversion_that_was_left_out_is_named(half: str) -> None:
     def unconverted(_: torch.Tensor, o: ops.Operands) -> torch.Tensor:
-        return (o.a.double() @ o.b.double()).to(program.torch_dtype(Problem.parse(line).dtypes.out))
+        return (o.a.double() @ o.b.double()).to(dtypes.torch_dtype(Problem.parse(line).dtypes.out))
 
     line = f"mm:f32-f32-{half}:nn:33x65x127"
     assert story(line, unconverted).cause == f"A and B were not converted to {half} before the product"

@@ -34,7 +34,8 @@ PLANTED = """
     import subprocess
     import time
 
-    from pytest_gemm.backend import Availability, Contract, Proof
+    from pytest_gemm.backend import Availability, Proof
+    from pytest_gemm.numerics.contract import Contract
 
     LOST = []  # made up: what CUDA does after an illegal address
 

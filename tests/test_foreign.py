@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from pytest_gemm import compare, foreign, operands, oracle
-from pytest_gemm.backend import Proof, Registry, Unsupported
+from pytest_gemm.backend import Proof, Registry
 from pytest_gemm.judge import Case, Judge
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 LINE = "mm:f32:nn:17x65x127"

@@ -28,9 +28,8 @@ from pytest_gemm.ledger import Ledger
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.plain import CallableBackend, CallablePrepared
-from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.ops import OPS, PROGRAMS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.program import PROGRAMS
 from pytest_gemm.report import Rerun
 from pytest_gemm.session import eager_is_safe
 from pytest_gemm.strategies import Trial

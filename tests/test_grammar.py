@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_gemm import operands, program, strategies
-from pytest_gemm.backend import Unsupported
 from pytest_gemm.draws import Stream
+from pytest_gemm.operands import dtypes as dtypes_module
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
@@ -58,7 +59,7 @@ SHAPES = ("4x6x8", "4x8x8", "8x8x16", "8x8x8", "3x4x6x8", "2x4x6x8", "2x4x8x8", 
 def matmul(problem: Problem) -> program.Matmul:
     """A product for any operands; ATen's own kernels refuse some of them, and unaligned ones may end the process."""
     integers = problem.op.name in {"qlinear", "da8w8", "scaled_mm"}
-    dtype = torch.float32 if integers else program.torch_dtype(problem.dtypes.out)
+    dtype = torch.float32 if integers else dtypes_module.torch_dtype(problem.dtypes.out)
     return lambda a, b: torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(dtype)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pytest_gemm import compare, oracle
 from pytest_gemm import operands as room
-from pytest_gemm.backend import Contract, Registry, Unsupported
+from pytest_gemm.backend import Registry
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
 from pytest_gemm.backends.cpp import CppBackend
@@ -20,7 +20,8 @@ from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
-from pytest_gemm.outcome import Status
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Status, Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import fence, operands, program, report, sanitizer
+from pytest_gemm import fence, operands, program, records, sanitizer
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fence import Fence
 from pytest_gemm.judge import Case, Judge
@@ -173,4 +173,4 @@ def test_no_sanitizer_is_a_usage_error() -> None:
 
 def test_a_guarded_crash_is_read_again_from_its_record() -> None:
     made = Outcome("mine", "mm:f32:nn:8x16x32", "rand", 0, Status.CRASHED, Reason("page-guard", "x"), guard="end")
-    assert report.from_record(report.to_record(made)) == made
+    assert records.from_record(records.to_record(made)) == made

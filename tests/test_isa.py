@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import config, doctor, operands, report, selection
-from pytest_gemm.backend import Generation, Proof, Unsupported, at_isa
+from pytest_gemm import config, doctor, operands, records, report, selection
+from pytest_gemm.backend import Generation, Proof, at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend, compiler
@@ -21,7 +21,7 @@ from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.session import RunState
@@ -151,8 +151,8 @@ def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
     text = report.failure(TWIN, report.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
     assert text.endswith("--gemm-isa=avx2")
-    assert report.from_record(report.to_record(TWIN)) == TWIN
-    assert ("gemm_isa", "avx2") in report.junit_properties([report.to_record(TWIN)])
+    assert records.from_record(records.to_record(TWIN)) == TWIN
+    assert ("gemm_isa", "avx2") in records.junit_properties([records.to_record(TWIN)])
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 
 from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as room
-from pytest_gemm.backend import Contract, Proof, Registry
+from pytest_gemm.backend import Proof, Registry
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import Operands
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError

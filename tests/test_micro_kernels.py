@@ -22,12 +22,13 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
 from pytest_gemm import config, coverage, judge, operands, pin, results
-from pytest_gemm.backend import Contract, Proof, Unsupported
+from pytest_gemm.backend import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
 from pytest_gemm.ledger import Ledger
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 needs_compiler = pytest.mark.skipif(
@@ -451,11 +452,11 @@ def test_the_matrix_is_a_page_and_data() -> None:
 
 
 def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from pytest_gemm import report
+    from pytest_gemm import records
 
     path = tmp_path / "run.jsonl"
-    lines = [report.record_line(results.provenance(["conformance"], gpus=False))]
-    lines += [report.record_line(report.to_record(one)) for one in outcomes()]
+    lines = [records.record_line(results.provenance(["conformance"], gpus=False))]
+    lines += [records.record_line(records.to_record(one)) for one in outcomes()]
     path.write_text("".join(lines))
     # In a process of its own, where nothing of Inductor has been imported before.
     command = [sys.executable, "-m", "pytest_gemm.coverage", str(path), "--json"]

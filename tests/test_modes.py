@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gemm import operands, report, selection
-from pytest_gemm.backend import MODES, Unsupported, in_mode
+from pytest_gemm import operands, records, report, selection
+from pytest_gemm.backend import in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import MODES, Outcome, Status, Unsupported
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 
@@ -141,7 +141,7 @@ def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
     text = report.failure(MODED, report.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti: incorrect" in text
     assert text.endswith("--gemm-modes=aoti")
-    assert report.from_record(report.to_record(MODED)) == MODED
+    assert records.from_record(records.to_record(MODED)) == MODED
     assert set(report.by_problem([MODED])) == {("cpp@aoti", MM.line)}
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from pytest_gemm import moves, operands, program
-from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import Operands
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
 

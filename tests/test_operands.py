@@ -10,13 +10,14 @@ import torch
 
 from pytest_gemm import draws, memory
 from pytest_gemm import operands as room
-from pytest_gemm.backend import Unsupported
 from pytest_gemm.fillings import FILLINGS, decode_k, decode_source, fillings_for, k_cover_digits, tile_map_period
 from pytest_gemm.memory import poison_output
+from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.program import args, torch_dtype
+from pytest_gemm.program import args
 
 EXACT = [name for name, filling in FILLINGS.items() if filling.exact]
 

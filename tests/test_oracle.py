@@ -14,9 +14,10 @@ import torch
 
 from pytest_gemm import compare, oracle, program
 from pytest_gemm import operands as ops
-from pytest_gemm.backend import Contract
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fillings import FILLINGS, fillings_for
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import dtypes
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.rounding import round_to
@@ -361,7 +362,7 @@ def test_autocast_without_its_conversion_is_wrong(half: str) -> None:
     problem = Problem.parse(f"mm:f32-f32-{half}:nn:32x64x256")
     given = ops.make(problem, "rand", 11, "cpu")
     span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
-    dtype = program.torch_dtype(problem.dtypes.out)
+    dtype = dtypes.torch_dtype(problem.dtypes.out)
     assert rejected((given.a.double() @ given.b.double()).to(dtype), span) > 0
     rounded = given.a.to(dtype).double() @ given.b.to(dtype).double()
     assert rejected(rounded.to(dtype), span) == 0
@@ -578,7 +579,7 @@ def zeros_accepted(line: str, a: list[float], b: list[float], bias: float | None
     quantum = 1.0 if all(x == int(x) for x in a + b) else 0.0
     given = dataclasses.replace(given, b=given.b.reshape(-1, 1), residuals=residuals, quantum=quantum)
     span = span_of(line, given, **facts)
-    dtype = program.torch_dtype(problem.result_dtype)
+    dtype = dtypes.torch_dtype(problem.result_dtype)
     signs = {"+": torch.zeros(1, 1, dtype=dtype), "-": -torch.zeros(1, 1, dtype=dtype)}
     return "".join(s for s, zero in signs.items() if compare.compare(zero, span, problem, given).ok)
 

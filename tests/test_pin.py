@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from pytest_gemm import artifacts, compare, error_map, operands, oracle, pin
-from pytest_gemm.backend import Contract, Recipe
+from pytest_gemm.backend import Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.judge import Case, Evidence, Judge
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem

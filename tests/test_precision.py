@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from pytest_gemm import operands, precision
-from pytest_gemm.backend import Contract, Registry
+from pytest_gemm.backend import Registry
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 
 MATMUL: Any = torch.backends.cuda.matmul

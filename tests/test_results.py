@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_gemm import coverage, report, results
+from pytest_gemm import coverage, records, results
 from pytest_gemm.outcome import Outcome, Reason, Status
 
 PASSED = Outcome(
@@ -58,11 +58,11 @@ OUTCOMES = [
 def record(tmp_path: Path) -> Path:
     lines = [
         results.provenance(["--gemm-backends=triton"], gpus=False),
-        *map(report.to_record, OUTCOMES),
+        *map(records.to_record, OUTCOMES),
         {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}},
     ]
     path = tmp_path / "run.jsonl"
-    path.write_text("".join(map(report.record_line, lines)), encoding="utf-8")
+    path.write_text("".join(map(records.record_line, lines)), encoding="utf-8")
     return path
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_was_killed_says_so(record: Path, capsys: pytest.CaptureFixtu
 
 def changed(**facts: object) -> str:
     """The line of an outcome with other values than its own."""
-    return json.dumps({**report.to_record(PASSED), **facts}) + "\n"
+    return json.dumps({**records.to_record(PASSED), **facts}) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from liars import HONEST, LIARS, Planted
 
 from pytest_gemm import freivalds, operands, report, sampled
-from pytest_gemm.backend import Backend, Contract
+from pytest_gemm.backend import Backend
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem

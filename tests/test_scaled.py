@@ -10,7 +10,6 @@ import torch
 
 from pytest_gemm import compare, oracle
 from pytest_gemm import operands as room
-from pytest_gemm.backend import Contract, Unsupported
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
@@ -20,6 +19,8 @@ from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.fillings import fillings_for
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import args, build

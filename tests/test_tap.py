@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from pytest_gemm import program
-from pytest_gemm.backend import Availability, Contract, Proof, Unsupported
+from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import Operands
-from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 LINE = "mm:f32:nn:20x40x100:relu+gelu:tap"

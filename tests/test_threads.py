@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from pytest_gemm import operands as room
-from pytest_gemm import oracle, program, report, selection, session
-from pytest_gemm.backend import Contract
+from pytest_gemm import oracle, program, records, report, selection, session
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
 from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
+from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
@@ -73,7 +73,7 @@ def test_threads_show_in_id_report_rerun_line_and_record() -> None:
     text = report.failure(ODD, report.Rerun("test_it.py", ("--gemm-threads=1",)))
     assert f"{MM.line} on cpp@aoti@7t: incorrect" in text
     assert text.count("--gemm-threads") == text.count("--gemm-threads=7") == 1
-    assert report.from_record(report.to_record(ODD)) == ODD
+    assert records.from_record(records.to_record(ODD)) == ODD
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,16 @@ OPS: Final[Mapping[str, Op]] = {
         Op("grouped_mm", "always", _uniform_float, _UNIFORM_HELP, constant_b=False, layouts=(Layout.NN, Layout.NT)),
     )
 }
+
+
+# Ops that have a program; the others come with their operands.
+PROGRAMS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "linears", "int_mm", "mixed_mm", "scaled_mm", "grouped_mm"}
+    | {"woq_int8", "woq_int4", "qlinear", "da8w8"}
+)
+
+# Ops whose second argument is the N x K weight as stored, not its K x N view.
+WEIGHT_OPS = frozenset({"linear", "woq_int8", "woq_int4", "qlinear", "da8w8"})
+
+# Ops whose weight a user packs once, outside of the program.
+PACKED_OPS = frozenset({"woq_int4", "qlinear"})

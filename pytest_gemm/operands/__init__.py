@@ -1,0 +1,1 @@
+"""What goes in: tensors, their values, and the memory around them."""
