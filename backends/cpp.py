@@ -105,7 +105,7 @@ class CppBackend(InductorBackend):
         """A twin that lists its candidates for this instruction set, whether or not this CPU executes it.
 
         Args:
-            isa: one of :data:`pytest_gemm.machine.isa.ISAS`.
+            isa: one of ``machine.isa.ISAS``.
             beyond: nothing of this machine shall show in the lists, and nothing can be compiled.
         """
         key = f"{isa} listed" if beyond else isa

@@ -102,7 +102,7 @@ def cutlass_tree() -> Path | None:
     """A directory that Inductor takes for a checkout of CUTLASS; ``None`` where nothing can be made into one.
 
     ``TORCHINDUCTOR_CUTLASS_DIR`` where it is set; otherwise links into the installed wheel, made below
-    :func:`~pytest_gemm.backends.inductor.cache_dir`.
+    ``backends.inductor.cache_dir``.
     """
     if mine := os.environ.get("TORCHINDUCTOR_CUTLASS_DIR"):
         return Path(mine) if (Path(mine) / "include").is_dir() else None
@@ -278,7 +278,7 @@ class CutlassBackend(InductorBackend):
     ) -> list[farm.Job]:
         """The kernels that the problem needs, as they will be asked for when it is prepared; compiles nothing.
 
-        It needs no GPU.  For a process of its own, see :func:`pytest_gemm.backends.cutlass_compat.collecting`.
+        It needs no GPU.  For a process of its own, see ``backends.cutlass_compat.collecting``.
 
         Args:
             problem: one that :meth:`supports` does not refuse.

@@ -85,7 +85,7 @@ def cache_dir(isa: str = "") -> Path:
     """Where compiled kernels are kept.
 
     ``TORCHINDUCTOR_CACHE_DIR`` where the user has set it, otherwise ``inductor-<torch version>`` in
-    :func:`pytest_gemm.storage.cache.home`.
+    ``storage.cache.home``.
 
     Args:
         isa: instruction set that they are generated for, each of which has a folder of its own in there; "" for the

@@ -63,7 +63,7 @@ def units(text: str) -> frozenset[str]:
 
 
 def level(found: Iterable[str]) -> str:
-    """The lowest of :data:`pytest_gemm.machine.isa.ISAS` that executes code with these units, "" where none has to."""
+    """The lowest of ``machine.isa.ISAS`` that executes code with these units, "" where none has to."""
     return max((_LEVELS[name] for name in found if name in _LEVELS), key=ISAS.index, default="")
 
 

@@ -1034,7 +1034,7 @@ def lacks_isa(isa: str) -> str:
     CPU, compiler and release are asked: it compiles a few lines, once for each level, and keeps them on disk.
 
     Args:
-        isa: one of :data:`pytest_gemm.machine.isa.ISAS`, that the CPU executes.
+        isa: one of ``machine.isa.ISAS``, that the CPU executes.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -1095,7 +1095,7 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
     (ATen, oneDNN) stays the machine's.
 
     Args:
-        isa: one of :data:`pytest_gemm.machine.isa.ISAS`; "" changes nothing.
+        isa: one of ``machine.isa.ISAS``; "" changes nothing.
         beyond: nothing will be executed: the level may be higher than the machine's, whose own gifts shall not show.
     """
     if not isa:
@@ -1217,7 +1217,7 @@ def _counted() -> dict[str, int]:
 
 
 def level_of(command: str) -> str:
-    """The level of :data:`pytest_gemm.machine.isa.ISAS` that a compile command of Inductor's asks for, "" for none.
+    """The level of ``machine.isa.ISAS`` that a compile command of Inductor's asks for, "" for none.
 
     By the flags that its classes add, of which each level has one of its own.
     """

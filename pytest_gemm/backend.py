@@ -65,7 +65,7 @@ class Generation:
     """For which instruction set of the CPU a program was generated and compiled, as three witnesses have it.
 
     Attributes:
-        asked: one of :data:`pytest_gemm.machine.isa.ISAS`.
+        asked: one of ``machine.isa.ISAS``.
         compiled: levels of the compile commands that made its libraries; "" is a command that names none.
         level: the lowest level that executes all of the libraries' machine code; "" for code without vectors.
         units: what that code has: ``ymm``, ``zmm``, ``vnni``, ``bf16``, ``amx``, ``amx_fp16``, ``brgemm``.
@@ -417,7 +417,7 @@ class Leveled(Backend, Protocol):
     """A backend that generates code for an instruction set of the CPU, and can do so for a lower one than it has."""
 
     def at_isa(self, isa: str) -> Backend:
-        """A twin that generates for this one of :data:`pytest_gemm.machine.isa.ISAS`, the same one for the same level.
+        """A twin that generates for this one of ``machine.isa.ISAS``, the same one for the same level.
 
         Raises:
             Unsupported: when this machine, its compiler or this release of PyTorch cannot.

@@ -76,7 +76,7 @@ class GemmCheck:
         return self._check(case, judging)
 
     def properties(self, case: Case) -> list[Outcome]:
-        """Ask of ``case`` what :mod:`pytest_gemm.metamorphic` has; the test ends as it does for a judgement."""
+        """Ask of ``case`` what ``metamorphic`` has; the test ends as it does for a judgement."""
 
         def judging(done: frozenset[str]) -> Iterator[Outcome]:
             return iter(()) if "" in done else self._judge.relate(case)

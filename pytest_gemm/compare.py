@@ -65,7 +65,7 @@ class Mismatch:
         actual, expected: its value, and the correctly rounded reference.
         bound: how far from ``expected`` it might have been; 0 where the result must be exact.
         ratio: its error over that bound, infinity where the bound is 0.
-        tier: of the oracle, as in :class:`~pytest_gemm.oracle.Interval`.
+        tier: of the oracle, as in ``oracle.Interval``.
         pattern: one sentence: where the bad elements are.
         cause: one sentence: what seems to have been computed instead; "" if nothing fits.
         scope: what ``total`` counts.

@@ -57,7 +57,7 @@ class Row:
     """One micro-kernel with its register blocking and its types.
 
     Attributes:
-        kernel, dtypes, isa: see :class:`~pytest_gemm.backends.micro_kernels.Registered`; ``isa`` is "" where it is
+        kernel, dtypes, isa: see ``backends.micro_kernels.Registered``; ``isa`` is "" where it is
             not registered (the reference one).
         cases: judged, by ``passed``, ``failed`` and ``known`` (a failure that the ledger explains).
         columns: the same for each of :data:`COLUMNS`.
@@ -107,7 +107,7 @@ def matrix(
 
     Args:
         outcomes: of any backend; those without a product of the C++ templates are left out.
-        levels: of the machines that judged, as :func:`pytest_gemm.machine.isa.isa_level` calls them.
+        levels: of the machines that judged, as ``machine.isa.isa_level`` calls them.
         registered: what Inductor has registered; ``None``: ask the torch at hand.
     """
     if registered is None:

@@ -49,7 +49,7 @@ def out_of_memory(error: BaseException, phase: str, device: str) -> Reason | Non
 
     Args:
         error: what was raised.
-        phase: what was being done, as in :class:`pytest_gemm.outcome.Activity`.
+        phase: what was being done, as in ``outcome.Activity``.
         device: where the case computes, ``cpu`` or ``cuda``; the exception itself decides whose memory it was.
     """
     for part in _chain(error):

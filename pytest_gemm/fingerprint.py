@@ -5,7 +5,7 @@ about in one way: ``1 + 2^-24 - 1`` is 0 in float32, ``1 + 1.5 * 2^-24 - 1`` is 
 where they are cut.  A :class:`Column` is a problem; all of its probes share its artifact, for a compile may take a
 minute and a product takes microseconds.  ``docs/fingerprint.md`` has every probe with its formula and its source.
 
-What a backend declares (:class:`pytest_gemm.backend.Contract`) is held against what was seen: a bound that follows from
+What a backend declares (``backend.Contract``) is held against what was seen: a bound that follows from
 the seen arithmetic and is larger than the declared one is a *finding*.  What is merely worth knowing is a *remark*.
 """
 
@@ -1084,7 +1084,7 @@ class _Examination:
     def seen_theta(self, k: int) -> float:
         """Factor of sum |a b| that bounds the error of a sum of ``k`` products of the seen arithmetic.
 
-        The same forms as :meth:`pytest_gemm.backend.Contract.theta`.
+        The same forms as ``backend.Contract.theta``.
         """
         order = self.order or Order("other")
         run = min(order.block or k, k)

@@ -139,7 +139,7 @@ def _own_buffer(buffer: Guarded, own: Callable[[str, torch.Tensor], torch.Tensor
 def plain(results: tuple[Any, ...], given: Operands) -> tuple[Any, ...]:
     """The results with every tensor as an ordinary one: no subclass, no lazy conjugate or negation, no names.
 
-    What is no tensor passes: :func:`pytest_gemm.compare.complaint_of` says what it is.
+    What is no tensor passes: ``compare.complaint_of`` says what it is.
 
     Args:
         results: as they were returned.
@@ -284,7 +284,7 @@ def _set_autocast(before: Any) -> None:
 
 
 def _precisions() -> tuple[object, ...]:
-    """PyTorch's switches for less precise products; see :mod:`pytest_gemm.precision`."""
+    """PyTorch's switches for less precise products; see ``precision``."""
     cuda: Any = torch.backends.cuda.matmul
     onednn: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import, unseen by type checkers
     try:

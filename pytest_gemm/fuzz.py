@@ -1,6 +1,6 @@
 """Fuzzing: draw trials until the time is up, shrink what fails, remember it, and go on behind it.
 
-Hypothesis draws (:mod:`pytest_gemm.strategies`) and shrinks.  Each draw is a
+Hypothesis draws (``strategies``) and shrinks.  Each draw is a
 search of its own, so that there is a next one behind a failure, which counts what is known by now and looks for
 something else.  A *defect* is told
 from others by op, dtypes, status and reason code: what fails alike in another shape is counted, not shrunk again.

@@ -1,9 +1,9 @@
-"""The gate: from sessions to verdicts.  Pure statistics over :mod:`pytest_gemm.speed`'s data.
+"""The gate: from sessions to verdicts.  Pure statistics over ``speed``'s data.
 
 No clock, no file, no torch: what is decided here can be tabled and replayed.  ``docs/gate.md`` derives the rules and
-shows what they are worth; :mod:`pytest_gemm.calibrate` repeats that study on a machine's own sessions.
+shows what they are worth; ``calibrate`` repeats that study on a machine's own sessions.
 
-Inside, all changes are differences of natural logarithms; :class:`Policy` and :class:`~pytest_gemm.speed.Judgement`
+Inside, all changes are differences of natural logarithms; :class:`Policy` and ``speed.Judgement``
 speak of fractions (0.02 is 2%).
 """
 
@@ -246,7 +246,7 @@ def pair_readings(
     """The readings of the sessions of two arms that make pairs, in order.
 
     Where the two of a pair took turns, the head's figures are the base's times the quotients of the windows
-    (:meth:`pytest_gemm.speed.Sample.times`): what a neighbour did to both alike is not in their difference.
+    (``speed.Sample.times``): what a neighbour did to both alike is not in their difference.
     """
     then, now = readings(base), readings(head)
     for number, (one, other) in enumerate(zip(base, head, strict=False)):

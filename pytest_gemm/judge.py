@@ -74,7 +74,7 @@ class Case:
         device: where, ``cpu`` or ``cuda``.
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
             pattern of names; "": the backend's own way.
-        mode: how the kernel is reached, one of :data:`pytest_gemm.backend.MODES`; "": the backend's own way.
+        mode: how the kernel is reached, one of ``backend.MODES``; "": the backend's own way.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
     """
@@ -179,7 +179,7 @@ class Judge:
         may_run_eager: whether eager ATen may be run on a problem, to set results beside its own; it
             is not asked where it is known to kill the process.
         watch: is told of everything that may not come back, for as long as it lasts.
-        reference: ``full``, ``sampled`` or ``auto``, see :func:`pytest_gemm.sampled.applies`.
+        reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
         fence: where operands and results lie, ``None`` for ordinary memory.
     """
 
@@ -236,7 +236,7 @@ class Judge:
     def relate(self, case: Case) -> Iterator[Outcome]:
         """The outcomes of the properties that results of a case have to one another, one a property.
 
-        The backend picks its candidate by itself.  No reference is asked: see :mod:`pytest_gemm.metamorphic`.
+        The backend picks its candidate by itself.  No reference is asked: see ``metamorphic``.
         """
         self.evidence.clear()
         yield from _threaded(case, self._relate(case))

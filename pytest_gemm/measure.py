@@ -1,6 +1,6 @@
 """One session: a fresh process that compiles, judges and times the cases of a request, and writes down each at once.
 
-The run that started it (see :mod:`pytest_gemm.sessions`) leaves ``request.json`` in a folder of the session's own and
+The run that started it (see ``sessions``) leaves ``request.json`` in a folder of the session's own and
 reads ``session.jsonl`` there.  While a case is at work its name stands in ``now.txt``, so that a process that dies has
 said in which.
 """
@@ -49,13 +49,13 @@ class Request:
     Attributes:
         cases: backend and problem line of each, in the order in which they are to be timed.
         device: all of them compute there.
-        arm, index: see :class:`pytest_gemm.speed.Session`.
+        arm, index: see ``speed.Session``.
         timed: ``False`` to compile and judge only, which fills the compilers' caches and may be done in parallel.
         ceilings: of the machine; ``None``: measure them.
         pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
             "backend problem"; an earlier process of the run has picked.
         spared: candidates that a backend need not time to pick one, by "backend problem"; see
-            :class:`pytest_gemm.backend.Sparing`.
+            ``backend.Sparing``.
         commit: of the tree that is measured.
         turns: descriptor of this process's end where a session of another environment is timed in alternation with this
             one; ``None``: nobody else times.

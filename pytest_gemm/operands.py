@@ -2,12 +2,12 @@
 
 ``make(problem, filling, seed)`` gives every tensor that the problem's program takes.  Three promises:
 
-* **Reproducible.**  The same call gives the same bytes on every machine (:mod:`pytest_gemm.draws`).  The key of an
+* **Reproducible.**  The same call gives the same bytes on every machine (``draws``).  The key of an
   operand is the problem line (without ``dyn-m``), the filling, the seed and the operand's name; for whatever does not
   have M rows (B, its scales, a bias of N) it leaves M out: with ``dyn-m`` one compiled constant serves every M.
-* **Fenced.**  Every tensor is a window into a larger, poisoned storage (:mod:`pytest_gemm.memory`), and
+* **Fenced.**  Every tensor is a window into a larger, poisoned storage (``memory``), and
   :meth:`Operands.changed` proves that nothing was written.
-* **Telling.**  The values are those of a filling (:mod:`pytest_gemm.fillings`): exact ones, of which a correct kernel
+* **Telling.**  The values are those of a filling (``fillings``): exact ones, of which a correct kernel
   has one possible sum (:attr:`Operands.quantum` > 0), or random ones.
 
 Cost: three to five times the operand's size in transient memory, and about 10 ns per element up to 2^22 elements; what
@@ -69,7 +69,7 @@ class Operands:
             ``woq_int4``: codes of 0 to 15, each in a byte.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
-            product's places (:mod:`pytest_gemm.moves`); a row or column is expanded; with ``res-a`` the first is ``a``.
+            product's places (``moves``); a row or column is expanded; with ``res-a`` the first is ``a``.
         lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
             bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N) or a scalar; or ``None``.

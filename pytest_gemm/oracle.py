@@ -3,7 +3,7 @@
 Two steps, because one is expensive and shared while the other depends on who is judged:
 
 * :func:`reference` computes the product and its gauge in float64, once for a problem and its operands;
-* :func:`interval` turns it into the elementwise acceptance interval of one :class:`~pytest_gemm.backend.Contract`:
+* :func:`interval` turns it into the elementwise acceptance interval of one ``backend.Contract``:
   with a pre-rounding error of at most D, a result is right iff ``RNE_T(c - D) <= actual <= RNE_T(c + D)``.
 
 Rounding is monotone, so this is tighter than adding ``u_T |c|`` and needs no tolerance.  Written so throughout:

@@ -204,7 +204,7 @@ class Outcome:
         chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
         configuration: what the generated code says of each product's kernel and blockings, where the backend reads it.
         sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
-        mode: how the kernel was reached, one of :data:`pytest_gemm.backend.MODES`; "" for the backend's own way.
+        mode: how the kernel was reached, one of ``backend.MODES``; "" for the backend's own way.
         guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
         threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
         isa: the instruction set that the kernel was generated for, one of ``machine.isa.ISAS``; "" for the

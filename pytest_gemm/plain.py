@@ -26,7 +26,7 @@ __all__ = ["CallableBackend", "CallablePrepared"]
 
 
 class CallableBackend:
-    """The backend behind :meth:`pytest_gemm.backend.Registry.add_callable`, which documents the arguments."""
+    """The backend behind ``backend.Registry.add_callable``, which documents the arguments."""
 
     devices = ("cpu", "cuda")
 

@@ -540,7 +540,7 @@ def pytest_enter_pdb(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def gemm_config(pytestconfig: pytest.Config) -> GemmConfig:
-    """What the run was asked for, as :class:`pytest_gemm.config.GemmConfig`."""
+    """What the run was asked for, as ``config.GemmConfig``."""
     return pytestconfig.stash[_CONFIG]
 
 
@@ -564,7 +564,7 @@ def _gemm_judge(pytestconfig: pytest.Config, gemm_config: GemmConfig) -> Iterato
 
 @pytest.fixture
 def gemm_case(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Case:
-    """The :class:`pytest_gemm.judge.Case` of a test that carries the ``gemm`` marker."""
+    """The ``judge.Case`` of a test that carries the ``gemm`` marker."""
     pick = getattr(request, "param", None)
     if pick is None:
         pytest.fail("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])", pytrace=False)

@@ -35,7 +35,7 @@ TF32_ERROR: Final = 2.0**-9
 def as_allowed(contract: Contract, problem: Problem) -> Contract:
     """``contract`` as it is under the problem's flag ``tf32``: inputs may lose bits, and need not.
 
-    What ``reduced`` allows is a matter of cuBLAS alone, see :func:`pytest_gemm.backends.tensor_core.contract`.
+    What ``reduced`` allows is a matter of cuBLAS alone, see ``backends.tensor_core.contract``.
     """
     if not problem.has("tf32"):
         return contract

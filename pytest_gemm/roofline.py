@@ -203,7 +203,7 @@ def excess(
         work: of the problem.
         dtype_name: of its inputs.
         ceilings: of the machine.
-        cache: bytes of last-level cache; ``None`` for :func:`pytest_gemm.machine.processor.last_level_cache`.
+        cache: bytes of last-level cache; ``None`` for ``machine.processor.last_level_cache``.
 
     Returns:
         ``above-roofline`` for a rate above 1.3 times the bound (:data:`MARGIN`); ``None`` for a possible one, and
@@ -261,7 +261,7 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
 
     Args:
         device: ``cpu`` or ``cuda``.
-        dtypes: names of :data:`~pytest_gemm.problem.dtypes.DTYPES` or ``tf32``; one that PyTorch cannot multiply on the
+        dtypes: names of ``problem.dtypes.DTYPES`` or ``tf32``; one that PyTorch cannot multiply on the
             device is left out of the result.
         threads: of PyTorch while measuring, put back afterwards.
 

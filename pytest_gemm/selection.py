@@ -8,7 +8,7 @@ A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
 
 Marker keywords:
     problems: problem lines or :class:`Problem` objects, or a function of the level that returns them.
-    shapes: a shapes file instead (see :mod:`pytest_gemm.problem.shapes`), from which ``--gemm-shapes`` chooses.
+    shapes: a shapes file instead (see ``problem.shapes``), from which ``--gemm-shapes`` chooses.
     fillings: names of fillings; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
 """

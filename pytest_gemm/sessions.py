@@ -1,7 +1,7 @@
 """Speed as a run sees it: fresh processes that time, one after the other, and the verdicts that follow from them.
 
 What one process says, however often it times, is one observation.  So the run itself times nothing.  It starts
-*sessions*: its own command again, in a process that answers a request (:mod:`pytest_gemm.measure`).  First several at
+*sessions*: its own command again, in a process that answers a request (``measure``).  First several at
 once that compile and judge, so that the compilers' caches are full and what is wrong is known; then one at a time that
 measure, alone on the device as far as this program can see to it.
 """

@@ -208,7 +208,7 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     Args:
         backend: made for that number of threads.
         problems: whether or not the backend claims them.
-        isa: one of :data:`pytest_gemm.machine.isa.ISAS`, whether or not this CPU executes it.
+        isa: one of ``machine.isa.ISAS``, whether or not this CPU executes it.
         threads: of a program.
     """
     import torch

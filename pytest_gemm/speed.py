@@ -160,7 +160,7 @@ class Sample:
     def times(self, base: Sample) -> tuple[float, float | None] | None:
         """How many times as long as in ``base`` subject and comparator took: medians of the windows' quotients.
 
-        Of two sessions that took turns (:mod:`pytest_gemm.turns`): window i of one comes right before or after window i
+        Of two sessions that took turns (``turns``): window i of one comes right before or after window i
         of the other, so that each quotient is of one state of the machine.  ``None`` where the windows are not as many;
         the second is ``None`` where either has no comparator.
         """

@@ -125,7 +125,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Readings:
-    """What was measured; the fields are those of :class:`pytest_gemm.speed.Sample`.
+    """What was measured; the fields are those of ``speed.Sample``.
 
     Attributes:
         subject: seconds a call, one for each visit in order of time.
@@ -160,7 +160,7 @@ class Readings:
         phases: Mapping[str, float] | None = None,
         filling: str = "",
     ) -> Sample:
-        """These readings with what else a :class:`~pytest_gemm.speed.Sample` says of a case."""
+        """These readings with what else a ``speed.Sample`` says of a case."""
         return Sample(
             case=case,
             device=device,
