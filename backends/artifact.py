@@ -26,20 +26,21 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import fence, program
+from pytest_gemm import program
 from pytest_gemm.backend import Generation, Proof
 from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import guard_pages
 from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
 from pytest_gemm.precision import settings
 from pytest_gemm.problem.ops import THIRDS
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = [
     "Artifact",
@@ -351,7 +352,7 @@ def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     """``allocate`` with poison in what it returns."""
 
     def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return poison(fence.moved(allocate(*args, **kwargs), "out"))
+        return poison(guard_pages.moved(allocate(*args, **kwargs), "out"))
 
     return poisoned
 
@@ -726,7 +727,7 @@ class Artifact:
         else:
             tensors = {**tensors, **program.derived(self.problem, tensors)}
             for binding in self._bindings:
-                constant = fence.moved(binding.recipe(tensors[binding.source]), "packed")
+                constant = guard_pages.moved(binding.recipe(tensors[binding.source]), "packed")
                 setattr(self._compiled.modules[0], binding.attribute, constant)
         self._bound = identity
         # Alive, so that no other tensor can take their address.

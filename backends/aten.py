@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_gemm.backends.artifact import Artifact, InductorPrepared
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["AtenBackend", "AtenPrepared", "CompiledAten"]
 
@@ -249,12 +249,12 @@ class AtenPrepared:
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Call the program eagerly and note which products the dispatcher saw."""
-        from pytest_gemm import fence
         from pytest_gemm.executed import record_products
+        from pytest_gemm.operands import guard_pages
         from pytest_gemm.precision import settings
 
         tensors = self._packed(self._problem, self._args(self._problem, operands))
-        with settings(self._problem), fence.products(), record_products() as seen:
+        with settings(self._problem), guard_pages.products(), record_products() as seen:
             result: torch.Tensor = self._program(**tensors)
         self._executed = tuple(seen)
         return result

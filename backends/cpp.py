@@ -25,7 +25,7 @@ from pytest_gemm.problem.steps import StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.artifact import Artifact, InductorPrepared
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["CppBackend", "compiler"]
 

@@ -22,7 +22,7 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["DEVICE_KERNEL", "CuteDslBackend", "CuteDslPrepared"]
 

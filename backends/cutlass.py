@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pytest_gemm.backends.artifact import Artifact
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 # Of the kernels that Inductor offers for sm_90; those of one byte an element have 128.
 _SHORTEST_K_TILE = 64
@@ -308,9 +308,9 @@ class CutlassBackend(InductorBackend):
 
 def _without_memory(problem: Problem) -> Operands:
     """Operands of a problem in their true geometry, as fake tensors on a CUDA device."""
-    from pytest_gemm import operands as room
     from pytest_gemm.backends import cutlass_compat
-    from pytest_gemm.fillings import fillings_for
+    from pytest_gemm.operands import tensors as room
+    from pytest_gemm.operands.distributions import fillings_for
 
     made = room.make(problem, fillings_for(problem)[0], 0)
     fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gemm.backends.artifact import Artifact, CompileSpec, InductorPrepared, Listed
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = [
     "DYN_M_HINT",

@@ -29,7 +29,7 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import artifacts, operands, records, report, session
+from pytest_gemm import artifacts, records, report, session
 from pytest_gemm.backend import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once
 from pytest_gemm.ledger import LedgerUse
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.watch import Diary
@@ -107,7 +108,7 @@ class GemmCheck:
             outcomes = self._guarded.judge(case)
             # The other process keeps what it saw; the operands can be made again.
             failed = [o for o in outcomes if o.status.is_failure]
-            made = {o.filling: operands.make(case.problem, o.filling or case.fillings[0], case.seed) for o in failed}
+            made = {o.filling: tensors.make(case.problem, o.filling or case.fillings[0], case.seed) for o in failed}
             self._judge.evidence[:] = [(o, Evidence(made[o.filling])) for o in failed]
             self._diary.close_call()
         elif not earlier.complete:
@@ -229,7 +230,7 @@ class GemmCheck:
         folders = self._config.artifacts, self._config.defects
         if folders == (None, None) or not case.fillings:
             return
-        evidence = Evidence(operands.make(case.problem, case.fillings[0], case.seed, case.device))
+        evidence = Evidence(tensors.make(case.problem, case.fillings[0], case.seed, case.device))
         self._write([(held, evidence)], case)
 
     def _write(self, failed: Sequence[tuple[Outcome, Evidence]], case: Case) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from pytest_gemm.fillings import decode_k, decode_source, tile_map_period
+from pytest_gemm.operands.decoders import decode_k, decode_source, tile_map_period
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.oracle import Interval, as_added, as_multiplied, evaluate
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
@@ -24,7 +24,7 @@ from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.rounding import round_to, ulp_distance, ulp_of
 
 if TYPE_CHECKING:
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = [
     "Comparison",

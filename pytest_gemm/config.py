@@ -934,7 +934,7 @@ def _ops(text: str) -> tuple[str, ...]:
 def _fillings(text: str, problems: Sequence[Problem]) -> tuple[str, ...]:
     if not text:
         return ()
-    from pytest_gemm.fillings import FILLINGS, fillings_for  # imports torch
+    from pytest_gemm.operands.distributions import FILLINGS, fillings_for  # imports torch
 
     names = _names("--gemm-fillings", text, "filling", tuple(FILLINGS))
     for problem in problems:

@@ -31,7 +31,7 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = [
     "COLUMNS",
@@ -1213,9 +1213,9 @@ def _bench(backend: Backend, problem: Problem, device: str) -> Bench:
     """
     if (refusal := backend.supports(problem)) is not None:
         raise refusal
-    from pytest_gemm import operands
+    from pytest_gemm.operands import tensors
 
-    given = operands.make(problem, "rand", 0, device)
+    given = tensors.make(problem, "rand", 0, device)
     prepared = backend.prepare(problem, given)
     prepared.run(given)
     return Bench(prepared, given)

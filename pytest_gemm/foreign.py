@@ -31,8 +31,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from pytest_gemm.memory import Guarded
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.memory import Guarded
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason
 
 __all__ = ["Escape", "Handed", "Misconduct", "asking", "calling", "hand", "plain"]

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import artifacts, fuzz, operands, records, report
+from pytest_gemm import artifacts, fuzz, records, report
 from pytest_gemm.ahead import Display
 from pytest_gemm.backend import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.strategies import Trial
@@ -104,7 +105,7 @@ class FuzzCheck:
 
         problem, filling = Problem.parse(last.problem), last.filling or trial.fillings[0]
         case = Case(backend, problem, (filling,), trial.seed, self._config.device_of(backend), last.choice)
-        evidence = Evidence(operands.make(problem, filling, trial.seed, case.device))
+        evidence = Evidence(tensors.make(problem, filling, trial.seed, case.device))
         self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(folder, [(last, evidence)], case, rerun)
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:

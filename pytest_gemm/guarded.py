@@ -21,8 +21,8 @@ from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.fence import Fence
     from pytest_gemm.judge import Case
+    from pytest_gemm.operands.guard_pages import Fence
 
 __all__ = ["GuardedJudge"]
 
@@ -45,7 +45,7 @@ class GuardedJudge:
 
     def judge(self, case: Case) -> list[Outcome]:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""
-        from pytest_gemm.fence import SIDES, Fence
+        from pytest_gemm.operands.guard_pages import SIDES, Fence
 
         backend = self._sent(case.backend)
         refusal = backend if isinstance(backend, Reason) else self._refusal(case)
@@ -103,15 +103,15 @@ class GuardedJudge:
 
     def _blamed(self, case: Case, fence: Fence, end: Death) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
-        from pytest_gemm import operands
-        from pytest_gemm.fence import ALLOCATED, Fence
+        from pytest_gemm.operands import tensors
+        from pytest_gemm.operands.guard_pages import ALLOCATED, Fence
 
         name, line = case.backend.name, case.problem.line
         words = end.words or Words(activity=Activity(name, line, "the case", seed=case.seed, **case.axes))
         outcome = death(words, end.status)
         if end.status not in _FAULTS or words.ended:
             return outcome
-        given = operands.make(case.problem, outcome.filling or case.fillings[0], case.seed, case.device)
+        given = tensors.make(case.problem, outcome.filling or case.fillings[0], case.seed, case.device)
         case = dataclasses.replace(case, fillings=(outcome.filling or case.fillings[0],))
         if isinstance(self._ask(case, Fence(fence.side, frozenset())), Death):
             return outcome  # it needs no page for that
@@ -133,8 +133,8 @@ _TWINS: dict[str, Backend] = {}
 
 def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     """What the other process does with a case."""
-    from pytest_gemm.fence import Fence
     from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.operands.guard_pages import Fence
 
     fields, twin = request["case"], request["twin"]
     if twin and twin not in _TWINS:

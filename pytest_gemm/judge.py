@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, moves, operands, oracle, program, sampled
+from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, oracle, program, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -38,11 +38,12 @@ from pytest_gemm.backend import (
     tuned,
 )
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.fence import Fence
-from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import dtypes
+from pytest_gemm.operands import dtypes, views
+from pytest_gemm.operands import tensors as operands
+from pytest_gemm.operands.distributions import FILLINGS
+from pytest_gemm.operands.guard_pages import Fence
 from pytest_gemm.outcome import (
     Activity,
     Dropped,
@@ -744,7 +745,7 @@ class Judge:
                     raise refusal
                 with settings(case.problem):
                     made = program.build(case.problem)(**program.args(case.problem, truth.operands))
-                truth.eager = program.gathered(case.problem, moves.in_product(case.problem, _tuple(made)))
+                truth.eager = program.gathered(case.problem, views.in_product(case.problem, _tuple(made)))
                 _wait_for(case.device)
             except Exception as error:  # eager cannot do everything that a template can
                 truth.eager = error
@@ -886,8 +887,8 @@ def _run(
         _wait_for(device)
     handed.check()
     try:
-        return moves.in_product(given.problem, plain(_tuple(made), given))
-    except moves.WrongShape as wrong:
+        return views.in_product(given.problem, plain(_tuple(made), given))
+    except views.WrongShape as wrong:
         raise Misconduct("wrong-shape", str(wrong)) from None
 
 

@@ -33,7 +33,7 @@ from pytest_gemm.turns import Turns
 
 if TYPE_CHECKING:
     from pytest_gemm.judge import Case, Judge
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["LOST", "NOW", "REQUEST", "SESSION", "Meter", "Request"]
 
@@ -184,7 +184,7 @@ class Meter:
             case: what to time.
             test: name of the test function that asks.
         """
-        from pytest_gemm.fillings import fillings_for
+        from pytest_gemm.operands.distributions import fillings_for
 
         self._begin(case)
         self._test = test

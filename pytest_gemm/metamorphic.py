@@ -20,9 +20,9 @@ from typing import Final
 
 import torch
 
-from pytest_gemm.fillings import FILLINGS
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.distributions import FILLINGS
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 

@@ -37,7 +37,7 @@ from pytest_gemm.problem.steps import Step, StepKind
 from pytest_gemm.rounding import round_to
 
 if TYPE_CHECKING:
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = [
     "Interval",

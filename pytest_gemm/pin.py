@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm import moves, oracle, program
+from pytest_gemm import oracle, program
 from pytest_gemm.backend import Prepared, Recipe
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands import views
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem import ops
 from pytest_gemm.problem.problem import Problem
@@ -116,7 +117,7 @@ def _replaced(case: Case, values: str) -> Operands:
     weight = given.problem.op.name in ops.WEIGHT_OPS
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
     residuals = tuple(
-        moves.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]
+        views.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]
         for i in range(len(given.residuals))
     )
     facts: dict[str, Any] = {"quantum": 0.0, "grain": 0.0, "zero_mean": False, "finite": True, "buffers": ()}
@@ -152,7 +153,7 @@ def _own(case: Case) -> _Own | None:
         except Exception:
             continue
         actual = (made[case.place] if isinstance(made, tuple) else made).double().cpu()
-        expected, value = expected.cpu().reshape(output.returned_shape), moves.forth(interval.value, output.moves)
+        expected, value = expected.cpu().reshape(output.returned_shape), views.forth(interval.value, output.moves)
         if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
             continue
         bound = float(torch.maximum(interval.hi - interval.value, interval.value - interval.lo).max())
@@ -284,7 +285,7 @@ def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     assert case.interval is not None
     interval, steps = case.interval, case.operands.problem.outputs[case.place].moves
     ends = {"lo": interval.lo, "hi": interval.hi, "expected": interval.expected, "signed": interval.signed}
-    return {**tensors, **{name: moves.forth(end, steps) for name, end in ends.items()}}
+    return {**tensors, **{name: views.forth(end, steps) for name, end in ends.items()}}
 
 
 def _imports(case: Case, *, died: bool, fell_back: bool, saved: bool) -> list[str]:

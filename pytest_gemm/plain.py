@@ -20,7 +20,7 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["CallableBackend", "CallablePrepared"]
 

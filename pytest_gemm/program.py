@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from pytest_gemm import moves
+from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.ops import PACKED_OPS, THIRDS, WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
 if TYPE_CHECKING:
-    from pytest_gemm.operands import Operands
+    from pytest_gemm.operands.tensors import Operands
 
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -81,7 +81,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["bias"] = operands.bias
     for index, residual in enumerate(operands.residuals):
         if index > 0 or not problem.has("res-a"):
-            found[f"r{index}"] = moves.taken(problem, index, residual)
+            found[f"r{index}"] = views.taken(problem, index, residual)
     for index, (table, rows) in operands.lookups.items():
         found |= {f"r{index}": table, f"i{index}": deep(rows)}
     return found
@@ -386,7 +386,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
                 index += 1
             before = tapped if forks and place == len(chain) - 1 else x
             moving = step.kind is StepKind.MOVE
-            tapped, x = x, moves.forth(before, [step]) if moving else apply_step(step, before, residual)
+            tapped, x = x, views.forth(before, [step]) if moving else apply_step(step, before, residual)
         if problem.has("again"):
             return x, product({**tensors, "a": x})
         return (tapped, x) if problem.has("tap") or forks else x

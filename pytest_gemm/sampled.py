@@ -24,9 +24,9 @@ from typing import Final
 import torch
 
 from pytest_gemm import compare, freivalds, oracle
-from pytest_gemm.fillings import is_large
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.integers import is_large
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind

@@ -246,9 +246,9 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     Raises:
         MarkerError: when a filling named by the marker does not exist.
     """
-    from pytest_gemm.fillings import FILLINGS as KNOWN
-    from pytest_gemm.fillings import fillings_for
     from pytest_gemm.judge import Case
+    from pytest_gemm.operands.distributions import FILLINGS as KNOWN
+    from pytest_gemm.operands.distributions import fillings_for
 
     for name in pick.fillings:
         if name not in KNOWN:

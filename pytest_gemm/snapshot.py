@@ -240,15 +240,15 @@ def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
     """The pick of one problem, ``None`` for one whose operands cannot be made."""
     import warnings
 
-    from pytest_gemm import operands
-    from pytest_gemm.fillings import fillings_for
+    from pytest_gemm.operands import tensors
+    from pytest_gemm.operands.distributions import fillings_for
     from pytest_gemm.outcome import Unsupported
 
     fillings = fillings_for(problem)
     if not fillings:
         return None
     try:
-        given = operands.make(problem, fillings[0], 0, "cpu")
+        given = tensors.make(problem, fillings[0], 0, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's own are no news here
             found, refused = backend.picks(problem, given)

@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="hypothesis") from error
 
 from pytest_gemm.backend import Backend
-from pytest_gemm.fillings import FILLINGS, fillings_for
+from pytest_gemm.operands.distributions import FILLINGS, fillings_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape

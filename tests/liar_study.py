@@ -38,13 +38,14 @@ import torch
 from liars import HONEST, KS, LIARS, Honest, Planted, int4, product, right
 from torch._dynamo.utils import same
 
-from pytest_gemm import operands, session
+from pytest_gemm import session
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.fillings import FILLINGS as KNOWN
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.machine import processor
+from pytest_gemm.operands import tensors as operands
+from pytest_gemm.operands.distributions import FILLINGS as KNOWN
+from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.precision import settings
 from pytest_gemm.problem.errors import ProblemError

@@ -34,8 +34,8 @@ from torch.utils._pytree import tree_map
 from pytest_gemm import compare
 from pytest_gemm.backend import Availability, Proof, Registry
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.program import args, build

@@ -16,7 +16,7 @@ import torch
 
 from pytest_gemm.backend import Availability, Proof, Registry
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 

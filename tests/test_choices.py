@@ -21,7 +21,7 @@ import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import judge, operands, oracle, report
+from pytest_gemm import judge, oracle, report
 from pytest_gemm import records as records_module
 from pytest_gemm.backend import Availability, Choosing, Proof, Sparing, names_candidates, tuned
 from pytest_gemm.backends import artifact as artifact_module
@@ -32,6 +32,7 @@ from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Dropped, Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pytest_gemm import compare, oracle, program
-from pytest_gemm import operands as ops
-from pytest_gemm.fillings import k_cover_digits
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
+from pytest_gemm.operands import tensors as ops
+from pytest_gemm.operands.decoders import k_cover_digits
 from pytest_gemm.problem.problem import Problem
 
 Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]

@@ -29,9 +29,9 @@ from liars import (
     working,
 )
 
-from pytest_gemm import operands as room
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_gemm import compare, foreign, operands, oracle
+from pytest_gemm import compare, foreign, oracle
 from pytest_gemm.backend import Proof, Registry
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
@@ -110,7 +111,7 @@ def test_a_write_that_is_undone_is_a_write() -> None:
 
 
 def test_operands_that_are_handed_out_are_equal_and_apart() -> None:
-    given = operands.make(Problem.parse("mm:f32:nn:8x64x64:add:res-a+pad-lda"), "rand", 0)
+    given = tensors.make(Problem.parse("mm:f32:nn:8x64x64:add:res-a+pad-lda"), "rand", 0)
     handed = foreign.hand(given).operands
     assert handed.a is not given.a
     assert handed.a is handed.residuals[0]
@@ -254,15 +255,15 @@ def test_a_backend_may_go_wrong_anywhere(where: str) -> None:
         def supports(self, problem: Problem) -> Any:
             return pytest.skip("supports") if where == "supports" else None
 
-        def prepare(self, problem: Problem, operands: operands.Operands) -> Any:
+        def prepare(self, problem: Problem, operands: tensors.Operands) -> Any:
             return pytest.skip("prepare") if where == "prepare" else self
 
         @property
         def contract(self) -> Any:
             return 3 if where == "contract" else None
 
-        def run(self, operands: operands.Operands) -> Any:
-            return pytest.skip("run") if where == "run" else operands.a @ operands.b
+        def run(self, operands: tensors.Operands) -> Any:
+            return pytest.skip("run") if where == "run" else tensors.a @ tensors.b
 
         def proof(self) -> Any:
             return "trust me" if where == "proof" else Proof(provable=False)
@@ -343,7 +344,7 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
     backend: Any = registry["mine"]
     prepare = backend.prepare
 
-    def leaving(problem: Problem, given: operands.Operands) -> Any:
+    def leaving(problem: Problem, given: tensors.Operands) -> Any:
         LEFT[name]()
         return prepare(problem, given)
 

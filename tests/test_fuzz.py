@@ -21,11 +21,11 @@ from pytest_gemm.backend import Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import judged
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
 from pytest_gemm.judge import Judge
 from pytest_gemm.ledger import Ledger
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.plain import CallableBackend, CallablePrepared
 from pytest_gemm.problem.ops import OPS, PROGRAMS

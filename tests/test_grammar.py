@@ -12,9 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_gemm import operands, program, strategies
-from pytest_gemm.draws import Stream
+from pytest_gemm import program, strategies
 from pytest_gemm.operands import dtypes as dtypes_module
+from pytest_gemm.operands import tensors as operands
+from pytest_gemm.operands.random_streams import Stream
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import fence, operands, program, records, sanitizer
+from pytest_gemm import program, records, sanitizer
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.fence import Fence
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.operands import guard_pages, tensors
+from pytest_gemm.operands.guard_pages import Fence
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 
@@ -26,11 +27,11 @@ LINES = (
 )
 
 
-@pytest.mark.parametrize("side", fence.SIDES)
+@pytest.mark.parametrize("side", guard_pages.SIDES)
 @pytest.mark.parametrize("line", LINES)
-def test_operands_at_pages_are_the_same_and_touch_the_page(line: str, side: fence.Side) -> None:
+def test_operands_at_pages_are_the_same_and_touch_the_page(line: str, side: guard_pages.Side) -> None:
     problem = Problem.parse(line)
-    given = operands.make(problem, "rand", 0)
+    given = tensors.make(problem, "rand", 0)
     placed = Fence(side).place(given)
     old, new = (program.args(problem, one) for one in (given, placed))
     assert all(old[n].stride() == new[n].stride() and torch.equal(old[n], new[n]) for n in old)
@@ -43,7 +44,7 @@ def test_operands_at_pages_are_the_same_and_touch_the_page(line: str, side: fenc
 
 def test_only_what_is_named_is_moved_and_results_are_too_while_it_runs() -> None:
     problem = Problem.parse("mm:f32:nn:8x16x32")
-    given = operands.make(problem, "rand", 0)
+    given = tensors.make(problem, "rand", 0)
     placed = Fence("end", frozenset({"b", "out"})).place(given)
     assert placed.a is given.buffers[0].view or placed.a.data_ptr() == given.a.data_ptr()
     assert placed.b.data_ptr() != given.b.data_ptr()

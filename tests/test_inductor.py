@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from pytest_gemm import operands, program
+from pytest_gemm import program
 from pytest_gemm.backend import Proof
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import torch_compat
@@ -16,6 +16,7 @@ from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import DYN_M_HINT, InductorBackend, cache_dir
 from pytest_gemm.executed import products_in_source, record_products
+from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 

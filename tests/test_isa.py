@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import config, doctor, operands, records, report, selection
+from pytest_gemm import config, doctor, records, report, selection
 from pytest_gemm.backend import Generation, Proof, at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
@@ -21,6 +21,7 @@ from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
@@ -342,7 +343,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
 )
 def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str, kernel: str) -> None:
     problem = Problem.parse(line)
-    found, refused = CppBackend(threads=4).listing_at(isa).picks(problem, operands.make(problem, "rand", 0))
+    found, refused = CppBackend(threads=4).listing_at(isa).picks(problem, tensors.make(problem, "rand", 0))
     assert not refused
     ((name, blocking),) = found
     assert name == kernel
@@ -361,5 +362,5 @@ def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pyte
 def test_an_empty_linear_with_a_bias_is_claimed_where_inductor_has_a_candidate(isa: str) -> None:
     problem = Problem.parse("linear:bf16:nt:16x0x16:bias")
     backend = CppBackend(threads=1).listing_at(isa)
-    found, _ = backend.picks(problem, operands.make(problem, "int-2", 0))
+    found, _ = backend.picks(problem, tensors.make(problem, "int-2", 0))
     assert (backend.supports(problem) is None) == any(name.startswith("CppMicro") for name, _ in found)

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm import compare, oracle, program
-from pytest_gemm import operands as room
 from pytest_gemm.backend import Proof, Registry
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem

@@ -21,7 +21,7 @@ from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger
 from pytest_gemm.measure import SESSION, Meter, Request
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.replay import Replay

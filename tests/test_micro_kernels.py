@@ -21,13 +21,14 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
-from pytest_gemm import config, coverage, judge, operands, pin, results
+from pytest_gemm import config, coverage, judge, pin, results
 from pytest_gemm.backend import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
@@ -38,9 +39,9 @@ needs_compiler = pytest.mark.skipif(
 VEC = "CppMicroGemmFP32Vec-4x24x1"
 
 
-def given(line: str, seed: int = 1) -> tuple[Problem, operands.Operands]:
+def given(line: str, seed: int = 1) -> tuple[Problem, tensors.Operands]:
     problem = Problem.parse(line)
-    return problem, operands.make(problem, "rand", seed)
+    return problem, tensors.make(problem, "rand", seed)
 
 
 # -- names -------------------------------------------------------------------------------------------
@@ -326,16 +327,16 @@ class Listing:
     name = "cpp"
     supports = availability = prepare = staticmethod(lambda *_: None)
 
-    def choices(self, problem: Problem, given: operands.Operands) -> tuple[str, ...]:
+    def choices(self, problem: Problem, given: tensors.Operands) -> tuple[str, ...]:
         return ("a", "b")
 
-    def named(self, problem: Problem, given: operands.Operands, wanted: str) -> tuple[str, ...]:
+    def named(self, problem: Problem, given: tensors.Operands, wanted: str) -> tuple[str, ...]:
         return (wanted,) if wanted.startswith("a,") else ()
 
-    def refused(self, problem: Problem, given: operands.Operands) -> dict[str, Reason]:
+    def refused(self, problem: Problem, given: tensors.Operands) -> dict[str, Reason]:
         return {"c": Reason(micro_kernels.REFUSED, "its check refuses")}
 
-    def prepare_choice(self, problem: Problem, given: operands.Operands, choice: str) -> Any:
+    def prepare_choice(self, problem: Problem, given: tensors.Operands, choice: str) -> Any:
         raise Unsupported("stop", f"{choice} came this far")
 
 

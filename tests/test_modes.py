@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gemm import operands, records, report, selection
+from pytest_gemm import records, report, selection
 from pytest_gemm.backend import in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
@@ -18,6 +18,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import MODES, Outcome, Status, Unsupported
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
@@ -71,7 +72,7 @@ def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line
     problem = Problem.parse(line)
     backend = in_mode(CppBackend(threads=1), "dynamic", "cpu")
     assert isinstance(backend, CppBackend)
-    found, _ = backend.picks(problem, operands.make(problem, "int-2", 0))
+    found, _ = backend.picks(problem, tensors.make(problem, "int-2", 0))
     candidates = [name for name, _ in found if name.startswith("CppMicro")]
     assert (backend.supports(problem) is None) == bool(candidates)
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import moves, operands, program
+from pytest_gemm import program
 from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands import tensors as operands
+from pytest_gemm.operands import views
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
@@ -154,7 +156,7 @@ def test_residuals_are_views_and_come_back_to_the_product(line: str) -> None:
             assert len(tensors[f"i{index}"].unique()) > 4  # of eleven rows
             continue
         assert taken.untyped_storage().data_ptr() == residual.untyped_storage().data_ptr()
-        assert torch.equal(moves.residual_of(problem, index, taken), residual)
+        assert torch.equal(views.residual_of(problem, index, taken), residual)
         assert taken.is_contiguous() or any(move.name == "view" for move in problem.moves)
     assert given.guards_intact()
 
@@ -166,9 +168,9 @@ def test_residuals_are_views_and_come_back_to_the_product(line: str) -> None:
 def test_back_is_the_inverse_of_forth(text: str, shape: tuple[int, ...]) -> None:
     steps = [Step(*part.partition("-")[::2]) for part in text.split("+")]
     x = torch.randn(shape)
-    moved = moves.forth(x, steps)
+    moved = views.forth(x, steps)
     assert not torch.equal(moved.flatten(), x.flatten())
-    assert torch.equal(moves.back(moved, shape, steps), x)
+    assert torch.equal(views.back(moved, shape, steps), x)
 
 
 @pytest.mark.parametrize(

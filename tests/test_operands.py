@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_gemm import draws, memory
-from pytest_gemm import operands as room
-from pytest_gemm.fillings import FILLINGS, decode_k, decode_source, fillings_for, k_cover_digits, tile_map_period
-from pytest_gemm.memory import poison_output
+from pytest_gemm.operands import memory, random_streams
+from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands.decoders import decode_k, decode_source, k_cover_digits, tile_map_period
+from pytest_gemm.operands.distributions import FILLINGS, fillings_for
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.operands.memory import poison_output
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -536,7 +537,7 @@ def test_the_most_telling_filling_comes_first() -> None:
 @pytest.fixture
 def few_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few as are drawn of a large operand: 16 lines here."""
-    monkeypatch.setattr(draws, "_DRAWN", 64)
+    monkeypatch.setattr(random_streams, "_DRAWN", 64)
 
 
 @pytest.mark.usefixtures("few_are_drawn")

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from pytest_gemm import compare, oracle, program
-from pytest_gemm import operands as ops
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.fillings import FILLINGS, fillings_for
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
+from pytest_gemm.operands import tensors as ops
+from pytest_gemm.operands.distributions import FILLINGS, fillings_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.rounding import round_to

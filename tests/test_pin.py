@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import artifacts, compare, error_map, operands, oracle, pin
+from pytest_gemm import artifacts, compare, error_map, oracle, pin
 from pytest_gemm.backend import Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.judge import Case, Evidence, Judge
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
@@ -112,7 +113,7 @@ def failed(line: str, status: Status, code: str, **more: Any) -> Outcome:
 def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], warm: str, mode: str, has: str) -> None:
     problem = Problem.parse(line)
     backend = CppBackend().in_mode(mode, "cpu") if mode else CppBackend(user_caches="tag" if warm else "")
-    given = operands.make(problem, "int-2", 0)
+    given = tensors.make(problem, "int-2", 0)
     facts: dict[str, Any] = {}
     if outcome[0] is Status.INCORRECT:
         reference = oracle.reference(problem, given)
@@ -130,7 +131,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
 def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_address() -> None:
     """And a script whose child ends with an exception has not shown that the process dies."""
     problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32::off-a")
-    given = operands.make(problem, "int-2", 0)
+    given = tensors.make(problem, "int-2", 0)
     outcome = failed(problem.line, Status.CRASHED, "process-died")
     text = pin.script(pin.Case(outcome, CppBackend().recipe(problem, given, ""), given)).text
     scope: dict[str, Any] = {}
@@ -148,7 +149,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
     monkeypatch.setattr("pytest_gemm.backends.cutlass.cutlass_tree", lambda: "/somewhere/cutlass-tree")
     monkeypatch.setattr("pytest_gemm.backends.cutlass.nvcc", lambda: "/usr/local/cuda/bin/nvcc")
     problem = Problem.parse("mm:f16:nn:64x128x64:relu")
-    given = operands.make(problem, "int-2", 0)
+    given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
     recipe = CutlassBackend().recipe(problem, given, name)
     text = pin.script(pin.Case(failed(problem.line, Status.CRASHED, "prepare-X", choice=name), recipe, given)).text
@@ -235,7 +236,7 @@ def test_the_tile_is_read_out_of_a_candidate_s_name(candidate: str, tile: tuple[
 
 
 def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) -> None:
-    given = operands.make(MM, "rand", 0)
+    given = tensors.make(MM, "rand", 0)
     interval = oracle.intervals(MM, given, oracle.reference(MM, given), Contract("f32"))[0]
     actual = interval.expected.clone()
     actual[2, 3] += 1.0
@@ -251,7 +252,7 @@ def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
     """Also where the reference itself is not among the accepted values, as where eager rounds in between."""
-    given = operands.make(MM, "rand", 0)
+    given = tensors.make(MM, "rand", 0)
     exact = oracle.intervals(MM, given, oracle.reference(MM, given), Contract("f32"))[0]
     interval = dataclasses.replace(exact, lo=exact.expected + shift, hi=exact.expected + shift + 0.5)
     actual = interval.lo + 0.25
@@ -264,6 +265,6 @@ def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
 def test_recipes_of_functions_name_file_and_function(tmp_path: Path) -> None:
     _, case, path = judged(tmp_path, MM, "rand")
     assert isinstance(case.backend, CallableBackend)
-    found = case.backend.recipe(MM, operands.make(MM, "rand", 0), "")
+    found = case.backend.recipe(MM, tensors.make(MM, "rand", 0), "")
     assert found == Recipe(threads=torch.get_num_threads(), matmul=(str(path), "mine"))
-    assert Evidence(operands.make(MM, "rand", 0)).actual is None
+    assert Evidence(tensors.make(MM, "rand", 0)).actual is None

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import operands, precision
+from pytest_gemm import precision
 from pytest_gemm.backend import Registry
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem
 
 MATMUL: Any = torch.backends.cuda.matmul
@@ -126,7 +127,7 @@ def test_a_users_function_runs_under_the_settings(problem: Problem) -> None:
 
     registry = Registry()
     registry.add_callable("mine", matmul)
-    given = operands.make(problem, "rand", 1)
+    given = tensors.make(problem, "rand", 1)
     registry["mine"].prepare(problem, given).run(given)
     assert seen == [("tf32" if problem is TF32 else "ieee", problem is REDUCED)]
 
@@ -142,7 +143,7 @@ def test_eager_products_run_under_the_settings(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch, "mm", watched)
     for problem in (PLAIN, TF32):
-        given = operands.make(problem, "rand", 1)
+        given = tensors.make(problem, "rand", 1)
         AtenBackend().prepare(problem, given).run(given)
     assert seen == ["ieee", "tf32"]
 
@@ -152,7 +153,7 @@ def test_a_compiled_program_does_not_ask_what_the_user_has_set() -> None:
     backend = CppBackend(threads=1)
     for line in ("linear:f32:nt:20x33x40:bias", "linear:f32:nt:20x33x40:bias:tf32"):
         problem = Problem.parse(line)
-        given = operands.make(problem, "rand", 1)
+        given = tensors.make(problem, "rand", 1)
         prepared = backend.prepare(problem, given)
         before = prepared.run(given)
         MATMUL.fp32_precision = "tf32"
@@ -170,7 +171,7 @@ def test_a_compiled_program_does_not_ask_what_the_user_has_set() -> None:
 def test_tf32_is_claimed_with_the_flag_only() -> None:
     for backend in (AtenBackend(), CppBackend(threads=1)):
         for problem in (PLAIN, TF32):
-            given = operands.make(problem, "rand", 1)
+            given = tensors.make(problem, "rand", 1)
             contract = backend.prepare(problem, given).contract
             wanted = (2.0**-9, 11) if problem is TF32 else (0.0, 0)
             assert (contract.input_error, contract.input_bits) == wanted, backend.name

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from pytest_gemm import compare, oracle
-from pytest_gemm import operands as room
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem

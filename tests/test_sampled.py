@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from liars import HONEST, LIARS, Planted
 
-from pytest_gemm import freivalds, operands, report, sampled
+from pytest_gemm import freivalds, report, sampled
 from pytest_gemm.backend import Backend
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors
+from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
@@ -30,7 +31,7 @@ FILLINGS = {"f32": ("int-2", "rand"), "bf16": ("int-1", "int-2", "rand"), "f16":
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems that a test can afford take the way of large ones."""
-    monkeypatch.setattr("pytest_gemm.fillings.LARGE", 0)
+    monkeypatch.setattr("pytest_gemm.operands.integers.LARGE", 0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -162,7 +163,7 @@ def test_an_honest_product_passes_with_every_filling(line: str) -> None:
 def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
     problem = Problem.parse(line.format(dtype))
     for filling in fillings_for(problem):
-        made = operands.make(problem, filling, 1)
+        made = tensors.make(problem, filling, 1)
         c = build(problem)(**args(problem, made))
         suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
         assert (suspects is None) == (filling == "specials"), how
@@ -242,7 +243,7 @@ def test_bad_batches_and_tails_are_located() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(dtype: str) -> None:
     problem = Problem.parse(f"mm:{dtype}:nn:{SHAPE}")
-    made = operands.make(problem, "rand", 3)
+    made = tensors.make(problem, "rand", 3)
     c = store(exact(made.a, made.b), made.a)
     rows, columns = (sampled.lines_of(n, f"{problem.line} rand 3 {d}") for n, d in ((300, -2), (260, -1)))
     unseen = c.clone()
@@ -258,7 +259,7 @@ def test_an_element_of_random_data_that_no_line_meets_is_found_by_a_projection(d
 
 def test_what_is_missing_from_a_single_row_is_said() -> None:
     problem = Problem.parse(f"mm:f32:nn:{SHAPE}")
-    made = operands.make(problem, "rand", 3)
+    made = tensors.make(problem, "rand", 3)
     c = exact(made.a, made.b)
     c[77] = exact(made.a[77:78, :992], made.b[:992])[0]
     mismatch = sampled.Sample(made).judge(problem, c, EAGER).comparison.mismatch
@@ -288,5 +289,5 @@ def test_what_cannot_be_compared_is_said_as_ever() -> None:
 def test_only_large_problems_are_judged_by_sample(
     monkeypatch: pytest.MonkeyPatch, line: str, mode: str, large: int, expected: bool
 ) -> None:
-    monkeypatch.setattr("pytest_gemm.fillings.LARGE", large)
+    monkeypatch.setattr("pytest_gemm.operands.integers.LARGE", large)
     assert sampled.applies(Problem.parse(line), mode) is expected

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pytest_gemm import compare, oracle
-from pytest_gemm import operands as room
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
@@ -18,8 +17,9 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem

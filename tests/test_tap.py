@@ -13,7 +13,7 @@ from pytest_gemm import program
 from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands import Operands
+from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 

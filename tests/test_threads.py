@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_gemm import operands as room
 from pytest_gemm import oracle, program, records, report, selection, session
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
-from pytest_gemm.fillings import fillings_for
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors as room
+from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem

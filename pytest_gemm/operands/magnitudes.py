@@ -17,29 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from pytest_gemm.draws import Array, Stream, drawn_stack
+from pytest_gemm.operands.random_streams import Array, Stream, drawn_stack
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import PROGRAMS, WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
-
-__all__ = [
-    "UNIT_RANGE",
-    "Draw",
-    "Drawn",
-    "Frame",
-    "budget_of",
-    "frame_of",
-    "narrowest",
-    "neutral_scales",
-    "on_grid",
-    "powers_of_two",
-    "real_of",
-    "saturating_steps",
-    "scale_pair",
-    "scaled_lines",
-]
 
 # Ops on 8-bit integers on both sides whose scales carry every power of two.
 _INT8_OPS: Final = frozenset({"qlinear", "da8w8"})

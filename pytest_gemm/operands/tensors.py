@@ -26,31 +26,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytest_gemm import moves
-from pytest_gemm.draws import Array, Lines, Stream, all_lines, is_finite
-from pytest_gemm.fillings import FILLINGS, TABLE_ROWS, bias_of, fillings_for, residuals_of
-from pytest_gemm.frames import (
-    Draw,
-    Drawn,
-    Frame,
-    frame_of,
-    powers_of_two,
-    scaled_lines,
-)
-from pytest_gemm.memory import Guarded, guarded, moved_to
+from pytest_gemm.operands import views
+from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
+from pytest_gemm.operands.distributions import FILLINGS, fillings_for
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.operands.magnitudes import Draw, Drawn, Frame, frame_of, powers_of_two, scaled_lines
+from pytest_gemm.operands.memory import Guarded, guarded, moved_to
+from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.errors import did_you_mean
 from pytest_gemm.problem.ops import WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
-
-__all__ = [
-    "Operands",
-    "again",
-    "group_ends",
-    "make",
-]
 
 # Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types, and of fp8, which
 # nobody multiplies unaligned, it takes 16.
@@ -415,8 +402,8 @@ def _kept_residual(
     lines = all_lines(values, problem.result_shape)
     if isinstance(lines, Lines) or any(move.name == "view" for move in made):
         return keep(f"r{index}", lines, dtype)  # no view could undo the view; the program takes one with gaps
-    stored = moves.forth(torch.from_numpy(lines), made).contiguous()
-    return moves.back(keep(f"r{index}", stored.numpy(), dtype), problem.result_shape, made)
+    stored = views.forth(torch.from_numpy(lines), made).contiguous()
+    return views.back(keep(f"r{index}", stored.numpy(), dtype), problem.result_shape, made)
 
 
 def group_ends(problem: Problem, stream: Stream) -> Array:

@@ -20,16 +20,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Array",
-    "Lines",
-    "Stream",
-    "all_lines",
-    "drawn_shape",
-    "drawn_stack",
-    "is_finite",
-]
-
 Array = npt.NDArray[Any]
 
 # Elements of a matrix that are drawn; a larger one is made of them.

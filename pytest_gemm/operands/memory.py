@@ -17,14 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pytest_gemm.draws import Array, Lines, Stream
-
-__all__ = [
-    "Guarded",
-    "guarded",
-    "moved_to",
-    "poison_output",
-]
+from pytest_gemm.operands.random_streams import Array, Lines, Stream
 
 Fill = Literal["nan", "max"]
 

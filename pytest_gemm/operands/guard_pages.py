@@ -21,10 +21,8 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_gemm.memory import Guarded
-from pytest_gemm.operands import Operands
-
-__all__ = ["ALLOCATED", "SIDES", "Fence", "moved", "products"]
+from pytest_gemm.operands.memory import Guarded
+from pytest_gemm.operands.tensors import Operands
 
 # Which end of a tensor is at a page.
 Side = Literal["end", "begin"]

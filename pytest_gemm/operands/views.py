@@ -15,8 +15,6 @@ import torch
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
 
-__all__ = ["WrongShape", "back", "forth", "in_product", "residual_of", "taken"]
-
 
 class WrongShape(ValueError):
     """A result that has another shape than the program's: its elements have no places in the product."""

@@ -1,0 +1,210 @@
+"""Input distributions from whose wrong result the cause can be read: which k, which tile, which element."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from pytest_gemm.operands.integers import magnitudes
+from pytest_gemm.operands.magnitudes import (
+    Draw,
+    Drawn,
+    Frame,
+    budget_of,
+    frame_of,
+    narrowest,
+    neutral_scales,
+    on_grid,
+    real_of,
+    scaled_lines,
+)
+from pytest_gemm.problem.problem import Problem
+
+
+def one_hot(frame: Frame, draw: Draw) -> Drawn:
+    """Rows of A hold a single 1; B has integers of the full significand: C repeats rows of B bit for bit."""
+    real = real_of(frame)
+    matrices, m, k = frame.a_shape
+    a = np.zeros((matrices * m, k), dtype=real)
+    rows = np.arange(matrices * m)
+    # Evenly over K, so that few rows reach the head, the middle and the tail alike.
+    a[rows, (draw("a").below(k) + rows * max(1, k // max(m, 1))) % k] = 1.0
+    # As many bits as B has, less one where a bias shares the accumulator with a 24-bit element.
+    bits = min(frame.b.precision, budget_of(frame).bit_length() - 1)
+    highest = 2**bits - 1 if frame.b.is_float else int(min(frame.b.max_finite, budget_of(frame)))
+    stream = draw("b")
+    b = magnitudes(stream, frame.b, 1, highest, real)(frame.b_shape)
+    drawn = on_grid(frame, draw, a.reshape(frame.a_shape), b, 0.58 * highest, highest, only_b=True)
+    if frame.target or frame.quantised or not frame.b.is_float:
+        return drawn
+    # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
+    e = min(-math.ceil(math.log2(highest)), frame.exponent(0.58 * highest, highest))
+    level = 0.58 * highest * 2.0**e
+    return dataclasses.replace(
+        drawn, b=scaled_lines(b, e), quantum=2.0**e, grain=2.0**e, level=level, units=(1.0, 2.0**e)
+    )
+
+
+def _integer_span(problem: Problem) -> float:
+    """All integers up to this are exact in every dtype that the value goes through."""
+    return 2.0 ** min(d.precision or 31 for d in narrowest(problem))
+
+
+def digit_plan(problem: Problem) -> tuple[int, int]:
+    """Digits d of a column in ``k-cover`` and the number of blocks of d k's that a column carries."""
+    frame = frame_of(problem)
+    n, k = max(problem.shape.n, 1), max(problem.shape.k, 1)
+    exact = min(_integer_span(problem) * (0.875 if frame.adds else 1.0), frame.room)
+    highest = frame.b.max_finite
+    for digits in range(8, 1, -1):
+        blocks = -(-k // digits)
+        overlap = -(-blocks // n)
+        total = (4**digits - 1) // 3
+        # The largest result of a kernel that doubles a k must still be exact, or the k could not be named.
+        fits = min(overlap, 2) * total + 4 ** (digits - 1) <= exact and 4 ** (digits - 1) <= highest
+        if fits and overlap * total <= budget_of(frame):
+            return digits, overlap
+    return 1, -(-k // n)
+
+
+def k_cover_digits(problem: Problem) -> int:
+    """How many consecutive k a column of the ``k-cover`` filling carries, each with another power of 4."""
+    return digit_plan(problem)[0]
+
+
+def _block_sign(turn: int) -> int:
+    """Sign of a column's ``turn``-th block: + + - + - + ..., so that sums stay at one or two blocks' worth."""
+    return -1 if turn >= 2 and turn % 2 == 0 else 1
+
+
+def k_cover(frame: Frame, _draw: Draw) -> Drawn:
+    """A is 1; column j of B carries 4^0, 4^1 ... at the k of block j, and of block j + N, j + 2N ... if N is small."""
+    digits, overlap = digit_plan(frame.problem)
+    real, k, n = real_of(frame), frame.k, max(frame.b_shape[1], 1)
+    at = np.arange(k)
+    block = at // digits
+    sign = np.array([_block_sign(turn) for turn in range(overlap)], dtype=real)[block // n]
+    b = np.zeros(frame.b_shape, dtype=real)
+    # The weight of k, in every column whose blocks include that of k; columns past the last block start over.
+    blocks = -(-k // digits)
+    column = np.arange(frame.b_shape[1])[:, None]
+    mine = (column % blocks == block) if overlap == 1 else (column == block % n)
+    np.multiply(4.0 ** (at % digits), mine, out=b[...], casting="unsafe")
+    a = np.ones(frame.a_shape, dtype=real)
+    # The sign depends on k alone: it can sit on either side, on one that has signs.
+    if frame.a.name == "u8":
+        b *= sign
+    else:
+        a *= sign
+    total = (4**digits - 1) // 3
+    # A digit must stay a digit.
+    scale_a, scale = neutral_scales(frame)
+    spare = min(frame.limit - overlap * total, _integer_span(frame.problem) / 8)
+    return Drawn(
+        a, b, float(total), 1.0, spare, scale,
+        positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(overlap * total),
+    )  # fmt: skip
+
+
+def decode_k(problem: Problem, column_j: int, expected: float, actual: float) -> list[tuple[int, str]]:
+    """Name the k that a kernel dropped or doubled, from one wrong element of a ``k-cover`` result.
+
+    The difference is read as a number in base 4 with digits -1, 0, 1, 2: dropped, right, doubled, tripled.
+
+    Args:
+        problem: the problem that was filled.
+        column_j: the element's column.
+        expected: the right value, or any value that differs from it by what the bias adds.
+        actual: what the kernel gave, from the same place in the chain of the epilogue (before it, or after
+            steps that left the value as it is).
+
+    Returns:
+        ``(k, "dropped" | "doubled" | "tripled")`` in the order of k; with the word ``maybe`` before it where a
+        column carries several blocks of k (N < K / digits) and each of them explains the difference.  Empty
+        where no set of k explains it.
+    """
+    difference = actual - expected
+    if not math.isfinite(difference) or difference != int(difference):
+        return []
+    digits, overlap = digit_plan(problem)
+    k, n = problem.shape.k, problem.shape.n
+    blocks = -(-k // digits)
+    rest = int(difference)
+    found = []
+    for digit in range(digits):
+        value = (rest + 1) % 4 - 1
+        rest = (rest - value) // 4
+        if value == 0:
+            continue
+        for turn in range(overlap):
+            block = column_j % blocks if overlap == 1 else column_j + turn * n
+            at = block * digits + digit
+            if at >= k:
+                continue
+            word = {-1: "dropped", 1: "doubled", 2: "tripled"}.get(value * _block_sign(turn))
+            if word is not None:
+                found.append((at, word if overlap == 1 else f"maybe {word}"))
+    return sorted(found) if rest == 0 else []
+
+
+def _prime_at_most(limit: int) -> int:
+    """The largest prime up to ``limit``, 1 below 2."""
+    return next((p for p in range(limit, 1, -1) if all(p % q for q in range(2, math.isqrt(p) + 1))), 1)
+
+
+def tile_map_period(problem: Problem) -> tuple[int, int]:
+    """``(I, J)``: the ``tile-map`` filling tells i modulo I and j modulo J.
+
+    ``(M, N)`` where the output can hold M * N distinct integers.  Otherwise primes, so that a shift by a
+    tile's edge, a power of two, is never a multiple of the period.
+    """
+    frame = frame_of(problem)
+    most = int(min(_integer_span(problem) * (0.875 if frame.adds else 1.0), frame.limit // 2, frame.room))
+    # In terms of N alone, as B must not depend on M.  B holds J and j, A holds i.
+    j_most = min(int(frame.b.max_finite), math.isqrt(most) + 1, 2**frame.b.precision if frame.b.is_float else most)
+    j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
+    i_most = min(
+        int(frame.a.max_finite) - max(frame.zero, 0),
+        most // max(j, 1),
+        2**frame.a.precision if frame.a.is_float else most,
+    )
+    rows = frame.a_shape[1]
+    i = rows if rows <= i_most else _prime_at_most(i_most)
+    return max(i, 1), max(j, 1)
+
+
+def tile_map(frame: Frame, draw: Draw) -> Drawn:
+    """C[i, j] = (i mod I) * J + (j mod J) + 1, through the first and the last k; A is zero at the others."""
+    i_period, j_period = tile_map_period(frame.problem)
+    real = real_of(frame)
+    a = np.zeros(frame.a_shape, dtype=real)
+    a[..., 0] = np.arange(frame.a_shape[1]) % i_period
+    a[..., -1] = 1.0
+    b = magnitudes(draw("b"), frame.b, 1, 1, real)(frame.b_shape)
+    b[..., 0] = j_period
+    b[..., -1] = np.arange(frame.b_shape[1]) % j_period + 1
+    scale_a, scale = neutral_scales(frame)
+    # The bias takes what tile_map_period leaves of the output's integers; level and spare know nothing of M.
+    spare = min(frame.limit / 2, _integer_span(frame.problem) / 8)
+    return Drawn(
+        a, b, 128.0, 1.0, spare, scale,
+        positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(i_period * j_period),
+    )  # fmt: skip
+
+
+def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
+    """Where an element of a ``tile-map`` product belongs: (i, j), each modulo :func:`tile_map_period`.
+
+    Args:
+        problem: the problem that was filled.
+        value: an element of A @ B, that is without bias, factors and activation.
+
+    Returns:
+        ``None`` for a value that no element of the product has.
+    """
+    i_period, j_period = tile_map_period(problem)
+    if not math.isfinite(value) or value != int(value) or not 1 <= value <= i_period * j_period:
+        return None
+    return divmod(int(value) - 1, j_period)

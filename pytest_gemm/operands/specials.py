@@ -1,0 +1,119 @@
+"""Input distribution of special values: NaN, infinities, signed zeros and the ends of the range."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+import numpy as np
+
+from pytest_gemm.operands.magnitudes import Draw, Drawn, Frame
+from pytest_gemm.operands.random_streams import Array, Stream
+from pytest_gemm.operands.reals import UNIFORM, random
+from pytest_gemm.problem.dtypes import DType
+
+# A line of -0.0 and the smallest subnormal travel along: they must not disturb anything either.
+_SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
+
+
+# Values of k at which B holds a zero for A's special values to meet.
+_ZEROS: Final = 3
+
+
+def _plain_ks(lines: Array, stream: Stream, tiny: float, count: int) -> list[int]:
+    """Up to ``count`` places along K, at random, at which no line has a special value or one below ``tiny``."""
+    special = ~np.isfinite(lines) | ((lines != 0) & (np.abs(lines) < tiny))
+    drawn = dict.fromkeys(stream.below(lines.shape[-1]) for _ in range(2 * count + 2))
+    return [k for k in drawn if not special[..., k].any()][:count]
+
+
+def _range_shifts(frame: Frame, ea: int, eb: int) -> list[int]:
+    """Exponents of the powers of two that A is multiplied by and B divided by, of magnitudes 2^ea and 2^eb.
+
+    40 either way where the type has the range.  Where subnormal inputs are promised (f32 and f16, docs/oracle.md), as
+    many as make one side subnormal and leave the other a factor of two below the type's largest number.
+    """
+    a, b = frame.a, frame.b
+    if frame.problem.autocast and a.name == "f16":
+        return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u says
+    subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
+    return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
+
+
+def _face_specials(lines: Array, other: Array, stream: Stream) -> None:
+    """Put a zero where a NaN or an infinity of ``lines`` meets one line of ``other``."""
+    for matrix, _, k in np.argwhere(~np.isfinite(lines)).tolist():
+        for facing in other[matrix : matrix + 1] if len(other) == len(lines) else other:
+            finite = np.flatnonzero(np.isfinite(facing[:, k]))
+            if len(finite):
+                facing[finite[stream.below(len(finite))], k] = 0.0
+
+
+def specials(frame: Frame, draw: Draw) -> Drawn:
+    """The ``rand`` filling with special values, each in one row of A or one column of B.
+
+    A NaN and an infinity meet a zero in some line of the other side: the product is NaN, and a kernel that skips zeros
+    loses it.  A's come to where B has zeros, as B must not depend on M.
+
+    An infinity never meets a subnormal in one product: the result would tell whether subnormal inputs count as
+    zero (Inf * 0 is NaN), and instructions for bf16 dot products (VDPBF16PS, TDPBF16PS) define that they do.
+
+    A line of -0.0 gives zeros of known sign.  In f16 a line whose only number is the smallest subnormal gives results
+    that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
+    every k, as the bound of its reference grows with the range within a line.
+    """
+    movable = not (frame.twin or frame.problem.has("res-a") or frame.problem.has("again"))
+    exponents = 0, 0
+
+    def fit(rms: float, bound: float) -> tuple[int, int]:
+        nonlocal exponents
+        ea, eb = frame.split(frame.exponent(rms, bound))
+        apart = 200 if movable and frame.a.name == frame.b.name == "f64" else 0
+        exponents = ea + apart, eb - apart
+        return exponents
+
+    drawn = random(dataclasses.replace(frame, whole=True), draw, UNIFORM, fit)
+
+    def plant(name: str, lines: Array, dtype: DType, at: list[int]) -> None:
+        matrices, count, k = lines.shape
+        known = tuple(kind for kind in _SPECIALS if dtype.has_inf or not kind.endswith("inf"))
+        special = min(len(known), matrices * count // 4 or (1 if count > 1 and matrices else 0))
+        if not dtype.is_float or special == 0:
+            return
+        stream = draw(f"{name}-specials")
+        tiny = 2.0 ** (dtype.emin - dtype.precision + 1)
+        values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0, "subnormal": tiny}
+        flat = lines.reshape(matrices * count, k)
+        first = stream.below(len(flat))
+        kinds = known[:special] if special > 1 else (_SPECIALS[stream.below(3)] if dtype.has_inf else "nan",)
+        for index, kind in enumerate(kinds):
+            # Spread over the lines: neighbours in one vector register would hide a leak between them.
+            row = (first + index * max(1, len(flat) // special)) % len(flat)
+            if kind == "-0" or (kind == "subnormal" and dtype.name == "f16"):
+                flat[row] = -0.0
+            flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
+
+    drawn.a = np.ascontiguousarray(drawn.a)
+    zeros: list[int] = []
+    if drawn.b is not None:
+        drawn.b = np.ascontiguousarray(drawn.b)
+        plant("b", drawn.b, frame.b, [])
+        shifts = _range_shifts(frame, *exponents) if movable else []
+        stream = draw("b-zeros")
+        found = _plain_ks(drawn.b, stream, 2.0**frame.b.emin if frame.a.has_inf else 0.0, _ZEROS + len(shifts))
+        zeros = found[:_ZEROS]
+        for k in zeros:
+            for matrix in drawn.b:
+                matrix[stream.below(len(matrix)), k] = 0.0
+        for k, shift in zip(found[_ZEROS:], shifts, strict=False):
+            drawn.a[..., k] *= 2.0**shift
+            drawn.b[..., k] *= 2.0**-shift
+    plant("a", drawn.a, frame.a, zeros)
+    b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    _face_specials(b, drawn.a, draw("a-zeros"))
+    for one, other in ((drawn.a, b), (b, drawn.a)):
+        infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
+        tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
+        one[tiny & infinite] = 1.0
+    return drawn
