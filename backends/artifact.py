@@ -26,18 +26,18 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm import program
 from pytest_gemm.backend import Generation, Proof
 from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
 from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import guard_pages
 from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
-from pytest_gemm.precision import settings
 from pytest_gemm.problem.ops import THIRDS
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands

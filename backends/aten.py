@@ -231,8 +231,8 @@ class AtenPrepared:
     """
 
     def __init__(self, problem: Problem, device: str = "cpu") -> None:
-        from pytest_gemm import program
-        from pytest_gemm.precision import as_allowed
+        from pytest_gemm.numerics.precision import as_allowed
+        from pytest_gemm.programs import program
 
         accumulate: dict[str, Contract] = {
             "f64": Contract("f64", "eager"),
@@ -250,8 +250,8 @@ class AtenPrepared:
     def run(self, operands: Operands) -> torch.Tensor:
         """Call the program eagerly and note which products the dispatcher saw."""
         from pytest_gemm.executed import record_products
+        from pytest_gemm.numerics.precision import settings
         from pytest_gemm.operands import guard_pages
-        from pytest_gemm.precision import settings
 
         tensors = self._packed(self._problem, self._args(self._problem, operands))
         with settings(self._problem), guard_pages.products(), record_products() as seen:
@@ -264,7 +264,7 @@ class AtenPrepared:
         """A block with the eager program; nobody notes what the dispatcher sees."""
         import torch
 
-        from pytest_gemm.precision import settings
+        from pytest_gemm.numerics.precision import settings
 
         tensors = self._packed(self._problem, self._args(self._problem, operands))
         with settings(self._problem), torch.no_grad():

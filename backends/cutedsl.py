@@ -180,7 +180,7 @@ class CuteDslPrepared:
     """
 
     def __init__(self, problem: Problem, operator: str = "") -> None:
-        from pytest_gemm import program
+        from pytest_gemm.programs import program
 
         self.contract = dataclasses.replace(tensor_core.contract(problem), epilogue="eager")
         self._problem = problem
@@ -227,7 +227,7 @@ class CuteDslPrepared:
         Raises:
             Unsupported: when there is none.
         """
-        from pytest_gemm import program
+        from pytest_gemm.programs import program
 
         found: list[str] = []
 

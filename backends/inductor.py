@@ -211,7 +211,7 @@ class InductorBackend(abc.ABC):
 
     def sum(self, problem: Problem) -> Contract:
         """The arithmetic of the sum of products alone."""
-        from pytest_gemm.precision import as_allowed
+        from pytest_gemm.numerics.precision import as_allowed
 
         return as_allowed(Contract("f32"), problem)
 
@@ -355,7 +355,7 @@ class InductorBackend(abc.ABC):
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: for ``dyn-m`` another M."""
-        from pytest_gemm import program
+        from pytest_gemm.programs import program
 
         tensors = program.args(problem, operands)
         if not problem.has("dyn-m"):

@@ -60,7 +60,7 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
         return Contract("f32", slices=slices)
     import torch
 
-    from pytest_gemm.precision import as_allowed
+    from pytest_gemm.numerics.precision import as_allowed
 
     rows, loosest = (_TF32, _LOOSEST_TF32) if tf32 else (_HALF, _LOOSEST)
     bits, chunk = rows.get(torch.cuda.get_device_capability()[0], loosest)

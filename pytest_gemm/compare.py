@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from pytest_gemm.numerics.epilogue import evaluate
+from pytest_gemm.numerics.reference import as_added, as_multiplied
+from pytest_gemm.numerics.rounding import round_to, ulp_distance, ulp_of
+from pytest_gemm.numerics.span import Interval
 from pytest_gemm.operands.decoders import decode_k, decode_source, tile_map_period
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.oracle import Interval, as_added, as_multiplied, evaluate
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OWN_BIAS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.rounding import round_to, ulp_distance, ulp_of
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands

@@ -14,7 +14,7 @@ import torch
 from pytest_gemm import compare
 
 if TYPE_CHECKING:
-    from pytest_gemm.oracle import Interval
+    from pytest_gemm.numerics.span import Interval
 
 __all__ = ["draw", "tile"]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, oracle, program, sampled
+from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, sampled
 from pytest_gemm.backend import (
     Backend,
     Choosing,
@@ -39,7 +39,11 @@ from pytest_gemm.backend import (
 )
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference as reference_module
+from pytest_gemm.numerics import sensitivity, span
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import dtypes, views
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import FILLINGS
@@ -57,8 +61,8 @@ from pytest_gemm.outcome import (
     message,
     printable,
 )
-from pytest_gemm.precision import settings
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 __all__ = ["Case", "Evidence", "Judge", "Timing", "run_once"]
 
@@ -111,7 +115,7 @@ class Evidence:
 
     operands: operands.Operands
     actual: torch.Tensor | None = None
-    interval: oracle.Interval | None = None
+    interval: span.Interval | None = None
     source: str = ""
     prepared: Prepared | None = None
     place: int = 0
@@ -135,8 +139,8 @@ class _Truth:
     operands: operands.Operands
     digest: str
     spoiled: bool = False
-    reference: oracle.Reference | None = None
-    intervals: tuple[Contract, tuple[oracle.Interval, ...]] | None = None
+    reference: reference_module.Reference | None = None
+    intervals: tuple[Contract, tuple[span.Interval, ...]] | None = None
     eager: tuple[torch.Tensor, ...] | Exception | None = None
     sample: sampled.Sample | None = None
 
@@ -572,7 +576,7 @@ class Judge:
             ]
         found = []
         for place, (output, used, interval) in enumerate(_asked(case.problem, truth, results, contract)):
-            doubt = oracle.insensitive(output, used, interval) if used is given else None
+            doubt = sensitivity.insensitive(output, used, interval) if used is given else None
             verdict = compare.compare(results[place], interval, output, used, others=self._others(case, place))
             found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, results[place], interval))
         return found
@@ -944,18 +948,18 @@ def _profiled(*, asked: bool) -> Iterator[list[str] | None]:
         yield names
 
 
-def _intervals(problem: Problem, truth: _Truth, contract: Contract) -> tuple[oracle.Interval, ...]:
+def _intervals(problem: Problem, truth: _Truth, contract: Contract) -> tuple[span.Interval, ...]:
     """What each result may be under ``contract``; the reference behind it is computed once."""
     if truth.reference is None:
-        truth.reference = oracle.reference(problem, truth.operands)
+        truth.reference = reference_module.reference(problem, truth.operands)
     if truth.intervals is None or truth.intervals[0] != contract:
-        truth.intervals = contract, oracle.intervals(problem, truth.operands, truth.reference, contract)
+        truth.intervals = contract, interval_module.intervals(problem, truth.operands, truth.reference, contract)
     return truth.intervals[1]
 
 
 def _asked(
     problem: Problem, truth: _Truth, results: tuple[torch.Tensor, ...], contract: Contract
-) -> Iterator[tuple[Problem, operands.Operands, oracle.Interval]]:
+) -> Iterator[tuple[Problem, operands.Operands, span.Interval]]:
     """For each result the problem that it answers, on which operands, and what it may be.
 
     The second product of ``again`` is judged on what the first one returned, if that can be an operand at all.
@@ -965,7 +969,11 @@ def _asked(
         yield output, given, interval
     if problem.has("again") and compare.complaint_of(results[0], outputs[0], given) is None:
         used = operands.again(given, outputs[1], results[0])
-        yield outputs[1], used, oracle.interval(outputs[1], used, oracle.reference(outputs[1], used), contract)
+        yield (
+            outputs[1],
+            used,
+            interval_module.interval(outputs[1], used, reference_module.reference(outputs[1], used), contract),
+        )
 
 
 @contextlib.contextmanager

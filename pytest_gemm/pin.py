@@ -19,13 +19,16 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm import oracle, program
 from pytest_gemm.backend import Prepared, Recipe
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference as reference_module
+from pytest_gemm.numerics import span
 from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem import ops
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 __all__ = ["LONGEST", "Case", "Script", "operand", "script"]
 
@@ -53,7 +56,7 @@ class Case:
     recipe: Recipe
     operands: Operands
     actual: torch.Tensor | None = None
-    interval: oracle.Interval | None = None
+    interval: span.Interval | None = None
     prepared: Prepared | None = None
     place: int = 0
     warm: str = ""
@@ -146,8 +149,8 @@ def _own(case: Case) -> _Own | None:
         output = problem.outputs[case.place]
         try:
             given = _replaced(case, values)
-            reference = oracle.reference(problem, given)
-            interval = oracle.intervals(problem, given, reference, prepared.contract)[case.place]
+            reference = reference_module.reference(problem, given)
+            interval = interval_module.intervals(problem, given, reference, prepared.contract)[case.place]
             expected = _in_float64(problem, program.args(problem, given), case.place)
             made: Any = prepared.run(given)
         except Exception:

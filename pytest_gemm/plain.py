@@ -101,7 +101,8 @@ class CallablePrepared:
     """The function inside the problem's eager program."""
 
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        from pytest_gemm import precision, program
+        from pytest_gemm.numerics import precision
+        from pytest_gemm.programs import program
 
         self.contract = precision.as_allowed(backend.contract(problem), problem)
         self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)

@@ -411,8 +411,8 @@ def _best_of_calls(problem: Problem, device: str, budget: float) -> _Timed:
     """Time the problem's own program on random operands: the data decides how much power a product draws."""
     import torch
 
-    from pytest_gemm import program
-    from pytest_gemm.precision import settings
+    from pytest_gemm.numerics.precision import settings
+    from pytest_gemm.programs import program
 
     tensors = _operands(problem, device)
     function = program.build(problem)

@@ -23,7 +23,11 @@ from typing import Final
 
 import torch
 
-from pytest_gemm import compare, freivalds, oracle
+from pytest_gemm import compare
+from pytest_gemm.numerics import error as error_module
+from pytest_gemm.numerics import freivalds, sensitivity, span
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.integers import is_large
 from pytest_gemm.operands.tensors import Operands
@@ -78,7 +82,7 @@ class Judged:
     note: str
     operands: Operands
     actual: object
-    interval: oracle.Interval
+    interval: span.Interval
 
 
 # -- lines -----------------------------------------------------------------------------------------------
@@ -168,19 +172,19 @@ class _Slab:
 
     lines: _Lines
     operands: Operands
-    reference: oracle.Reference
+    reference: reference_module.Reference
 
     @classmethod
     def of(cls, operands: Operands, lines: _Lines) -> _Slab:
         given = part(operands, lines)
-        return cls(lines, given, oracle.reference(given.problem, given))
+        return cls(lines, given, reference_module.reference(given.problem, given))
 
     def judge(
         self, output: Problem, actual: torch.Tensor, contract: Contract, others: Mapping[str, torch.Tensor]
     ) -> _Verdict:
         """Compare these lines of a result; the index of the worst element is that of the whole."""
         problem, mine = self.lines.shape(output), self.lines.of(actual)
-        interval = oracle.interval(problem, self.operands, self.reference, contract)
+        interval = interval_module.interval(problem, self.operands, self.reference, contract)
         same = {name: x for name, x in others.items() if x.shape == actual.shape}
         cut = {name: self.lines.of(x) for name, x in same.items()} if same else {}
         found = compare.compare(mine, interval, problem, self.operands, others=cut, whole=False)
@@ -196,7 +200,7 @@ class _Slab:
 @dataclasses.dataclass(frozen=True)
 class _Verdict:
     slab: _Slab
-    interval: oracle.Interval
+    interval: span.Interval
     actual: torch.Tensor
     comparison: compare.Comparison
     bad: torch.Tensor
@@ -285,7 +289,7 @@ class Sample:
         if complaint is not None:
             total = math.prod(output.result_shape)
             mismatch = compare.Mismatch(complaint[0], total, total, pattern=complaint[1])
-            interval = oracle.interval(first.lines.shape(output), first.operands, first.reference, contract)
+            interval = interval_module.interval(first.lines.shape(output), first.operands, first.reference, contract)
             comparison = compare.Comparison(math.inf, 0.0, mismatch)
             return Judged(comparison, interval.tier, None, "", self._operands, actual, interval)
         assert isinstance(actual, torch.Tensor)
@@ -298,7 +302,7 @@ class Sample:
             places = torch.linspace(0, len(rows) - 1, min(_SUSPECTS, len(rows))).round().long()
             slab = _Slab.of(self._operands, _Lines(rows[places], -2))
             verdicts.append(slab.judge(output, actual, contract, others or {}))
-        doubt = oracle.insensitive(first.lines.shape(output), first.operands, verdicts[0].interval)
+        doubt = sensitivity.insensitive(first.lines.shape(output), first.operands, verdicts[0].interval)
         note = self._note(how)
         comparison = _together(verdicts, actual, suspects if suspected else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
@@ -417,7 +421,7 @@ class Sample:
         store = out.unit_roundoff * (1 + len(terms) + (contract.epilogue != "fused"))
         steps = len(terms) + 2
         theta = contract.theta(k, steps, out=output.dtypes.out) + k * 2.0**-53
-        statistics = oracle.statistics_apply(output, operands)
+        statistics = error_module.statistics_apply(output, operands)
         lost = 2.0 ** (out.emin - out.precision) * steps if out.is_float else 0.0
         tiny = {"f64": 2.0**-1074, "f32": 2.0**-149, "f16": 2.0**-24, "i32": 0.0}[contract.accumulate]
         lost = (lost + k * tiny) * math.sqrt(actual.shape[-1])
@@ -431,8 +435,8 @@ class Sample:
                 narrow = 0.0
                 if contract.narrow_partials:
                     narrow = math.sqrt(contract.slices) * output.dtypes.out.unit_roundoff
-                rest = oracle.spread_of(output) * (contract.input_error + narrow)
-                factor = oracle.statistical_theta(output, contract, steps) + rest
+                rest = error_module.spread_of(output) * (contract.input_error + narrow)
+                factor = error_module.statistical_theta(output, contract, steps) + rest
                 error = torch.minimum(error, small * factor + size * contract.input_error)
             total, left = size, freivalds.project(plane, x)
             for term in terms:

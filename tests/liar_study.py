@@ -43,16 +43,16 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.machine import processor
+from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import FILLINGS as KNOWN
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.precision import settings
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import STEPS
-from pytest_gemm.program import args, build
+from pytest_gemm.programs.program import args, build
 from pytest_gemm.selection import FILLINGS
 
 # The ledger that is shipped with the conformance suite.

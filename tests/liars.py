@@ -38,7 +38,7 @@ from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.program import args, build
+from pytest_gemm.programs.program import args, build
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]

@@ -21,7 +21,7 @@ import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import judge, oracle, report
+from pytest_gemm import judge, report
 from pytest_gemm import records as records_module
 from pytest_gemm.backend import Availability, Choosing, Proof, Sparing, names_candidates, tuned
 from pytest_gemm.backends import artifact as artifact_module
@@ -31,6 +31,7 @@ from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Dropped, Outcome, Reason, Status, Unsupported
@@ -791,17 +792,17 @@ def test_a_wrong_candidate_is_named_and_the_others_pass() -> None:
 def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def counted(name: str) -> None:
-        honest = getattr(oracle, name)
+    def counted(module: Any, name: str) -> None:
+        honest = getattr(module, name)
 
         def counting(*args: Any) -> Any:
             made.append(name)
             return honest(*args)
 
-        monkeypatch.setattr(oracle, name, counting)
+        monkeypatch.setattr(module, name, counting)
 
-    counted("reference")
-    counted("interval")
+    counted(reference, "reference")
+    counted(interval, "interval")
     outcomes = judged(Fake(*(f"c{i}" for i in range(30))), "all")
     assert len(outcomes) == 60
     assert sorted(made) == ["interval", "interval", "reference", "reference"]

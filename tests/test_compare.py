@@ -9,12 +9,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm import compare, oracle, program
+from pytest_gemm import compare
+from pytest_gemm.numerics import interval, reference
+from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
 from pytest_gemm.operands.decoders import k_cover_digits
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 Change = Callable[[torch.Tensor, ops.Operands], torch.Tensor]
 
@@ -28,7 +31,7 @@ def _one_thread() -> None:
 class Given:
     problem: Problem
     operands: ops.Operands
-    span: oracle.Interval
+    span: span_module.Interval
     result: torch.Tensor
 
 
@@ -37,7 +40,7 @@ def given(line: str, filling: str = "rand", seed: int = 11, epilogue: str = "eit
     made = ops.make(problem, filling, seed, "cpu")
     accumulate = "i32" if problem.op.name == "int_mm" else "f64" if problem.dtypes.out.name == "f64" else "f32"
     contract = Contract(accumulate, epilogue)  # type: ignore[arg-type]  # the literals' values
-    span = oracle.interval(problem, made, oracle.reference(problem, made), contract)
+    span = interval.interval(problem, made, reference.reference(problem, made), contract)
     return Given(problem, made, span, program.build(problem)(**program.args(problem, made)))
 
 
@@ -413,7 +416,7 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_filling() -> None:
     assert k_cover_digits(problem) != k_cover_digits(Problem.parse("mm:f32:nn:24x40x100"))
     contract = Contract("f32", "either")
     bare = dataclasses.replace(tapped, epilogue=())
-    span = oracle.interval(bare, made, oracle.reference(bare, made), contract)
+    span = interval.interval(bare, made, reference.reference(bare, made), contract)
     result = made.a[:, :-1] @ made.b[:-1]
     found = compare.compare(result, span, bare, made)
     assert found.mismatch is not None
@@ -423,7 +426,7 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_filling() -> None:
 def test_two_results_stand_beside_eagers_two() -> None:
     problem = Problem.parse("mm:f32:nn:8x8x8:relu:tap")
     made = ops.make(problem, "rand", 11)
-    spans = oracle.intervals(problem, made, oracle.reference(problem, made), Contract())
+    spans = interval.intervals(problem, made, reference.reference(problem, made), Contract())
     tapped, result = program.build(problem)(**program.args(problem, made))
     assert compare.beside_eager((tapped, result), (tapped, result), spans) == (
         "the tapped value bit-equal; the result bit-equal"

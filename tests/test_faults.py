@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import distribution, faults, oracle, watch
+from pytest_gemm import distribution, faults, watch
 from pytest_gemm.ledger import Environment
+from pytest_gemm.numerics import reference
 from pytest_gemm.outcome import Activity, Outcome, Status
 
 # How the planted backend goes wrong, by M; the second filling is the one that it cannot stand.
@@ -170,7 +171,7 @@ def run_here(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *args: str, backends: str = "planted,honest"
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The same in this process, for faults that a process survives; without limits, which would end this one."""
-    for module, name in ((faults, "device_error"), (oracle, "reference")):
+    for module, name in ((faults, "device_error"), (reference, "reference")):
         monkeypatch.setattr(module, name, getattr(module, name))  # what the project plants there goes with the test
     record = pytester.path / "run.jsonl"
     options = (f"--gemm-backends={backends}", f"--gemm-run-record={record}", "-p", "no:cacheprovider")
@@ -485,8 +486,8 @@ def test_memory_that_runs_out_in_the_harness_is_said_to(
     project(pytester, "", range(8, 9))
     with (pytester.path / "conftest.py").open("a") as file:
         file.write(
-            "\nfrom pytest_gemm import oracle\n\ndef nothing_left(*args):\n    raise MemoryError\n\n"
-            "oracle.reference = nothing_left\n"
+            "\nfrom pytest_gemm.numerics import reference\n\ndef nothing_left(*args):\n    raise MemoryError\n\n"
+            "reference.reference = nothing_left\n"
         )
     result, outcomes = run_here(pytester, monkeypatch, backends="planted")
     result.assert_outcomes(failed=1)

@@ -21,12 +21,12 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fingerprint import Column, Print
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.rounding import round_to
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, Array], Array]

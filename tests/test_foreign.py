@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_gemm import compare, foreign, oracle
+from pytest_gemm import compare, foreign
 from pytest_gemm.backend import Proof, Registry
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics import interval
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -310,7 +311,7 @@ LEFT: dict[str, Callable[[], object]] = {
     "torch.matmul": lambda: setattr(torch, "matmul", lambda a, _: a),
     "torch.Tensor.isnan": lambda: setattr(torch.Tensor, "isnan", lambda self: self),
     "pytest_gemm.compare.compare": lambda: setattr(compare, "compare", lambda *_, **__: None),
-    "pytest_gemm.oracle.max": lambda: setattr(oracle, "max", min),
+    "pytest_gemm.numerics.interval.max": lambda: setattr(interval, "max", min),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_gemm import program, strategies
+from pytest_gemm import strategies
 from pytest_gemm.operands import dtypes as dtypes_module
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.random_streams import Stream
@@ -22,6 +22,7 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import ALL_FLAGS
 from pytest_gemm.problem.steps import STEPS
+from pytest_gemm.programs import program
 
 # Every step with each kind of parameter that it takes, and chains.
 STEP_TOKENS = (

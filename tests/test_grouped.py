@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from pytest_gemm import compare, oracle
+from pytest_gemm import compare
 from pytest_gemm.backend import Registry
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
@@ -18,6 +18,8 @@ from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
@@ -41,7 +43,9 @@ def by_hand(o: room.Operands) -> torch.Tensor:
 
 
 def compared(o: room.Operands, actual: torch.Tensor) -> compare.Comparison:
-    interval = oracle.interval(o.problem, o, oracle.reference(o.problem, o), Contract(epilogue="eager"))
+    interval = interval_module.interval(
+        o.problem, o, reference_module.reference(o.problem, o), Contract(epilogue="eager")
+    )
     return compare.compare(actual, interval, o.problem, o)
 
 
@@ -89,7 +93,7 @@ def test_the_same_seed_cuts_the_same_groups() -> None:
 )
 def test_the_reference_is_the_product_of_each_group(text: str) -> None:
     o = make(text, "int-2")
-    reference = oracle.reference(o.problem, o)
+    reference = reference_module.reference(o.problem, o)
     expected = by_hand(o) if o.a.shape[0] else torch.zeros(0, o.problem.shape.n, dtype=torch.float64)
     assert torch.equal(reference.c, expected)
     assert reference.big.shape == reference.c.shape

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import program, records, sanitizer
+from pytest_gemm import records, sanitizer
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.operands import guard_pages, tensors
 from pytest_gemm.operands.guard_pages import Fence
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 LINES = (
     "mm:f32:nn:8x16x32",

@@ -8,7 +8,6 @@ import os
 import pytest
 import torch
 
-from pytest_gemm import program
 from pytest_gemm.backend import Proof
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import torch_compat
@@ -19,6 +18,7 @@ from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 pytestmark = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"

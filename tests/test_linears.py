@@ -10,12 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_gemm import compare, oracle, program
+from pytest_gemm import compare
 from pytest_gemm.backend import Proof, Registry
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
@@ -23,6 +25,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 from pytest_gemm.roofline import work
 
 
@@ -31,7 +34,9 @@ def made(text: str, filling: str = "rand") -> Operands:
 
 
 def wrong(given: Operands, actual: torch.Tensor) -> bool:
-    interval = oracle.interval(given.problem, given, oracle.reference(given.problem, given), Contract("f32", "either"))
+    interval = interval_module.interval(
+        given.problem, given, reference.reference(given.problem, given), Contract("f32", "either")
+    )
     return compare.compare(actual, interval, given.problem, given).mismatch is not None
 
 

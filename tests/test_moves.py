@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import program
 from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
@@ -20,6 +19,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
+from pytest_gemm.programs import program
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,7 +18,7 @@ from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.program import args
+from pytest_gemm.programs.program import args
 
 EXACT = [name for name, filling in FILLINGS.items() if filling.exact]
 
@@ -487,7 +487,7 @@ def test_random_regimes_are_where_they_say() -> None:
 @pytest.mark.parametrize("shape", ["24x16x1000", "7x33x1", "1x48x256", "48x1x1000", "3x3x40"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilogue: str) -> None:
-    from pytest_gemm.program import args, build
+    from pytest_gemm.programs.program import args, build
 
     problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
     wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")

@@ -12,15 +12,20 @@ import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import torch
 
-from pytest_gemm import compare, oracle, program
+from pytest_gemm import compare
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.numerics import epilogue as epilogue_module
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference, sensitivity
+from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
 from pytest_gemm.operands.distributions import FILLINGS, fillings_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.rounding import round_to
+from pytest_gemm.programs import program
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -35,16 +40,18 @@ def contract_for(problem: Problem, **claims: object) -> Contract:
     return Contract(**{"accumulate": accumulate, "epilogue": "either", **claims})  # type: ignore[arg-type]  # fields by name
 
 
-def judged(line: str, filling: str, matmul: Matmul | None = None, **claims: object) -> tuple[int, oracle.Interval]:
+def judged(line: str, filling: str, matmul: Matmul | None = None, **claims: object) -> tuple[int, span_module.Interval]:
     """How many elements of the program's result (with ``matmul`` in it) are outside, and the interval."""
     problem = Problem.parse(line)
     given = ops.make(problem, filling, 11, "cpu")
     result = program.build(problem, matmul)(**program.args(problem, given))
-    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, **claims))
+    span = interval_module.interval(
+        problem, given, reference.reference(problem, given), contract_for(problem, **claims)
+    )
     return rejected(result, span), span
 
 
-def rejected(result: torch.Tensor, span: oracle.Interval) -> int:
+def rejected(result: torch.Tensor, span: span_module.Interval) -> int:
     x = result.double()
     anything = (span.lo == -math.inf) & (span.hi == math.inf)
     good = ((x >= span.lo) & (x <= span.hi)) | (x.isnan() & (span.lo.isnan() | anything))
@@ -275,7 +282,7 @@ def test_a_bias_is_not_rounded_to_tf32() -> None:
     given = ops.make(problem, "rand", 11, "cpu")
     given = dataclasses.replace(given, a=torch.zeros(32, 1), b=torch.ones(1, 64))
     assert given.bias is not None
-    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, **TF32))
+    span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem, **TF32))
     assert rejected(given.bias.expand(32, 64), span) == 0
     assert rejected(rough(given.bias).expand(32, 64), span) > 0
 
@@ -313,9 +320,9 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
     problem = Problem.parse("mm:f16:nn:8x8x4096")
     given = ops.make(problem, "int-1", 1, "cpu")
     given = dataclasses.replace(given, a=torch.ones(8, 4096).half(), b=torch.ones(4096, 8).half(), quantum=1.0)
-    found = oracle.reference(problem, given)
-    assert oracle.interval(problem, given, found, Contract(slices=8)).tier == "exact"
-    assert oracle.interval(problem, given, found, Contract(slices=8, partials="out")).tier == "hard"
+    found = reference.reference(problem, given)
+    assert interval_module.interval(problem, given, found, Contract(slices=8)).tier == "exact"
+    assert interval_module.interval(problem, given, found, Contract(slices=8, partials="out")).tier == "hard"
     assert "int-1" not in fillings_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
 
 
@@ -349,7 +356,9 @@ def test_a_sum_that_is_only_nearly_zero_may_have_either_sign(
 ) -> None:
     problem = Problem.parse(line)
     given = ops.make(problem, filling, seed)
-    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, epilogue="eager"))
+    span = interval_module.interval(
+        problem, given, reference.reference(problem, given), contract_for(problem, epilogue="eager")
+    )
     right = AtenBackend().prepare(problem, given).run(given)
     for zero in (0.0, -0.0):
         right[place] = zero
@@ -361,7 +370,7 @@ def test_autocast_without_its_conversion_is_wrong(half: str) -> None:
     """A product of the f32 operands, rounded at its end, is another number: each of its inputs has lost nothing."""
     problem = Problem.parse(f"mm:f32-f32-{half}:nn:32x64x256")
     given = ops.make(problem, "rand", 11, "cpu")
-    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
+    span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem))
     dtype = dtypes.torch_dtype(problem.dtypes.out)
     assert rejected((given.a.double() @ given.b.double()).to(dtype), span) > 0
     rounded = given.a.to(dtype).double() @ given.b.to(dtype).double()
@@ -376,9 +385,9 @@ def test_fused_code_may_skip_a_cast_between_two_steps_and_eager_code_may_not() -
     skipped = (product + given.residuals[0].float()).bfloat16()
     rounded = product.bfloat16() + given.residuals[0]
     assert not torch.equal(skipped, rounded)
-    found = oracle.reference(problem, given)
+    found = reference.reference(problem, given)
     for epilogue, right in (("either", True), ("fused", True), ("eager", False)):
-        span = oracle.interval(problem, given, found, contract_for(problem, epilogue=epilogue))
+        span = interval_module.interval(problem, given, found, contract_for(problem, epilogue=epilogue))
         assert rejected(rounded, span) == 0
         assert (rejected(skipped, span) == 0) == right, epilogue
     # The last conversion makes the result, and nobody may skip it: bf16 or not is seen by its type alone.
@@ -396,9 +405,9 @@ def test_fused_code_may_skip_the_rounding_of_a_bias_under_autocast_and_eager_cod
     skipped = (product + given.bias).bfloat16()
     rounded = (product + given.bias.bfloat16().float()).bfloat16()
     assert not torch.equal(skipped, rounded)
-    found = oracle.reference(problem, given)
+    found = reference.reference(problem, given)
     for epilogue, right in (("either", True), ("fused", True), ("eager", False)):
-        span = oracle.interval(problem, given, found, contract_for(problem, epilogue=epilogue))
+        span = interval_module.interval(problem, given, found, contract_for(problem, epilogue=epilogue))
         assert (rejected(skipped, span) == 0) == right, epilogue
         if epilogue == "fused" or problem.op.name == "linear":
             assert rejected(rounded, span) == 0, epilogue
@@ -408,7 +417,7 @@ def test_both_results_of_a_tapped_program_have_their_interval() -> None:
     problem = Problem.parse("mm:f16:nn:33x64x64:relu+add+gelu:res-a+tap")
     given = ops.make(problem, "rand", 11, "cpu")
     contract = contract_for(problem)
-    spans = oracle.intervals(problem, given, oracle.reference(problem, given), contract)
+    spans = interval_module.intervals(problem, given, reference.reference(problem, given), contract)
     tapped, result = program.build(problem)(**program.args(problem, given))
     assert len(spans) == 2
     assert rejected(tapped, spans[0]) == 0
@@ -459,16 +468,18 @@ def fixed(line: str, a: list[list[float]], b: list[list[float]], bias: list[floa
     )
 
 
-def span_of(line: str, given: ops.Operands, **claims: object) -> oracle.Interval:
+def span_of(line: str, given: ops.Operands, **claims: object) -> span_module.Interval:
     problem = Problem.parse(line)
-    return oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem, **claims))
+    return interval_module.interval(
+        problem, given, reference.reference(problem, given), contract_for(problem, **claims)
+    )
 
 
 def test_a_float64_reference_is_better_than_float64() -> None:
     line = "mm:f64:nn:5x6x300"
     problem = Problem.parse(line)
     given = ops.make(problem, "rand", 3, "cpu")
-    found = oracle.reference(problem, given)
+    found = reference.reference(problem, given)
     for i in range(5):
         for j in range(6):
             pairs = zip(given.a[i].tolist(), given.b[:, j].tolist(), strict=True)
@@ -483,7 +494,7 @@ def test_a_float64_reference_is_better_than_float64() -> None:
 def test_a_wide_range_makes_the_float64_reference_humble_not_wrong() -> None:
     line = "mm:f64:nn:1x1x3"
     given = fixed(line, [[1e200, 1.0, 1e-30]], [[0.0], [1.0 / 3.0], [1.0]])
-    found = oracle.reference(Problem.parse(line), given)
+    found = reference.reference(Problem.parse(line), given)
     assert found.slack is not None
     exact = Fraction(1.0 / 3.0) + Fraction(1e-30)
     assert abs(Fraction(float(found.c[0, 0])) - exact) <= Fraction(float(found.slack[0, 0]))
@@ -659,7 +670,7 @@ def test_a_wrong_sign_of_zero_is_described() -> None:
 
 def test_int32_wraps() -> None:
     c = torch.tensor([2.0**31, 2.0**31 - 1, -(2.0**31) - 1, 5.0], dtype=torch.float64)
-    assert oracle._wrap_int32(c).tolist() == [-(2.0**31), 2.0**31 - 1, 2.0**31 - 1, 5.0]
+    assert span_module.wrap_int32(c).tolist() == [-(2.0**31), 2.0**31 - 1, 2.0**31 - 1, 5.0]
 
 
 def test_an_overflow_that_depends_on_the_order_is_not_judged() -> None:
@@ -687,7 +698,7 @@ def test_a_narrow_accumulator_is_exact_only_while_its_sums_fit() -> None:
     problem = Problem.parse(line.format(4096))
     given = ops.make(problem, "int-1", 1, "cpu")
     given = dataclasses.replace(given, a=torch.ones(8, 4096).half(), b=torch.ones(4096, 8).half(), quantum=1.0)
-    span = oracle.interval(problem, given, oracle.reference(problem, given), Contract(accumulate="f16"))
+    span = interval_module.interval(problem, given, reference.reference(problem, given), Contract(accumulate="f16"))
     assert span.tier != "exact"
 
 
@@ -717,11 +728,11 @@ def test_functions_enclose_the_truth_and_little_more(name: str) -> None:
         "hardsigmoid": lambda x: min(max(x + 3, 0), 6) / mpmath.mpf(6),
     }[name]
     step = Problem.parse(f"mm:f32:nn:1x1x1:{name}").passes[0]
-    arithmetic = oracle._Arithmetic(DTYPES["f32"], "fused")
+    arithmetic = span_module.Arithmetic(DTYPES["f32"], "fused")
     x = torch.linspace(-12, 12, 481, dtype=torch.float64)
     for width in (0.0, 1e-6, 0.3, 3.0):
         hi = x if width == 0.0 else x + width
-        span = oracle._step_span(step, oracle._Span(x, hi), None, arithmetic, DTYPES["f32"])
+        span = epilogue_module.step_span(step, span_module.Span(x, hi), None, arithmetic, DTYPES["f32"])
         for i in range(0, len(x), 7):
             points = [mpmath.mpf(float(x[i])) + mpmath.mpf(float(hi[i] - x[i])) * n / 8 for n in range(9)]
             values = [float(f(p)) for p in points]
@@ -737,7 +748,7 @@ def test_a_reference_is_refused_for_an_op_that_is_not_known() -> None:
     problem = dataclasses.replace(known, op=dataclasses.replace(known.op, name="einsum"))
     given = ops.make(Problem.parse("linear:f32:nt:2x4x4"), "rand", 0, "cpu")
     with pytest.raises(ValueError, match="no reference for einsum"):
-        oracle.reference(problem, given)
+        reference.reference(problem, given)
 
 
 # -- insensitive -------------------------------------------------------------------------------------
@@ -746,8 +757,8 @@ def test_a_reference_is_refused_for_an_op_that_is_not_known() -> None:
 def doubt(line: str, filling: str = "rand", **changes: object) -> str | None:
     problem = Problem.parse(line)
     given = dataclasses.replace(ops.make(problem, filling, 5, "cpu"), **changes)  # type: ignore[arg-type]  # fields by name
-    span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
-    reason = oracle.insensitive(problem, given, span)
+    span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem))
+    reason = sensitivity.insensitive(problem, given, span)
     return None if reason is None else reason.code
 
 
@@ -763,8 +774,8 @@ def test_a_saturated_epilogue_is_mistrusted() -> None:
 def test_a_bound_that_admits_zero_is_mistrusted() -> None:
     problem = Problem.parse("mm:f16:nn:16x16x4000")
     given = dataclasses.replace(ops.make(problem, "rand", 5, "cpu"), zero_mean=False)
-    span = oracle.interval(problem, given, oracle.reference(problem, given), Contract(accumulate="f16"))
-    reason = oracle.insensitive(problem, given, span)
+    span = interval_module.interval(problem, given, reference.reference(problem, given), Contract(accumulate="f16"))
+    reason = sensitivity.insensitive(problem, given, span)
     assert reason is not None
     assert reason.code == "bound-too-wide"
 
@@ -779,8 +790,8 @@ def test_relu_is_trusted_whatever_the_seed() -> None:
     problem = Problem.parse("mm:f32:nn:8x8x64:relu")
     for seed in range(30):
         given = ops.make(problem, "int-1", seed, "cpu")
-        span = oracle.interval(problem, given, oracle.reference(problem, given), contract_for(problem))
-        assert oracle.insensitive(problem, given, span) is None
+        span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem))
+        assert sensitivity.insensitive(problem, given, span) is None
 
 
 def test_expected_is_rounded_once() -> None:
@@ -797,7 +808,7 @@ def test_alpha_of_zero_may_read_the_operands_or_not(multiplied: bool) -> None:
     # BLAS does not read A and B then; generated code multiplies their NaN by 0.
     problem = Problem.parse("addmm:f32:nn:8x12x40:bias+alpha-0")
     o = ops.make(problem, "specials", 0, "cpu")
-    interval = oracle.interval(problem, o, oracle.reference(problem, o), Contract(epilogue="eager"))
+    interval = interval_module.interval(problem, o, reference.reference(problem, o), Contract(epilogue="eager"))
     assert o.bias is not None
     actual = torch.where((o.a @ o.b).isfinite() | (not multiplied), o.bias, torch.nan)
     assert compare.compare(actual, interval, problem, o).ok
@@ -822,5 +833,5 @@ def test_eager_refuses_a_weight_with_gaps_before_it_is_asked() -> None:
 def test_a_cast_from_f64_may_go_through_f32(to: str, bits: int) -> None:
     # Just above a tie: to nearest it goes up, and through f32 it is a tie and goes down to even.
     o = fixed(f"mm:f64:nn:1x1x1:cast-{to}", [[1.0 + 2.0**-bits + 2.0**-40]], [[1.0]])
-    interval = oracle.interval(o.problem, o, oracle.reference(o.problem, o), Contract("f64", "eager"))
+    interval = interval_module.interval(o.problem, o, reference.reference(o.problem, o), Contract("f64", "eager"))
     assert (float(interval.lo), float(interval.hi)) == (1.0, 1.0 + 2.0 ** (1 - bits))

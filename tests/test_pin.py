@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import artifacts, compare, error_map, oracle, pin
+from pytest_gemm import artifacts, compare, error_map, pin
 from pytest_gemm.backend import Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.judge import Case, Evidence, Judge
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
@@ -116,8 +118,8 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
     given = tensors.make(problem, "int-2", 0)
     facts: dict[str, Any] = {}
     if outcome[0] is Status.INCORRECT:
-        reference = oracle.reference(problem, given)
-        interval = oracle.intervals(problem, given, reference, Contract("f32", "either"))[0]
+        reference = reference_module.reference(problem, given)
+        interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
         facts = {"interval": interval, "actual": interval.expected.float()}
     case = pin.Case(failed(line, *outcome), backend.recipe(problem, given, ""), given, warm=warm, **facts)
     made = pin.script(case)
@@ -237,7 +239,7 @@ def test_the_tile_is_read_out_of_a_candidate_s_name(candidate: str, tile: tuple[
 
 def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) -> None:
     given = tensors.make(MM, "rand", 0)
-    interval = oracle.intervals(MM, given, oracle.reference(MM, given), Contract("f32"))[0]
+    interval = interval_module.intervals(MM, given, reference_module.reference(MM, given), Contract("f32"))[0]
     actual = interval.expected.clone()
     actual[2, 3] += 1.0
     actual[5, 7] = torch.nan
@@ -253,7 +255,7 @@ def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) 
 def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
     """Also where the reference itself is not among the accepted values, as where eager rounds in between."""
     given = tensors.make(MM, "rand", 0)
-    exact = oracle.intervals(MM, given, oracle.reference(MM, given), Contract("f32"))[0]
+    exact = interval_module.intervals(MM, given, reference_module.reference(MM, given), Contract("f32"))[0]
     interval = dataclasses.replace(exact, lo=exact.expected + shift, hi=exact.expected + shift + 0.5)
     actual = interval.lo + 0.25
     actual[2, 3] += 2.25

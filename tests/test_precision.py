@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import precision
 from pytest_gemm.backend import Registry
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.numerics import precision
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.problem.problem import Problem

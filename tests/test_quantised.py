@@ -7,13 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm import compare, oracle
+from pytest_gemm import compare
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
+from pytest_gemm.numerics import epilogue, reference
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
@@ -21,7 +24,7 @@ from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
-from pytest_gemm.program import args, build
+from pytest_gemm.programs.program import args, build
 from pytest_gemm.roofline import work
 
 # -- the line ----------------------------------------------------------------------------------------
@@ -79,7 +82,9 @@ def make(line: str, filling: str, seed: int = 0) -> room.Operands:
 def agrees(operands: room.Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
     """Whether the oracle accepts a result."""
     problem = operands.problem
-    interval = oracle.interval(problem, operands, oracle.reference(problem, operands), contract or Contract("f32"))
+    interval = interval_module.interval(
+        problem, operands, reference.reference(problem, operands), contract or Contract("f32")
+    )
     return compare.compare(actual, interval, problem, operands).mismatch is None
 
 
@@ -183,12 +188,12 @@ def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by
     f32, codes = torch.float32, torch.arange(256, dtype=torch.float64)
     step = Problem.parse("qlinear:u8-i8-u8:nt:1x1x1:static+sum-0.3_5+requant").step("sum")
     assert step is not None
-    span = oracle._accumulated(step, codes, oracle._Arithmetic(DTYPES["f32"], "fused"))
+    span = epilogue._accumulated(step, codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
     scale = torch.tensor(0.3, dtype=f32)
     for value in ((codes.to(f32) - 5) * scale, codes.to(f32) * scale - scale * 5):
         assert bool(((span.lo <= value.double()) & (value.double() <= span.hi)).all())
     assert float((span.hi - span.lo).max()) < 1e-4
-    thin = oracle._accumulated(Step("sum", "0.25_5"), codes, oracle._Arithmetic(DTYPES["f32"], "fused"))
+    thin = epilogue._accumulated(Step("sum", "0.25_5"), codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
     assert thin.thin
     assert torch.equal(thin.lo, (codes - 5) / 4)
 
@@ -240,7 +245,7 @@ def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
 def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low: int, high: int) -> None:
     problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:static+requant-{scale}_{zero}")
     x = torch.tensor([value], dtype=torch.float64)
-    codes, _ = oracle._requantised(problem, oracle._Span(x, x))
+    codes, _ = epilogue.requantised(problem, span_module.Span(x, x))
     expected = (min(low, 7) if value == 2.25 else low, high)
     assert (float(codes.lo), float(codes.hi)) == expected
 

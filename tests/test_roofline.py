@@ -9,10 +9,11 @@ import sys
 import pytest
 import torch
 
-from pytest_gemm import program, roofline, timing
+from pytest_gemm import roofline, timing
 from pytest_gemm.operands import dtypes, tensors
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 from pytest_gemm.roofline import Work
 from pytest_gemm.speed import Ceilings
 

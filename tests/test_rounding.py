@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_gemm.numerics.rounding import round_to, ulp_distance
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.dtypes import DTYPES, DType
-from pytest_gemm.rounding import round_to, ulp_distance
 
 FLOATS = ["f32", "f16", "bf16", "f8e4m3fn", "f8e5m2"]
 

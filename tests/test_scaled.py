@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from pytest_gemm import compare, oracle
+from pytest_gemm import compare
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
@@ -17,13 +17,15 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference, sensitivity, span
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.program import args, build
+from pytest_gemm.programs.program import args, build
 
 FP8 = ("f8e4m3fn", "f8e5m2")
 ROWS_ON_CPU = torch_release() >= (2, 13)
@@ -76,9 +78,9 @@ def on_model(operands: room.Operands, **how: int) -> torch.Tensor:
 
 def judged(
     operands: room.Operands, actual: torch.Tensor, contract: Contract
-) -> tuple[compare.Comparison, oracle.Interval]:
+) -> tuple[compare.Comparison, span.Interval]:
     problem = operands.problem
-    interval = oracle.interval(problem, operands, oracle.reference(problem, operands), contract)
+    interval = interval_module.interval(problem, operands, reference.reference(problem, operands), contract)
     return compare.compare(actual, interval, problem, operands), interval
 
 
@@ -123,7 +125,7 @@ def test_an_exact_filling_is_exact_on_a_tensor_core_of_few_bits(a: str, b: str, 
         assert interval.tier == "exact", filling
         assert torch.equal(interval.lo, interval.hi)
         assert verdict.ok, filling
-        assert oracle.insensitive(problem, o, interval) is None, filling
+        assert sensitivity.insensitive(problem, o, interval) is None, filling
 
 
 def test_scales_tell_rows_from_columns_and_a_factor_from_its_reciprocal() -> None:
@@ -167,7 +169,7 @@ def test_subnormals_of_fp8_are_a_filling_of_their_own() -> None:
         assert (o.a.float().abs() <= smallest).all()
         assert (o.a.float() != 0).all()
         assert o.scale is not None
-        assert 2.0**-6 < float((oracle.reference(o.problem, o).c * o.scale).abs().mean()) < 2.0**6
+        assert 2.0**-6 < float((reference.reference(o.problem, o).c * o.scale).abs().mean()) < 2.0**6
 
 
 def test_with_dyn_m_what_is_constant_does_not_depend_on_m() -> None:
@@ -219,7 +221,7 @@ def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, 
         o = make(text, filling)
         verdict, interval = judged(o, on_model(o, promote=promote), tensor_core.contract(problem))
         assert verdict.ok, (filling, verdict.mismatch)
-        assert oracle.insensitive(problem, o, interval) is None, filling
+        assert sensitivity.insensitive(problem, o, interval) is None, filling
 
 
 @pytest.mark.parametrize("out", ["f32", "bf16"])
@@ -242,7 +244,9 @@ def test_few_bits_are_caught_where_f32_is_claimed(filling: str) -> None:
 @pytest.mark.parametrize(("bits", "tier"), [(13, "hard"), (24, "exact")])
 def test_an_alignment_that_cuts_the_terms_leaves_nothing_exact(bits: int, tier: str) -> None:
     o = make("mm:f16:nn:16x16x512", "int-2")
-    interval = oracle.interval(o.problem, o, oracle.reference(o.problem, o), Contract(alignment_bits=bits, chunk=32))
+    interval = interval_module.interval(
+        o.problem, o, reference.reference(o.problem, o), Contract(alignment_bits=bits, chunk=32)
+    )
     assert interval.tier == tier
 
 
@@ -326,7 +330,7 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
         verdict, interval = judged(o, prepared.run(o), prepared.contract)
         assert verdict.ok, (filling, verdict.mismatch)
         assert prepared.proof().executed == ("aten._scaled_mm.default",)
-        assert oracle.insensitive(problem, o, interval) is None, filling
+        assert sensitivity.insensitive(problem, o, interval) is None, filling
 
 
 def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import program
 from pytest_gemm.backend import Availability, Proof
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 LINE = "mm:f32:nn:20x40x100:relu+gelu:tap"
 Results = tuple[torch.Tensor, ...]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_gemm import oracle, program, records, report, selection, session
+from pytest_gemm import records, report, selection, session
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
+from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", threads=7)
@@ -94,7 +96,7 @@ def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...],
         assert given.guards_intact()
         assert (given.b is given.a) == problem.has("square")
         actual = program.build(problem)(**program.args(problem, given)).double()
-        span = oracle.interval(problem, given, oracle.reference(problem, given), Contract("f32", "eager"))
+        span = interval.interval(problem, given, reference.reference(problem, given), Contract("f32", "eager"))
         assert bool((((actual >= span.lo) & (actual <= span.hi)) | (span.lo.isnan() | actual.isnan())).all())
 
 

@@ -22,8 +22,6 @@ import torch
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.problem.problem import Problem
 
-__all__ = ["TF32_BITS", "TF32_ERROR", "as_allowed", "settings"]
-
 # Significand bits of TF32, the hidden one included.
 TF32_BITS: Final = 11
 

@@ -20,8 +20,6 @@ from typing import Final
 
 import torch
 
-__all__ = ["PRIME", "add", "bits_of", "project", "residue", "subtract", "times"]
-
 PRIME: Final = 2**61 - 1
 _BITS: Final = 61
 

@@ -11,8 +11,6 @@ import torch
 
 from pytest_gemm.problem.dtypes import DType
 
-__all__ = ["round_to", "ulp_distance", "ulp_of"]
-
 # Of a float64: bits of the stored significand.
 _FRACTION_BITS = 52
 

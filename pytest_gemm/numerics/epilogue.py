@@ -1,0 +1,303 @@
+"""Epilogue steps on values and on pairs of bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from pytest_gemm.numerics.rounding import round_to
+from pytest_gemm.numerics.span import F32_SMALLEST_NORMAL, Arithmetic, Span, keep_infinite, union
+from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import Step, StepKind
+
+
+def requantised(problem: Problem, span: Span) -> tuple[Span, Span]:
+    """Codes of 8 bits for the values of ``span``, and what they are before they are rounded.
+
+    ``y = x / scale`` is a product with the reciprocal in f32 in Inductor, two roundings, and a division or such a
+    product in oneDNN: ``3 u |y|``, nothing for a power of two.  The zero point is added to the rounded y, or to y: that
+    sum is one more rounding and whose ties may go to the other neighbour where it is odd.  Rounding and saturation are
+    monotone, so an end that lies a bound's width from a half decides alone and one that straddles it admits both
+    neighbours.
+    """
+    step, out = problem.step("requant"), problem.dtypes.out
+    assert step is not None
+    scale, zero = step.numbers
+    low, high = (0.0 if out.name == "u8" else -128.0), out.max_finite
+    f32 = DTYPES["f32"]
+    y = span.map(lambda x: x / scale)
+    if math.frexp(scale)[0] != 0.5 or not span.thin:
+        size = torch.maximum(y.lo.abs(), y.hi.abs())
+        y = y.widen(size * ((3 if math.frexp(scale)[0] != 0.5 else 0) * f32.unit_roundoff))
+    after = y.map(lambda x: torch.round(x) + zero)
+    shifted = y.map(lambda x: torch.round(round_to(x + zero, f32)))
+    codes = union(after, shifted).map(lambda x: x.clamp(low, high))
+    return codes, y.map(lambda x: (x + zero).clamp(low, high))
+
+
+def around(value: torch.Tensor, error: torch.Tensor) -> Span:
+    """value +- error; infinities and NaN stay what they are."""
+    span = Span(value - error, value + error)
+    if bool(torch.isfinite(value.sum())):
+        return span  # no element is NaN or Inf (a finite sum that overflows only costs time)
+    finite = value.isfinite()
+    return Span(torch.where(finite, span.lo, value), torch.where(finite, span.hi, value))
+
+
+def as_f32(x: float) -> float:
+    """Rounded to f32."""
+    return float(torch.tensor(x, dtype=torch.float64).to(torch.float32))
+
+
+# -- epilogue ------------------------------------------------------------------------------------
+
+_UNARY: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "hardswish": lambda x: x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
+    "hardsigmoid": lambda x: torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
+}
+
+_BINARY: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "add": lambda x, r: x + r,
+    "bias": lambda x, r: x + r,
+    "sum": lambda x, r: x + r,
+    "sub": lambda x, r: x - r,
+    "mul": lambda x, r: x * r,
+    "div": lambda x, r: x / r,
+}
+
+# Where the functions that first fall and then rise have their minimum: (argument, value a hair below it).
+_MINIMA: Final = {
+    "gelu": (-0.7517915249894, -0.16997120747),
+    "gelu_tanh": (-0.7524614115719, -0.17004075058),
+    "silu": (-1.2784645427610, -0.27846454277),
+    "hardswish": (-1.5, -0.375),
+}
+
+
+def apply(step: Step, x: torch.Tensor, r: torch.Tensor | None) -> torch.Tensor:
+    """One pass in float64, without rounding; a cast rounds, since that is what it is for."""
+    if step.kind is StepKind.CAST:
+        return round_to(x, step.dtype)
+    if step.name in _UNARY:
+        return _UNARY[step.name](x)
+    if step.name == "leaky_relu":
+        return torch.where(x > 0, x, x * step.numbers[0])
+    if step.name == "clamp":
+        return torch.clamp(x, step.numbers[0], step.numbers[1])
+    if step.name == "scale":
+        return x * step.numbers[0]
+    assert r is not None, step
+    return _BINARY[step.name](x, (r - step.numbers[1]) * step.numbers[0] if step.name == "sum" else r)
+
+
+def evaluate(
+    problem: Problem, product: torch.Tensor, residuals: list[torch.Tensor], passes: tuple[Step, ...]
+) -> torch.Tensor:
+    """The passes of an epilogue on chosen elements, in float64: for hypotheses about a wrong result.
+
+    Args:
+        problem: whose epilogue it is.
+        product: values before any pass, any shape.
+        residuals: one tensor for each BIAS and BINARY step of ``passes``, broadcastable to ``product``.
+        passes: the steps to apply, ``problem.passes`` or a variation of them.
+    """
+    left = iter(residuals)
+    x = product
+    for step in passes:
+        x = apply(step, x, next(left) if step.kind in (StepKind.BIAS, StepKind.BINARY) else None)
+    if problem.step("requant") is not None:
+        return requantised(problem, Span(x, x))[0].lo
+    return round_to(x, problem.result_dtype)
+
+
+def undefined_at(step: Step, span: Span, r: torch.Tensor | None) -> torch.Tensor | None:
+    """Elements about which nothing can be said: implementations of one function differ there.
+
+    gelu, silu and hardswish of -Inf are -Inf * 0 = NaN or the limit 0, depending on how they are written, and
+    a vectorised erf makes gelu(Inf) NaN (eager PyTorch on a CPU with AVX-512, bf16); a quotient by 0 jumps between the
+    infinities where the numerator's sign is open.
+    """
+    if step.name in _MINIMA:
+        infinite = span.lo == -math.inf
+        if step.name == "gelu":
+            infinite = infinite | (span.hi == math.inf)
+        return infinite if bool(infinite.any()) else None
+    if step.name == "div" and r is not None and not span.thin:
+        jump = (r == 0.0) & (span.lo <= 0.0) & (span.hi >= 0.0)
+        return jump if bool(jump.any()) else None
+    return None
+
+
+def times(span: Span, r: torch.Tensor) -> Span:
+    """span * r for an exact r of any sign."""
+    lo = span.lo * r
+    if span.thin:
+        return Span(lo, lo)
+    hi = span.hi * r
+    return Span(torch.minimum(lo, hi), torch.maximum(lo, hi))
+
+
+def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithmetic, dtype: DType) -> Span:
+    """The enclosure after one pass, with that pass's own error in the working precision.
+
+    Exact steps (relu, clamp, sums and products that are representable) leave an enclosure without width
+    as it is: the exact tier stays exact through them.
+    """
+    name = step.name
+    if name == "relu":
+        return span.map(F.relu)
+    if name == "clamp":
+        return _clamp(step, span, dtype)
+    if name == "scale":
+        return arithmetic.basic(_either_factor(span, step.numbers[0], arithmetic))
+    if name == "leaky_relu":
+        slope = step.numbers[0]
+        steep = arithmetic.basic(_either_factor(span, slope, arithmetic))
+        # x > 0 ? x : slope * x.  For a span across 0 both branches count, and so does the value 0 itself.
+        if slope >= 0.0:
+            lo = torch.where(span.lo > 0, span.lo, steep.lo)
+            if span.thin and steep.thin:
+                return Span(lo, lo)
+            # The upper end of a factor's hull on negative numbers is the smaller magnitude: right for hi.
+            return Span(lo, torch.where(span.hi > 0, span.hi, steep.hi))
+        negative_lo, negative_hi = steep.lo, steep.hi  # of slope * [lo, hi], already in order
+        lo = torch.where(span.lo > 0, span.lo, torch.where(span.hi > 0, 0.0, negative_lo))
+        hi = torch.where(span.lo > 0, span.hi, torch.maximum(negative_hi, torch.where(span.hi > 0, span.hi, -math.inf)))
+        return Span(lo, hi)
+    if name == "sum":
+        assert r is not None
+        term = _accumulated(step, r, arithmetic)
+        return arithmetic.basic(Span(lo := span.lo + term.lo, lo if span.thin and term.thin else span.hi + term.hi))
+    if name in {"add", "sub", "bias"}:
+        assert r is not None
+        shift = -r if name == "sub" else r
+        return arithmetic.basic(span.map(lambda x: x + shift))
+    if name == "mul":
+        assert r is not None
+        return arithmetic.basic(times(span, r))
+    if name == "div":
+        assert r is not None
+        lo = span.lo / r
+        hi = lo if span.thin else span.hi / r
+        quotient = Span(torch.minimum(lo, hi), torch.maximum(lo, hi))
+        # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
+        return keep_infinite(quotient, quotient.widen(4 * arithmetic.u * torch.maximum(lo.abs(), hi.abs())))
+    return _function_span(name, span, arithmetic)
+
+
+def _accumulated(step: Step, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
+    """What ``sum`` adds of its residual, ``(r - zero) scale``; r itself where it has none.
+
+    The scale is rounded to the working precision; in ``s r - s z`` both products and the difference are rounded, each
+    by at most u: in all 4 u s (|r| + |z|).  Small integers times a power of two are exact.
+    """
+    scale, zero = step.numbers
+    value = (r - zero) * scale
+    if math.frexp(scale)[0] == 0.5:
+        return Span(value, value)
+    return around(value, (r.abs() + abs(zero)) * (4 * arithmetic.u * scale))
+
+
+def _either_factor(span: Span, factor: float, arithmetic: Arithmetic) -> Span:
+    """span times a constant that the kernel holds in the working precision, or in float64 as Python wrote it."""
+    product = times(span, torch.tensor(factor, dtype=torch.float64))
+    if arithmetic.working.name == "f64" or as_f32(factor) == factor:
+        return product
+    other = times(span, torch.tensor(as_f32(factor), dtype=torch.float64))
+    return Span(torch.minimum(product.lo, other.lo), torch.maximum(product.hi, other.hi))
+
+
+def _clamp(step: Step, span: Span, dtype: DType) -> Span:
+    """Clamp; its limits may be held in float64, in f32 or in the tensor's dtype."""
+
+    def variants(limit: float) -> tuple[float, float]:
+        exact = torch.tensor(limit, dtype=torch.float64)
+        found = [limit, as_f32(limit), float(round_to(exact, dtype))]
+        return min(found), max(found)
+
+    (low_min, low_max), (high_min, high_max) = variants(step.numbers[0]), variants(step.numbers[1])
+    if low_min == low_max and high_min == high_max:
+        return span.map(lambda x: torch.clamp(x, low_min, high_min))
+    return Span(torch.clamp(span.lo, low_min, high_min), torch.clamp(span.hi, low_max, high_max))
+
+
+def _function_span(name: str, span: Span, arithmetic: Arithmetic) -> Span:
+    """Functions that no kernel rounds correctly: their range over the span, widened by an allowance.
+
+    Allowances in units of u (an ulp is at most 2 u), for libm, sleef and CUDA's libdevice, none of which
+    exceeds 4 ulp, plus what the usual formula around them loses.  ``exp`` is often exp2(x log2 e), whose
+    rounded argument costs |x| u relative; ``sigmoid`` and ``silu`` inherit it where x < 0.
+    gelu computes 1 + erf(x / sqrt 2), which cancels: an absolute term 8 u |x|.
+    Results below the smallest normal number may be flushed by exp's range reduction.
+    """
+    f = _UNARY[name]
+    u = arithmetic.u
+    flush = F32_SMALLEST_NORMAL if arithmetic.working.name != "f64" else 2.0**-1022
+    x_lo, x_hi = span.lo, span.hi
+    y_lo = f(x_lo)
+    y_hi = y_lo if span.thin else f(x_hi)
+    if name in _MINIMA:
+        at, least = _MINIMA[name]
+        lo, hi = torch.minimum(y_lo, y_hi), torch.maximum(y_lo, y_hi)
+        if not span.thin:
+            lo = torch.where((x_lo < at) & (x_hi > at), least, lo)
+    else:
+        lo, hi = y_lo, y_hi
+    size = torch.maximum(lo.abs(), hi.abs())
+    if name == "tanh":
+        allowance = size * (8 * u)
+    elif name == "exp":
+        allowance = size * ((8 + torch.maximum(x_lo.abs(), x_hi.abs()).clamp_(max=800)) * (2 * u)) + flush
+    elif name in {"sigmoid", "silu"}:
+        below = (-x_lo).clamp_(0.0, 800.0)
+        allowance = size * ((8 + below) * (2 * u)) + flush
+        if name == "silu":
+            allowance += flush * below
+    elif name == "hardsigmoid":
+        allowance = torch.full_like(lo, 4 * u)
+    else:  # gelu, gelu_tanh, hardswish
+        allowance = torch.maximum(x_lo.abs(), x_hi.abs()) * (8 * u if name != "hardswish" else 4 * u)
+    result = keep_infinite(Span(lo, hi), Span(lo - allowance, hi + allowance))
+    # Saturated ends are exact in every implementation, and no implementation leaves a function's range there.
+    if name in {"hardsigmoid", "hardswish"}:
+        zero = x_hi <= -3.0
+        result = Span(torch.where(zero, 0.0, result.lo), torch.where(zero, 0.0, result.hi))
+    if name in {"sigmoid", "hardsigmoid"}:
+        result = Span(result.lo.clamp(0.0, 1.0), result.hi.clamp(0.0, 1.0))
+    if name == "tanh":
+        result = Span(result.lo.clamp(-1.0, 1.0), result.hi.clamp(-1.0, 1.0))
+    if name == "exp":
+        result = Span(result.lo.clamp(min=0.0), result.hi)
+    return result
+
+
+def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
+    """After a cast.  int32 and f64 go to a 16-bit float through f32 in torch: both are accepted.
+
+    Args:
+        span: before it.
+        source: the dtype that the value has.
+        target: the dtype that it gets.
+        passing: the value goes on in fused code, which may keep it in f32: between two steps of one kernel Inductor
+            drops a conversion to a narrower type (its option ``emulate_precision_casts`` says so).
+    """
+    found = span.round(target)
+    if target.precision >= DTYPES["f32"].precision or not target.is_float:
+        return found
+    if not source.is_float or source.precision > DTYPES["f32"].precision:
+        through = span.round(DTYPES["f32"])
+        found = union(found, through.round(target))
+        span = span if source.is_float else through
+    return union(found, span) if passing else found

@@ -1,0 +1,245 @@
+"""The reference: the product in float64, exact where that is possible."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from pytest_gemm.numerics.rounding import round_to
+from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.problem.ops import OWN_BIAS, PROGRAMS
+from pytest_gemm.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands.tensors import Operands
+
+
+# Bound before any backend's code is there, which could replace the name in the module.
+_matmul: Final = torch._C._VariableFunctions.matmul
+
+
+# -- the reference -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The product of a problem's operands in wider arithmetic, before alpha, bias, scales and epilogue.
+
+    Attributes:
+        c: A @ B, float64, of the problem's result shape; integers exactly.  NaN and Inf as IEEE arithmetic gives
+            them in any order of summation.  Of a grouped product: each group's rows of A times its own B.  Of
+            ``linears``: (G, M, N), one product after the other.
+        own_theta: factor of G that bounds the error of ``c`` itself.
+        slack: a further absolute bound of it, float64, of c's shape; ``None`` for none.
+    """
+
+    c: torch.Tensor
+    own_theta: float
+    slack: torch.Tensor | None
+    _a: torch.Tensor
+    _b: torch.Tensor
+    _groups: tuple[tuple[int, int], ...] = ()
+
+    @functools.cached_property
+    def big(self) -> torch.Tensor:
+        """G = |A| @ |B|, the hard gauge, float64, of c's shape."""
+        return _multiply(widened(self._a).abs_(), widened(self._b).abs_(), self._groups)
+
+    @functools.cached_property
+    def opposed(self) -> torch.Tensor:
+        """Where each product has a negative sign, that of a zero included; bool, of c's shape."""
+        a, b = (x.signbit().to(torch.float64) for x in (widened(self._a), widened(self._b)))
+        return (_multiply(a, b, self._groups) + _multiply(1.0 - a, 1.0 - b, self._groups)) == 0.0
+
+    @functools.cached_property
+    def small(self) -> torch.Tensor:
+        """g = sqrt((A*A) @ (B*B)), the statistical gauge, float64, of c's shape; computed on first use."""
+        return _multiply(widened(self._a).square_(), widened(self._b).square_(), self._groups).sqrt_()
+
+    def fits(self, bits: int) -> bool:
+        """Whether no element of A and B needs more than ``bits`` significand bits."""
+
+        def narrow(x: torch.Tensor) -> bool:
+            significand = torch.frexp(widened(x))[0] * 2.0**bits
+            return torch.equal(significand, significand.round())
+
+        return narrow(self._a) and narrow(self._b)
+
+    @functools.cached_property
+    def largest(self) -> float:
+        """The largest finite G: what every partial sum in any order stays below.  0 for an empty output."""
+        if self.big.numel() == 0:
+            return 0.0
+        largest = float(self.big.amax())
+        if math.isfinite(largest):
+            return largest
+        finite = self.big[self.big.isfinite()]
+        return float(finite.amax()) if finite.numel() else 0.0
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """A float64 copy on the CPU that may be written to.  The one place that knows where references are computed."""
+    return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """a @ b, or with groups the rows of each times its own matrix of b."""
+    if not groups:
+        return _matmul(a, b)
+    return torch.cat([_matmul(a[first:last], b[index]) for index, (first, last) in enumerate(groups)])
+
+
+def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B as the product multiplies them.
+
+    Under autocast on the CPU, rounded once to the half type; A without its zero point, and B's codes of 4 bits with
+    their scales and zeros, both exact in float64.  Otherwise they are the operands themselves.
+    """
+    if operands.affine is not None:
+        return operands.a, operands.weight
+    if operands.zero:
+        return widened(operands.a) - operands.zero, operands.b
+    if not problem.autocast:
+        return operands.a, operands.b
+    half = problem.input_dtype
+    dtype = torch_dtype(half)
+    # Rounded already: the conversion to the half type changes nothing.
+    return round_to(widened(operands.a), half).to(dtype), round_to(widened(operands.b), half).to(dtype)
+
+
+def as_added(problem: Problem, operands: Operands) -> torch.Tensor | None:
+    """The bias operand in float64, under autocast rounded to the half type; ``None`` where there is none."""
+    if operands.bias is None:
+        return None
+    wide = widened(operands.bias)
+    return round_to(wide, problem.input_dtype) if problem.autocast else wide
+
+
+def reference(problem: Problem, operands: Operands) -> Reference:
+    """The product in arithmetic wide enough that its own error cannot decide a verdict.
+
+    Products of two f32 (24 bits) or narrower numbers are exact in float64, so plain float64 leaves
+    ``(K - 1) 2^-53 G``; integer operands give integers below 2^53, hence no error.  For f64 problems see
+    :func:`_beyond_float64`.
+
+    Raises:
+        ValueError: for an op whose arithmetic is not described here.
+    """
+    if problem.op.name not in PROGRAMS:
+        raise ValueError(f"the oracle has no reference for {problem.op.name}; it knows {' '.join(sorted(PROGRAMS))}")
+    given = as_multiplied(problem, operands)
+    a, b = widened(given[0]), widened(given[1])
+    groups = operands.groups
+    if problem.dtypes.out.name == "f64":
+        if groups:
+            parts = [_beyond_float64(a[first:last], b[index]) for index, (first, last) in enumerate(groups)]
+            c, slack = torch.cat([c for c, _ in parts]), torch.cat([slack for _, slack in parts])
+        else:
+            c, slack = _beyond_float64(a, b)
+        return Reference(c, 0.0, slack, *given, groups)
+    integers = not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
+    if operands.affine is not None:
+        return Reference(_multiply(a, b, groups), (problem.shape.k - 1) * 2.0**-53, _dequantised(a, operands), *given)
+    own_theta = 0.0 if integers else max(0, problem.shape.k - 1) * 2.0**-53
+    return Reference(_multiply(a, b, groups), own_theta, None, *given, groups)
+
+
+def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """What the products lose where ``w = (code - 8) scale + zero`` is computed in f32: ``u |A| @ (|w - zero| + |w|)``.
+
+    The difference is exact and the product costs one rounding, which only f32 scales need, the sum another; with an FMA
+    it is one of both.
+    """
+    assert operands.affine is not None
+    zeros = widened(operands.affine)[..., 1].repeat_interleave(operands.problem.group_size, 0)
+    w = operands.weight
+    return _matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
+
+
+def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A @ B for float64 operands with an error far below that of any float64 kernel, and a bound of that error.
+
+    Each operand is cut once, as in the scheme of Ozaki, Ogita, Oishi and Rump (Numer. Algorithms 59, 2012):
+    A = A1 + R with A1 the multiples of ``s_i 2^-w`` nearest to row i, B = B1 + S likewise by columns, and
+    ``2 w + log2 K <= 52``.  Every sum of A1 @ B1 is then exact in float64.  The rest, A1 @ S + R @ B, is some
+    2^-w smaller, and so is the rounding error ``K 2^-53`` of its plain float64 product.  At K = 8192 that is
+    about 2^-18 of the kernel's bound ``K 2^-53 G``; the last additions cost 2 roundings.  Operands with an
+    enormous range within a row make the returned bound larger, never wrong.
+    """
+    k = a.shape[-1]
+    if k == 0 or 0 in a.shape or 0 in b.shape:
+        c = _matmul(a, b)
+        return c, torch.zeros_like(c)
+    width = (52 - math.ceil(math.log2(k))) // 2
+    a1, a_scale = _cut(a, -1, width)
+    b1, b_scale = _cut(b, -2, width)
+    rest_a, rest_b = a - a1, b - b1
+    c = _matmul(a1, b1) + (_matmul(a1, rest_b) + _matmul(rest_a, b))
+    # |R| <= s_i 2^-w / 2 and |S| likewise; sums of K terms, each with K roundings, twice.
+    unit = 2.0 ** (-width - 1) * k * 2.0**-53
+    slack = unit * (a_scale * b.abs().sum(-2, keepdim=True) + a.abs().sum(-1, keepdim=True) * b_scale)
+    slack = slack + 2.0**-52 * c.abs() + k * 2.0**-1073
+    # Inf and NaN cannot be cut: what plain float64 says of such elements is what IEEE arithmetic says in any order.
+    finite = a.isfinite().all(-1, keepdim=True) & b.isfinite().all(-2, keepdim=True)
+    finite = finite & c.isfinite()
+    if not bool(finite.all()):
+        c = torch.where(finite, c, _matmul(a, b))
+        slack = torch.where(finite, slack, 0.0)
+    return c, slack
+
+
+def _cut(x: torch.Tensor, dim: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x to the nearest multiple of ``s 2^-width``, and s: the power of two above the largest along ``dim``."""
+    largest = torch.where(x.isfinite(), x, 0.0).abs().amax(dim, keepdim=True)
+    scale = torch.exp2(torch.frexp(largest)[1].to(torch.float64))
+    # Adding 1.5 * 2^52 quanta makes the addition round to a multiple of the quantum.
+    shift = scale * (1.5 * 2.0 ** (52 - width))
+    return (x + shift) - shift, scale
+
+
+def underflowed(problem: Problem, operands: Operands) -> torch.Tensor:
+    """Where a product of two numbers other than zero may be one in float64: the reference does not know its sign."""
+    a, b = as_multiplied(problem, operands)
+    found: torch.Tensor = _multiply((a != 0.0).double(), (b != 0.0).double(), operands.groups) > 0.0
+    return found
+
+
+def addend_of(problem: Problem, operands: Operands, *, stored: bool = False) -> torch.Tensor | None:
+    """beta * bias where the op itself adds it, float64 and broadcastable; beta = 0 ignores it, NaN included.
+
+    ``stored``: the bias as it is stored, without the rounding of autocast.
+    """
+    own = problem.op.addend or problem.op.name in OWN_BIAS
+    if not own or operands.bias is None or problem.beta == 0.0:
+        return None
+    found = widened(operands.bias) if stored else as_added(problem, operands)
+    assert found is not None
+    return found.mul_(problem.beta)
+
+
+def scale_of(operands: Operands) -> torch.Tensor | None:
+    """What multiplies the product, float64: the scales of B's columns, (N,), or those of A and B, (M, N) or ()."""
+    return operands.scale
+
+
+def with_addend(problem: Problem, operands: Operands, c: torch.Tensor, addend: torch.Tensor | None) -> torch.Tensor:
+    """alpha * c * scale + addend in float64."""
+    scale = scale_of(operands)
+    value = c if problem.alpha == 1.0 else c * problem.alpha
+    if scale is not None:
+        value = value * scale
+    if addend is not None:
+        value = value + addend
+    return value
+
+
+def grid(x: float) -> float:
+    """The largest power of two of which x is a multiple; 1 for 0."""
+    if x == 0.0:
+        return 1.0
+    numerator, denominator = abs(x).as_integer_ratio()
+    return (numerator & -numerator) / denominator
