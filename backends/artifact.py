@@ -26,9 +26,9 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm.backend import Generation, Proof
+from pytest_gemm.api.executed import products_in_source, record_products
+from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
-from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -624,7 +624,7 @@ class CompileSpec:
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
     A number that leads to a candidate which is dropped gives way to the next one, a name does not.
     ``choice`` is the whole name of the candidate, with what its options say of it (``,cache=2.2.8``).
-    ``mode`` is how the program is reached, one of ``pytest_gemm.backend.MODES``, "" for ``torch.compile``.
+    ``mode`` is how the program is reached, one of ``pytest_gemm.api.protocols.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
     ``isa`` is the instruction set of the CPU to generate for, one of ``machine.isa.ISAS``, "" for its own; with

@@ -9,7 +9,8 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Proof, Recipe
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
 from pytest_gemm.numerics.contract import Contract
@@ -249,7 +250,7 @@ class AtenPrepared:
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Call the program eagerly and note which products the dispatcher saw."""
-        from pytest_gemm.executed import record_products
+        from pytest_gemm.api.executed import record_products
         from pytest_gemm.numerics.precision import settings
         from pytest_gemm.operands import guard_pages
 

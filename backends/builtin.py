@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.backends import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
 from pytest_gemm.machine import isa as isa_module

@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Proof
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import naming, tensor_core
 from pytest_gemm.backends.inductor import QUANTISED, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
@@ -197,7 +198,7 @@ class CuteDslPrepared:
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Compute the program with the operator in place of PyTorch's product."""
-        from pytest_gemm.executed import record_products
+        from pytest_gemm.api.executed import record_products
 
         self._executed.clear()
         self._chosen.clear()

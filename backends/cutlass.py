@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import farm, tensor_core
 from pytest_gemm.backends.inductor import (
     QUANTISED,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm.backend import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from pytest_gemm.backend import Availability
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
 from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.backend import Availability
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import (
     QUANTISED,

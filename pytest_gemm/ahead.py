@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
-from pytest_gemm.backend import Availability, Backend, tuned
+from pytest_gemm.api.protocols import Availability, Backend, tuned
 from pytest_gemm.backends.farm import Counts, Farm, Job, Store
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus

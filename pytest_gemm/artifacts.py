@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_gemm import error_map, pin, report
-from pytest_gemm.backend import Scripted, at_isa, in_mode
+from pytest_gemm.api.protocols import Scripted, at_isa, in_mode
 from pytest_gemm.outcome import Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm import artifacts, records, report, session
-from pytest_gemm.backend import Backend, Caching
+from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judge import Case, Evidence, Judge, run_once

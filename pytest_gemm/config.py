@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gemm import effect
-from pytest_gemm.backend import Backend, Registry
+from pytest_gemm.api.protocols import Backend
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.ledger import Ledger, LedgerError
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.machine.isa import ISAS

@@ -22,7 +22,7 @@ from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
 
 if TYPE_CHECKING:
-    from pytest_gemm.backend import Backend
+    from pytest_gemm.api.protocols import Backend
     from pytest_gemm.config import GemmConfig
 
 __all__ = ["Examination", "examine", "in_child", "machine", "report"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_gemm.backend import Backend, Choosing, Configurable, Leveled, Tuning
+from pytest_gemm.api.protocols import Backend, Choosing, Configurable, Leveled, Tuning
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

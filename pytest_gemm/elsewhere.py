@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_gemm import session
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import from_record, to_record

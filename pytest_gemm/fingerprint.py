@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_gemm.backend import Backend, Choosing, Prepared
+from pytest_gemm.api.protocols import Backend, Choosing, Prepared
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Dropped, Unsupported
 from pytest_gemm.problem.dtypes import TF32, DType

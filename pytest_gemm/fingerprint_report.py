@@ -28,7 +28,7 @@ from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import mismatch
 
 if TYPE_CHECKING:
-    from pytest_gemm.backend import Backend
+    from pytest_gemm.api.protocols import Backend
     from pytest_gemm.config import GemmConfig
 
 __all__ = ["Fingerprint", "load", "path_of", "report", "save", "sentences", "table"]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_gemm import report
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.elsewhere import PROPERTY
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.strategies import Trial, forms, size_of, trials

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gemm import artifacts, fuzz, records, report
 from pytest_gemm.ahead import Display
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
 from pytest_gemm.operands import tensors

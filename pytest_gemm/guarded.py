@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.elsewhere import Death, Keeper, Service
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, described
 from pytest_gemm.problem.problem import Problem

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_gemm.backend import Registry
+    from pytest_gemm.api.registry import Registry
 
 __all__ = ["pytest_gemm_register_backends"]
 

@@ -24,13 +24,14 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, device_kernels, faults, foreign, metamorphic, sampled
-from pytest_gemm.backend import (
+from pytest_gemm import compare, faults, foreign, metamorphic, sampled
+from pytest_gemm.api import device_kernels
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import (
     Backend,
     Choosing,
     Parametrised,
     Prepared,
-    Proof,
     Refusing,
     at_isa,
     in_mode,

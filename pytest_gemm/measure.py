@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import roofline, timing
-from pytest_gemm.backend import Backend, Choosing, Prepared, Sparing, Timeable
+from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_gemm.backend import Prepared, Recipe
+from pytest_gemm.api.protocols import Prepared, Recipe
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics import span

@@ -21,7 +21,7 @@ import pytest
 from pytest_gemm import ahead, distribution, effect, hookspec, records, sanitizer, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import report as report_module
-from pytest_gemm.backend import Registry, RegistryError
+from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm.ahead import Compiling
-from pytest_gemm.backend import Availability, Backend, Leveled, Registry
+from pytest_gemm.api.protocols import Availability, Backend, Leveled
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import Activity, Outcome, Reason, described, who

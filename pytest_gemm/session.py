@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import coverage, report, results
 from pytest_gemm import records as records_module
-from pytest_gemm.backend import names_candidates
+from pytest_gemm.api.protocols import names_candidates
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger import Entry, Environment, Ledger, LedgerUse
 from pytest_gemm.machine import isa as isa_module

@@ -31,7 +31,7 @@ import pytest
 
 from pytest_gemm import __version__, baseline, gate, speed_report, turns
 from pytest_gemm.ahead import Display
-from pytest_gemm.backend import Sparing, Tuning
+from pytest_gemm.api.protocols import Sparing, Tuning
 from pytest_gemm.config import cores
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine import key as key_module

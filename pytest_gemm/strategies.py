@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     text = "pytest_gemm.strategies needs Hypothesis, which is not installed: pip install hypothesis"
     raise ModuleNotFoundError(text, name="hypothesis") from error
 
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.operands.distributions import FILLINGS, fillings_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError

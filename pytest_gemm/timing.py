@@ -1059,7 +1059,7 @@ def cross_check(calls: Calls, seconds: float) -> float | None:
     Returns:
         ``None`` where no profiler sees a device.
     """
-    from pytest_gemm import device_kernels
+    from pytest_gemm.api import device_kernels
 
     if not device_kernels.works():
         return None

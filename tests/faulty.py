@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_gemm.backend import Availability, Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem

@@ -32,7 +32,9 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_map
 
 from pytest_gemm import compare
-from pytest_gemm.backend import Availability, Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands

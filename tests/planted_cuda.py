@@ -14,7 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_gemm.backend import Availability, Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason, Unsupported

@@ -23,7 +23,8 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import judge, report
 from pytest_gemm import records as records_module
-from pytest_gemm.backend import Availability, Choosing, Proof, Sparing, names_candidates, tuned
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import cutedsl, naming, tensor_core, torch_compat
 from pytest_gemm.backends import triton as triton_module
@@ -1232,7 +1233,8 @@ def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(pro
 
 DYING = """
     import os
-    from pytest_gemm.backend import Availability, Proof
+    from pytest_gemm.api.proof import Proof
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.numerics.contract import Contract
 
     class Prepared:

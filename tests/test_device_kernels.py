@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pytest_gemm import device_kernels
-from pytest_gemm.backend import Proof
+from pytest_gemm.api import device_kernels
+from pytest_gemm.api.proof import Proof
 
 CUBLAS = [
     "nvjet_sm90_hsh_64x8_64x16_1x2_h_bz_NNT",

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm.backend import Registry
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.doctor import _ask, report
 
 BACKENDS = """
     import os, time
-    from pytest_gemm.backend import Availability
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.outcome import Reason
 
     class Broken:

@@ -24,7 +24,8 @@ CONFTEST = """
 
     import pytest
 
-    from pytest_gemm.backend import Availability, Proof
+    from pytest_gemm.api.proof import Proof
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.outcome import Unsupported
     from pytest_gemm.outcome import Reason
 

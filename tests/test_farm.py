@@ -792,7 +792,7 @@ def test_the_notes_say_what_was_compiled_ahead_and_during_the_tests() -> None:
 
 def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
-        from pytest_gemm.plain import CallableBackend
+        from pytest_gemm.api.callable import CallableBackend
 
         class Zero(CallableBackend):
             def configure(self, options):
@@ -817,9 +817,9 @@ PLANTED = '''
     import os
     from pathlib import Path
 
-    from pytest_gemm.backend import Availability
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.backends.farm import Job, Source, Store, Toolchain
-    from pytest_gemm.plain import CallableBackend
+    from pytest_gemm.api.callable import CallableBackend
 
     KERNEL = """
     extern "C" {{

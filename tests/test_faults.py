@@ -35,7 +35,8 @@ PLANTED = """
     import subprocess
     import time
 
-    from pytest_gemm.backend import Availability, Proof
+    from pytest_gemm.api.proof import Proof
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.numerics.contract import Contract
 
     LOST = []  # made up: what CUDA does after an illegal address

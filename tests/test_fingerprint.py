@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from pytest_gemm import fingerprint, fingerprint_report
-from pytest_gemm.backend import Availability, Proof
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.fingerprint import Column, Print
 from pytest_gemm.machine.key import hardware_key
@@ -564,7 +565,7 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
     pytester.makeconftest(
         """
         import os
-        from pytest_gemm.backend import Availability
+        from pytest_gemm.api.protocols import Availability
 
         class Dies:
             name, devices = "dies", ("cpu",)

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from pytest_gemm import compare, foreign
-from pytest_gemm.backend import Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics import interval
 from pytest_gemm.operands import tensors

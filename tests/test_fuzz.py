@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_gemm import selection, strategies
-from pytest_gemm.backend import Registry
+from pytest_gemm.api.callable import CallableBackend, CallablePrepared
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import judged
@@ -27,7 +28,6 @@ from pytest_gemm.ledger import Ledger
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.plain import CallableBackend, CallablePrepared
 from pytest_gemm.problem.ops import OPS, PROGRAMS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.report import Rerun

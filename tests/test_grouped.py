@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_gemm import compare
-from pytest_gemm.backend import Registry
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
 from pytest_gemm.backends.cpp import CppBackend

@@ -8,13 +8,13 @@ import os
 import pytest
 import torch
 
-from pytest_gemm.backend import Proof
+from pytest_gemm.api.executed import products_in_source, record_products
+from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends import artifact as artifact_module
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import DYN_M_HINT, InductorBackend, cache_dir
-from pytest_gemm.executed import products_in_source, record_products
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from pytest_gemm import config, doctor, records, report, selection
-from pytest_gemm.backend import Generation, Proof, at_isa
+from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.proof import Generation, Proof
+from pytest_gemm.api.protocols import at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend, compiler
@@ -23,7 +25,6 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status, Unsupported
-from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.session import RunState
 

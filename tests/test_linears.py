@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm import compare
-from pytest_gemm.backend import Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend

@@ -16,7 +16,9 @@ import torch
 
 from pytest_gemm import baseline, session, sessions
 from pytest_gemm.ahead import Display
-from pytest_gemm.backend import Availability, Prepared, Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability, Prepared
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger

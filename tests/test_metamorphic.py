@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from pytest_gemm import metamorphic
-from pytest_gemm.backend import Backend, Proof, Registry
+from pytest_gemm.api.callable import CallablePrepared
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Backend
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.plain import CallablePrepared
 from pytest_gemm.problem.problem import Problem
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

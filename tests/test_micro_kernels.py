@@ -22,7 +22,7 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
 from pytest_gemm import config, coverage, judge, pin, results
-from pytest_gemm.backend import Proof
+from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.micro_kernels import Axes, Product, Registered

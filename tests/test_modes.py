@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from pytest_gemm import records, report, selection
-from pytest_gemm.backend import in_mode
+from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.protocols import in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
@@ -20,7 +21,6 @@ from pytest_gemm.judge import Case, Judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import MODES, Outcome, Status, Unsupported
-from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 
 MM = Problem.parse("mm:f32:nn:8x9x10")

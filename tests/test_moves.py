@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm.backend import Availability, Proof
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics.contract import Contract

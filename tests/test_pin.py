@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from pytest_gemm import artifacts, compare, error_map, pin
-from pytest_gemm.backend import Recipe
+from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
@@ -23,7 +24,6 @@ from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
-from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.report import Rerun
 

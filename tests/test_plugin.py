@@ -172,7 +172,8 @@ def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Py
 def test_an_exception_in_any_member_of_a_backend_is_its_case(project: pytest.Pytester, member: str) -> None:
     project.makeconftest(
         f"""
-        from pytest_gemm.backend import Availability, Proof
+        from pytest_gemm.api.proof import Proof
+        from pytest_gemm.api.protocols import Availability
         from pytest_gemm.numerics.contract import Contract
 
         class Prepared:
@@ -323,7 +324,7 @@ def test_two_backends_of_one_name_are_refused(project: pytest.Pytester) -> None:
 # -- backends that cannot run here -----------------------------------------------------------------
 
 ABSENT = """
-    from pytest_gemm.backend import Availability
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.outcome import Reason
 
     class Absent:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm.backend import Registry
+from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from liars import HONEST, LIARS, Planted
 
 from pytest_gemm import report, sampled
-from pytest_gemm.backend import Backend
+from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.judge import Case, Judge
 from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build
 

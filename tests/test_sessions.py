@@ -130,7 +130,9 @@ BACKENDS = """
 import os
 import signal
 
-from pytest_gemm.backend import Availability, Proof, Registry
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.registry import Registry
 
 
 def honest(a, b):

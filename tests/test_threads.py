@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pytest_gemm import records, report, selection, session
+from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
@@ -16,7 +17,6 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.plain import CallableBackend
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 

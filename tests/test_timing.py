@@ -759,7 +759,7 @@ def test_operand_sets_hold_twice_the_cache(size: int, sets: int, monkeypatch: py
 
 def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls in turn, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
-    from pytest_gemm import device_kernels
+    from pytest_gemm.api import device_kernels
 
     assert timing.cross_check(lambda: None, 1.0) is None or torch.cuda.is_available()
     calls: list[str] = []

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 import torch._inductor.test_operators
 
-from pytest_gemm.executed import record_products
+from pytest_gemm.api.executed import record_products
 
 with record_products():
     torch.mm(torch.ones(1, 1), torch.ones(1, 1))

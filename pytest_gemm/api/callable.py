@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gemm.backend import Availability, Proof, Recipe
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_gemm.operands.tensors import Operands
-
-__all__ = ["CallableBackend", "CallablePrepared"]
 
 
 class CallableBackend:

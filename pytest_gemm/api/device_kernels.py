@@ -11,8 +11,6 @@ import functools
 import re
 from collections.abc import Iterable, Iterator
 
-__all__ = ["PRODUCT_OF_A_LIBRARY", "libraries", "profile", "short", "works"]
-
 # Products of cuBLAS, cuBLASLt and cuDNN, by the names that these libraries have used from CUDA 11 to 13:
 # nvjet_sm90_hsh_..., sm80_xmma_gemm_..., ampere_fp16_s16816gemm_..., cutlass::Kernel2<cutlass_80_...> (cuBLAS's own
 # CUTLASS kernels; Inductor's are device_kernel<...>), gemvx::kernel, gemv2T, splitKreduce_kernel, dot_kernel.

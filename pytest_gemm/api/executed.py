@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PRODUCTS", "is_product", "products_in_source", "record_products"]
-
 # Base names of operators that multiply matrices, in any namespace (aten, mkl, mkldnn, onednn, quantized).
 PRODUCTS = frozenset(
     {

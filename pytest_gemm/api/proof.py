@@ -1,0 +1,153 @@
+"""The proof of execution: which kernels computed a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pytest_gemm.api import device_kernels
+from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.outcome import Reason
+
+# What the machine code of a C++ template has to contain, by its micro-kernel; the others need what their vectors do.
+_MICRO_KERNELS: Final[Mapping[str, str]] = {
+    "CppMicroGemmAMX": "amx",
+    "CppMicroGemmWoQInt4Amx": "amx",
+    "CppMicroGemmAVX512VNNI": "vnni",
+    "CppMicroBrgemm": "brgemm",
+    "CppMicroGemmRef": "",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """For which instruction set of the CPU a program was generated and compiled, as three witnesses have it.
+
+    Attributes:
+        asked: one of ``machine.isa.ISAS``.
+        compiled: levels of the compile commands that made its libraries; "" is a command that names none.
+        level: the lowest level that executes all of the libraries' machine code; "" for code without vectors.
+        units: what that code has: ``ymm``, ``zmm``, ``vnni``, ``bf16``, ``amx``, ``amx_fp16``, ``brgemm``.
+        counted: Inductor's counters of micro-kernels that rose while it generated the program.
+    """
+
+    asked: str
+    compiled: tuple[str, ...]
+    level: str
+    units: tuple[str, ...]
+    counted: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self._units}"
+
+    @property
+    def _units(self) -> str:
+        return ", ".join(self.units) or "no vectors"
+
+    def objection(self, chosen: Sequence[str]) -> Reason | None:
+        """Why this is not code of the level that was asked for, or not of the micro-kernel that was chosen.
+
+        Args:
+            chosen: candidates, ``CppMicroGemmFP32Vec-8x48x1``.
+        """
+        if set(self.compiled) != {self.asked}:
+            seen = " and ".join(name or "no instruction set" for name in self.compiled) or "nobody knows what"
+            return Reason("other-isa", f"asked for {self.asked}, the code was compiled for {seen}")
+        if self.level and ISAS.index(self.level) > ISAS.index(self.asked):
+            text = f"asked for {self.asked}, the machine code needs {self.level} (it has {self._units})"
+            return Reason("other-isa", text)
+        if self.counted and ISAS.index(self.asked) < ISAS.index("amx"):  # it counts AMX's alone
+            return Reason("other-isa", f"asked for {self.asked}, Inductor's {', '.join(self.counted)} rose")
+        vectors = "zmm" if ISAS.index(self.asked) >= ISAS.index("avx512") else "ymm"
+        for name in chosen:
+            unit = _MICRO_KERNELS.get(name.partition("-")[0], vectors)
+            if unit and unit not in self.units:
+                text = f"{name} at {self.asked} needs {unit}, the machine code has {self._units}"
+                return Reason("other-micro-kernel", text)
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """Evidence of what computed a result, gathered in four independent ways.
+
+    Attributes:
+        chosen: callers that the selection picked, ``("CppMicroGemmFP32Vec",)``.
+        generated: kernels that the generated program defines.
+        executed: kernels seen to execute during the last run.
+        foreign: matrix products of somebody else seen to execute (``aten.mm``): a fallback.
+        profiled: names of the kernels that the device's own profiler saw, in order; ``None`` where it was not asked.
+        device_kernel: pattern (``re``) of the backend's own kernels among these; "" where any name will do.
+        around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
+            may then be among these.
+        configuration: what the generated code says of each product's blockings, where the backend can read it.
+        contradiction: where the generated code is not that of the candidate that was asked for, in words.
+        provable: ``False`` where there is nothing to prove, for a plain callable.
+        wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
+        generation: for which instruction set the code was generated, where one was asked for.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
+    """
+
+    chosen: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
+    executed: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    profiled: tuple[str, ...] | None = None
+    device_kernel: str = ""
+    around_library: bool = False
+    configuration: tuple[str, ...] = ()
+    contradiction: str = ""
+    provable: bool = True
+    wanted: str = ""
+    generation: Generation | None = None
+    fused: bool | None = None
+    fusions: int = 0
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """What ran, by name: the executed kernels with the choice that they came from.
+
+        Of eager code, which names operators only, the products that the profiler saw stand beside them.
+        """
+        if not self.provable and self.profiled:
+            return self.executed + tuple(f"[{name}]" for name in device_kernels.libraries(self.profiled))
+        code = f" [{self.generation}]" if self.generation is not None else ""
+        executed = tuple(f"{name}{code}" for name in self.executed)
+        if self.chosen and len(self.chosen) == len(self.executed):
+            pairs = zip(self.executed, self.chosen, strict=True)
+            return tuple(f"{e}{code}" if c == e else f"{e} ({c}){code}" for e, c in pairs)
+        return executed + tuple(f"({c})" for c in self.chosen)
+
+    def objection(self) -> Reason | None:
+        """Why the evidence does not show that the backend computed the result; ``None`` when it does."""
+        if self.foreign:
+            return Reason("foreign-kernel", f"the product was computed by {', '.join(self.foreign)}")
+        if not self.provable:
+            return None
+        for name in ("chosen", "generated", "executed"):
+            if not getattr(self, name):
+                return Reason(f"nothing-{name}", f"no kernel of the backend was {name}")
+        if self.wanted and (len(self.chosen) > 1 or not re.match(self.wanted, self.chosen[0])):
+            return Reason(
+                "other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template"
+            )
+        if self.generation is not None and (objection := self.generation.objection(self.chosen)) is not None:
+            return objection
+        if self.contradiction:
+            return Reason("another-candidate", self.contradiction)
+        return self._profiled_objection()
+
+    def _profiled_objection(self) -> Reason | None:
+        if self.profiled is None:
+            return None
+        if not self.around_library and (library := device_kernels.libraries(self.profiled)):
+            return Reason("foreign-kernel", f"the device executed a library's product: {', '.join(library)}")
+        if not any(re.search(self.device_kernel, name) for name in self.profiled):
+            seen = ", ".join(map(device_kernels.short, self.profiled)) or "nothing"
+            return Reason(
+                "nothing-profiled", f"the device executed no kernel of the backend ({self.device_kernel}) but {seen}"
+            )
+        return None
