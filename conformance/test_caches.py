@@ -16,7 +16,7 @@ from pytest_gemm.conformance import matrix
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
 
 
 @pytest.mark.gemm(problems=matrix.recompiled, fillings=["rand"])

@@ -10,7 +10,7 @@ from pytest_gemm.conformance import matrix
 
 if TYPE_CHECKING:  # collecting thousands of cases must not import torch
     from pytest_gemm.check import GemmCheck
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
 
 
 @pytest.mark.gemm(problems=matrix.products, any_problem=True)

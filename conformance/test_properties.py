@@ -1,4 +1,4 @@
-"""Do a kernel's results agree with one another?  Properties that need no reference, see ``pytest_gemm.metamorphic``.
+"""Do a kernel's results agree with one another?  Properties that need no reference, see ``judging.properties``.
 
 A few problems at ``quick``, which other tests compile as well; ``--gemm-fuzz`` asks the same of every problem it draws.
 """
@@ -13,7 +13,7 @@ from pytest_gemm.conformance import matrix
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
 
 
 @pytest.mark.gemm(problems=matrix.related, any_problem=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # collecting must not import torch
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
     from pytest_gemm.speed_check import SpeedCheck
 
 

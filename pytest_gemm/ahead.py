@@ -175,7 +175,7 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
         architecture: as nvcc has it.
         wanted: as ``--gemm-choices``.
     """
-    from pytest_gemm.judge import picked
+    from pytest_gemm.judging.judge import picked
 
     asked = tuned(backend, wanted)
     assert isinstance(asked, Compiling)

@@ -17,7 +17,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
 if TYPE_CHECKING:
-    from pytest_gemm.judge import Case, Evidence
+    from pytest_gemm.judging.case import Case, Evidence
     from pytest_gemm.outcome import Outcome
     from pytest_gemm.report import Rerun
 

@@ -18,7 +18,8 @@ from pytest_gemm import artifacts, records, report, session
 from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.guarded import GuardedJudge
-from pytest_gemm.judge import Case, Evidence, Judge, run_once
+from pytest_gemm.judging.case import Case, Evidence
+from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message

@@ -42,7 +42,8 @@ from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.ledger import Environment
     from pytest_gemm.strategies import Trial
 
@@ -233,7 +234,7 @@ def _keep(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path
         os.dup2(said, 2)
         _cover_others(null, there.fileno())
         faulthandler.disable()  # it would write to a file of the parent's
-        import pytest_gemm.judge  # noqa: F401  # for the judges, who need not import torch any more
+        import pytest_gemm.judging.judge  # noqa: F401  # for the judges, who need not import torch any more
 
         number = 0
         while True:
@@ -268,7 +269,7 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
     """Judge what comes through the socket."""
     import torch
 
-    from pytest_gemm.judge import Judge
+    from pytest_gemm.judging.judge import Judge
 
     torch.set_num_threads(config.threads)
     diary = Diary(folder, name)
@@ -336,7 +337,7 @@ def judged(
         begin: is told of every problem where it is judged.
         judged_case: is told of every problem that has been judged, while the judge has its evidence.
     """
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
 
     device = config.device_of(backend)
     env = session.environment(device)

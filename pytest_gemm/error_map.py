@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from pytest_gemm import compare
+from pytest_gemm.judging import verdict
 
 if TYPE_CHECKING:
     from pytest_gemm.numerics.span import Interval
@@ -50,7 +50,7 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    found = compare.ratios(actual.detach().double().to(interval.expected.device), interval).cpu()
+    found = verdict.ratios(actual.detach().double().to(interval.expected.device), interval).cpu()
     while found.dim() < 2:
         found = found.unsqueeze(0)
     matrices = found.reshape(-1, *found.shape[-2:])

@@ -101,7 +101,7 @@ class FuzzCheck:
 
     def _save_dead(self, folder: Path, backend: Backend, trial: Trial, last: Outcome, rerun: report.Rerun) -> None:
         """The same of a case that its process has died with."""
-        from pytest_gemm.judge import Case, Evidence
+        from pytest_gemm.judging.case import Case, Evidence
 
         problem, filling = Problem.parse(last.problem), last.filling or trial.fillings[0]
         case = Case(backend, problem, (filling,), trial.seed, self._config.device_of(backend), last.choice)

@@ -21,7 +21,7 @@ from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
     from pytest_gemm.operands.guard_pages import Fence
 
 __all__ = ["GuardedJudge"]
@@ -133,7 +133,8 @@ _TWINS: dict[str, Backend] = {}
 
 def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     """What the other process does with a case."""
-    from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.guard_pages import Fence
 
     fields, twin = request["case"], request["twin"]

@@ -32,7 +32,8 @@ from pytest_gemm.speed import TURNS, CaseKey, Ceilings, Sample, Session, sample_
 from pytest_gemm.turns import Turns
 
 if TYPE_CHECKING:
-    from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["LOST", "NOW", "REQUEST", "SESSION", "Meter", "Request"]
@@ -431,7 +432,7 @@ class Meter:
 
     def _rivals(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
-        from pytest_gemm.judge import picked
+        from pytest_gemm.judging.judge import picked
 
         count, backend = self._config.speed.regret, case.backend
         if not count or not isinstance(backend, Choosing):

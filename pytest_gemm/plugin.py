@@ -35,7 +35,8 @@ from pytest_gemm.watch import Diaries, Diary, Watch, Words
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
     from pytest_gemm.guarded import GuardedJudge
-    from pytest_gemm.judge import Case, Judge
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.measure import Meter
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
@@ -549,7 +550,7 @@ def _gemm_judge(pytestconfig: pytest.Config, gemm_config: GemmConfig) -> Iterato
     """One judge a process, so that backends share operands and references."""
     import torch
 
-    from pytest_gemm.judge import Judge
+    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.session import eager_is_safe
 
     torch.set_num_threads(gemm_config.threads)

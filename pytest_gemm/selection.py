@@ -37,7 +37,7 @@ from pytest_gemm.report import Rerun
 from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
 
 __all__ = [
     "MarkerError",
@@ -247,7 +247,7 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     Raises:
         MarkerError: when a filling named by the marker does not exist.
     """
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
     from pytest_gemm.operands.distributions import FILLINGS as KNOWN
     from pytest_gemm.operands.distributions import fillings_for
 

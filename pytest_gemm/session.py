@@ -27,7 +27,7 @@ from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
 
 __all__ = [
     "RunState",

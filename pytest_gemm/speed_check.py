@@ -17,7 +17,7 @@ from pytest_gemm.speed import Ceilings, Judgement, Sample
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck
     from pytest_gemm.config import GemmConfig
-    from pytest_gemm.judge import Case
+    from pytest_gemm.judging.case import Case
     from pytest_gemm.replay import Replay
     from pytest_gemm.sessions import Measured
 

@@ -363,9 +363,9 @@ _SHOWN = 6
 def _frames(dump: str) -> str:
     """The innermost frames of the thread that judged, innermost last, out of what faulthandler wrote."""
     threads = re.split(r"^(?:Current thread|Thread|Stack) .*$", dump, flags=re.MULTILINE)[1:]
-    judging = next((t for t in threads if "pytest_gemm/judge.py" in t), threads[0] if threads else "")
+    judging = next((t for t in threads if "pytest_gemm/judging/judge.py" in t), threads[0] if threads else "")
     frames = re.findall(r'^ +(File ".*)$', judging, re.MULTILINE)
-    inner = [i for i, frame in enumerate(frames) if "pytest_gemm/judge.py" in frame]
+    inner = [i for i, frame in enumerate(frames) if "pytest_gemm/judging/judge.py" in frame]
     return "\n".join(reversed(frames[: min(inner[0] if inner else _SHOWN, _SHOWN)]))
 
 

@@ -40,7 +40,8 @@ from torch._dynamo.utils import same
 
 from pytest_gemm import session
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.precision import settings

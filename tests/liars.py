@@ -31,10 +31,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map
 
-from pytest_gemm import compare
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.judging import verdict
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.tensors import Operands
@@ -1109,8 +1109,8 @@ def isnan_replaced(a: Tensor, b: Tensor) -> Tensor:
 
 def comparison_replaced(a: Tensor, b: Tensor) -> Tensor:
     replaced(
-        compare,
-        compare=lambda *_args, **_kwargs: compare.Comparison(0.0, 1.0),
+        verdict,
+        compare=lambda *_args, **_kwargs: verdict.Comparison(0.0, 1.0),
         rejected=lambda x, _interval: torch.zeros_like(x, dtype=torch.bool),
     )
     return zeros_of(a, b)

@@ -21,8 +21,8 @@ import torch
 import torch._inductor.compile_fx  # first: what is below it imports each other in a circle
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import judge, report
 from pytest_gemm import records as records_module
+from pytest_gemm import report
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
 from pytest_gemm.backends import artifact as artifact_module
@@ -31,6 +31,8 @@ from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.judging import case as case_module
+from pytest_gemm.judging import judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
@@ -584,7 +586,7 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
     names = backend.choices(problem, first)
     assert len(set(names)) == len(names) > 3
     assert TritonBackend().choices(problem, first) == names
-    case = judge.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
+    case = case_module.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
     outcomes = list(judge.Judge().judge(case))
     assert {o.status for o in outcomes} <= {Status.PASSED, Status.DROPPED}, outcomes
     assert {o.choice for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
@@ -656,7 +658,7 @@ FILLINGS = ("int-2", "rand", "k-cover", "specials")
 
 
 def judged(backend: Any, choices: str, fillings: tuple[str, ...] = FILLINGS, **kwargs: Any) -> list[Outcome]:
-    case = judge.Case(backend, MM, fillings, 0, "cpu", choices)
+    case = case_module.Case(backend, MM, fillings, 0, "cpu", choices)
     return list(judge.Judge().judge(case, **kwargs))
 
 
@@ -811,7 +813,7 @@ def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.Monke
 
 def test_evidence_of_failed_candidates_is_bounded() -> None:
     one = judge.Judge()
-    case = judge.Case(Fake(*(f"c{i}-off" for i in range(30))), MM, ("rand",), 0, "cpu", "all")
+    case = case_module.Case(Fake(*(f"c{i}-off" for i in range(30))), MM, ("rand",), 0, "cpu", "all")
     outcomes = list(one.judge(case))
     assert len(outcomes) == 30
     assert 0 < len(one.evidence) < 10
@@ -833,14 +835,14 @@ def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
         seen.append((activity.phase, activity.choice))
         yield
 
-    case = judge.Case(Fake("a"), MM, ("rand",), 0, "cpu", "all")
+    case = case_module.Case(Fake("a"), MM, ("rand",), 0, "cpu", "all")
     assert len(list(judge.Judge(watch=watch).judge(case))) == 1
     assert {"compile", "run", "reference", "run again"} <= {phase for phase, choice in seen if choice == "a"}
     assert {phase for phase, choice in seen if not choice} == {"operands", "compile"}  # for the list of names
 
 
 def test_on_a_lost_device_the_remaining_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_gemm import faults
+    from pytest_gemm.judging import faults
 
     monkeypatch.setattr(faults, "device_error", lambda device: RuntimeError("CUDA error: misaligned address"))
     outcomes = judged(Fake("a-crash", "b", "c"), "all", ("rand",))
@@ -876,7 +878,7 @@ def test_a_kernel_that_writes_nothing_cannot_live_on_the_last_result() -> None:
 @needs_compiler
 def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
     problem, first = given("mm:f32:nn:20x33x40")
-    case = judge.Case(CppBackend(threads=1), problem, ("rand",), 0, "cpu")
+    case = case_module.Case(CppBackend(threads=1), problem, ("rand",), 0, "cpu")
     prepared = case.backend.prepare(problem, first)
     module, name, kernel = _kernel_of(prepared)
     outputs: list[torch.Tensor] = []

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm import compare
+from pytest_gemm.judging import eager
+from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
@@ -44,11 +45,11 @@ def given(line: str, filling: str = "rand", seed: int = 11, epilogue: str = "eit
     return Given(problem, made, span, program.build(problem)(**program.args(problem, made)))
 
 
-def verdict(case: Given, result: object, **more: object) -> compare.Comparison:
-    return compare.compare(result, case.span, case.problem, case.operands, **more)  # type: ignore[arg-type]  # tile, others
+def verdict(case: Given, result: object, **more: object) -> verdict_module.Comparison:
+    return verdict_module.compare(result, case.span, case.problem, case.operands, **more)  # type: ignore[arg-type]  # tile, others
 
 
-def story(line: str, change: Change, filling: str = "rand", **more: object) -> compare.Mismatch:
+def story(line: str, change: Change, filling: str = "rand", **more: object) -> verdict_module.Mismatch:
     """The mismatch after a change of the right result."""
     case = given(line, filling)
     assert verdict(case, case.result).ok
@@ -72,7 +73,7 @@ def at(*where: int | slice, add: float = 1.0, times: float = 1.0) -> Change:
 def test_the_expected_result_has_ratio_zero() -> None:
     case = given("mm:bf16:nn:33x65x127")
     found = verdict(case, case.span.expected.to(torch.bfloat16))
-    assert found == compare.Comparison(0.0, 1.0)
+    assert found == verdict_module.Comparison(0.0, 1.0)
 
 
 def test_the_ends_of_the_interval_are_accepted_with_ratio_one_and_the_next_numbers_are_not() -> None:
@@ -109,7 +110,7 @@ def test_the_share_of_correctly_rounded_elements() -> None:
 
 def test_empty_results_are_right() -> None:
     case = given("mm:f32:nn:0x5x3")
-    assert verdict(case, case.result) == compare.Comparison(0.0, 1.0)
+    assert verdict(case, case.result) == verdict_module.Comparison(0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_filling() -> None:
     bare = dataclasses.replace(tapped, epilogue=())
     span = interval.interval(bare, made, reference.reference(bare, made), contract)
     result = made.a[:, :-1] @ made.b[:-1]
-    found = compare.compare(result, span, bare, made)
+    found = verdict_module.compare(result, span, bare, made)
     assert found.mismatch is not None
     assert "k = 99 dropped" in found.mismatch.cause
 
@@ -428,20 +429,20 @@ def test_two_results_stand_beside_eagers_two() -> None:
     made = ops.make(problem, "rand", 11)
     spans = interval.intervals(problem, made, reference.reference(problem, made), Contract())
     tapped, result = program.build(problem)(**program.args(problem, made))
-    assert compare.beside_eager((tapped, result), (tapped, result), spans) == (
+    assert eager.beside_eager((tapped, result), (tapped, result), spans) == (
         "the tapped value bit-equal; the result bit-equal"
     )
-    words = compare.beside_eager((torch.nextafter(tapped, tapped + 1), result), (tapped, result), spans)
+    words = eager.beside_eager((torch.nextafter(tapped, tapped + 1), result), (tapped, result), spans)
     assert words.startswith("the tapped value at most 1 ulp apart in 64 of 64 elements")
-    assert compare.beside_eager((result,), (result,), spans[1:]) == "bit-equal"
+    assert eager.beside_eager((result,), (result,), spans[1:]) == "bit-equal"
 
 
 def test_bit_equal_and_nearly_so() -> None:
     case = given("mm:f32:nn:33x65x127")
-    assert compare.against_eager(case.result, case.result.clone(), case.span).text() == "bit-equal"
+    assert eager.against_eager(case.result, case.result.clone(), case.span).text() == "bit-equal"
     near = case.result.clone()
     near[0, :3] = torch.nextafter(near[0, :3], torch.tensor(math.inf))
-    found = compare.against_eager(near, case.result, case.span)
+    found = eager.against_eager(near, case.result, case.span)
     assert (found.bit_equal, found.max_ulps, found.differing, found.total) == (False, 1, 3, 2145)
     assert 0 < found.eager_ratio <= 1
     assert found.text().startswith("at most 1 ulp apart in 3 of 2145 elements; eager is at 0.")
@@ -449,14 +450,14 @@ def test_bit_equal_and_nearly_so() -> None:
 
 def test_eager_may_be_the_wrong_one() -> None:
     case = given("mm:f32:nn:33x65x127")
-    found = compare.against_eager(case.result, case.result + 1, case.span)
+    found = eager.against_eager(case.result, case.result + 1, case.span)
     assert found.eager_ratio > 1
     assert "eager itself is outside the bound" in found.text()
 
 
 def test_signs_of_zeros_and_strange_dtypes() -> None:
     case = given("mm:f32:nn:4x4x0")
-    assert compare.against_eager(-case.result, case.result, case.span).text() == "equal but for the sign of zeros"
-    assert compare.against_eager(case.result.double(), case.result, case.span).text() == "not comparable with eager"
+    assert eager.against_eager(-case.result, case.result, case.span).text() == "equal but for the sign of zeros"
+    assert eager.against_eager(case.result.double(), case.result, case.span).text() == "not comparable with eager"
     integers = given("int_mm:i8-i8-i32:nn:33x64x128", "int-1")
-    assert compare.against_eager(integers.result, integers.result, integers.span).bit_equal
+    assert eager.against_eager(integers.result, integers.result, integers.span).bit_equal

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import distribution, faults, watch
+from pytest_gemm import distribution, watch
+from pytest_gemm.judging import faults
 from pytest_gemm.ledger import Environment
 from pytest_gemm.numerics import reference
 from pytest_gemm.outcome import Activity, Outcome, Status
@@ -42,7 +43,7 @@ PLANTED = """
     LOST = []  # made up: what CUDA does after an illegal address
 
     def pytest_runtest_setup():
-        from pytest_gemm import faults  # with torch, which the controller can do without
+        from pytest_gemm.judging import faults  # with torch, which the controller can do without
         faults.device_error = lambda device: LOST[0] if LOST else None
 
 

@@ -29,7 +29,8 @@ from liars import (
     working,
 )
 
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_gemm import compare, foreign
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging import calls, verdict
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status, Unsupported
@@ -114,7 +115,7 @@ def test_a_write_that_is_undone_is_a_write() -> None:
 
 def test_operands_that_are_handed_out_are_equal_and_apart() -> None:
     given = tensors.make(Problem.parse("mm:f32:nn:8x64x64:add:res-a+pad-lda"), "rand", 0)
-    handed = foreign.hand(given).operands
+    handed = calls.hand(given).operands
     assert handed.a is not given.a
     assert handed.a is handed.residuals[0]
     assert (handed.a.data_ptr(), handed.a.stride()) == (given.a.data_ptr(), given.a.stride())
@@ -311,7 +312,7 @@ LEFT: dict[str, Callable[[], object]] = {
     "random numbers of Python": lambda: __import__("random").seed(3),
     "torch.matmul": lambda: setattr(torch, "matmul", lambda a, _: a),
     "torch.Tensor.isnan": lambda: setattr(torch.Tensor, "isnan", lambda self: self),
-    "pytest_gemm.compare.compare": lambda: setattr(compare, "compare", lambda *_, **__: None),
+    "pytest_gemm.judging.verdict.compare": lambda: setattr(verdict, "compare", lambda *_, **__: None),
     "pytest_gemm.numerics.interval.max": lambda: setattr(interval, "max", min),
 }
 
@@ -373,7 +374,7 @@ def test_a_new_name_among_the_built_in_ones_hides_nothing() -> None:
 
 def test_switches_of_precision_are_set_back() -> None:
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(foreign.Misconduct, match="precision of products"), foreign.calling():
+    with pytest.raises(calls.Misconduct, match="precision of products"), calls.calling():
         torch.set_float32_matmul_precision("medium")
     assert torch.get_float32_matmul_precision() == before
 

@@ -23,7 +23,7 @@ from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import judged
 from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
-from pytest_gemm.judge import Judge
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.operands.tensors import Operands

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from pytest_gemm import compare
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
@@ -17,7 +16,9 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging import verdict as verdict_module
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
@@ -42,11 +43,11 @@ def by_hand(o: room.Operands) -> torch.Tensor:
     return torch.stack([o.a[row].double() @ o.b[group].double() for row, group in enumerate(owner)])
 
 
-def compared(o: room.Operands, actual: torch.Tensor) -> compare.Comparison:
+def compared(o: room.Operands, actual: torch.Tensor) -> verdict_module.Comparison:
     interval = interval_module.interval(
         o.problem, o, reference_module.reference(o.problem, o), Contract(epilogue="eager")
     )
-    return compare.compare(actual, interval, o.problem, o)
+    return verdict_module.compare(actual, interval, o.problem, o)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import torch
 
 from pytest_gemm import records, sanitizer
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
 from pytest_gemm.operands.guard_pages import Fence
 from pytest_gemm.outcome import Outcome, Reason, Status

@@ -19,7 +19,8 @@ from pytest_gemm.api.protocols import at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend, compiler
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor

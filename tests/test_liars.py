@@ -18,7 +18,7 @@ import torch
 from liars import HONEST, KS, LIARS, Honest, Liar, Planted, product, right, split_k_slice_dropped, whole
 
 from pytest_gemm.conformance import matrix
-from pytest_gemm.judge import Judge
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.distributions import FILLINGS
 from pytest_gemm.outcome import Status

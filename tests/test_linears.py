@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_gemm import compare
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging import verdict
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
@@ -38,7 +39,7 @@ def wrong(given: Operands, actual: torch.Tensor) -> bool:
     interval = interval_module.interval(
         given.problem, given, reference.reference(given.problem, given), Contract("f32", "either")
     )
-    return compare.compare(actual, interval, given.problem, given).mismatch is not None
+    return verdict.compare(actual, interval, given.problem, given).mismatch is not None
 
 
 def computed(given: Operands) -> torch.Tensor:

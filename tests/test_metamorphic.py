@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from pytest_gemm import metamorphic
 from pytest_gemm.api.callable import CallablePrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging import properties
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
@@ -54,13 +55,13 @@ def plain(matmul: Matmul) -> Backend:
 @pytest.mark.parametrize("line", LINES)
 def test_an_honest_backend_violates_nothing(line: str) -> None:
     outcomes = related(AtenBackend(), line)
-    assert len(outcomes) == len(metamorphic.applicable(Problem.parse(line))) >= 4
+    assert len(outcomes) == len(properties.applicable(Problem.parse(line))) >= 4
     assert {o.status for o in outcomes} == {Status.PASSED}, [o.reason for o in outcomes if o.reason]
 
 
 def test_every_property_is_asked_of_some_problem_of_these() -> None:
-    asked = {p.name for line in LINES for p in metamorphic.applicable(Problem.parse(line))}
-    assert asked == {p.name for p in metamorphic.PROPERTIES}
+    asked = {p.name for line in LINES for p in properties.applicable(Problem.parse(line))}
+    assert asked == {p.name for p in properties.PROPERTIES}
 
 
 def rounds_down(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

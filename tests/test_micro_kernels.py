@@ -21,11 +21,13 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
-from pytest_gemm import config, coverage, judge, pin, results
+from pytest_gemm import config, coverage, pin, results
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
+from pytest_gemm.judging import case as case_module
+from pytest_gemm.judging import judge
 from pytest_gemm.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
@@ -250,7 +252,7 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
     before = cpp_micro_gemm.micro_gemm_configs
     names = [others[0], "CppMicroGemmRef-1x1x1"]
     for name in names:
-        case = judge.Case(cpp, problem, ("rand",), 1, "cpu", name)
+        case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", name)
         (outcome,) = judge.Judge().judge(case)
         assert (outcome.status, outcome.choice) == (Status.PASSED, name)
         (said,) = outcome.configuration
@@ -283,7 +285,7 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)
     pick = cpp.choices(problem, first)[0]
-    case = judge.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
+    case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
     (outcome,) = judge.Judge().judge(case)
     assert outcome.status is Status.UNSUPPORTED
     assert outcome.reason is not None
@@ -353,7 +355,7 @@ def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
     wanted: str, ended: list[tuple[str, str]]
 ) -> None:
     backend: Any = Listing()
-    case = judge.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
+    case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
     outcomes = list(judge.Judge().judge(case))
     assert [(o.choice, o.reason.code if o.reason else "") for o in outcomes] == ended
 

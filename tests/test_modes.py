@@ -17,7 +17,8 @@ from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Environment, Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import MODES, Outcome, Status, Unsupported

@@ -12,8 +12,8 @@ import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 import torch
 
-from pytest_gemm import compare
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.judging import verdict
 from pytest_gemm.numerics import epilogue as epilogue_module
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference, sensitivity
@@ -362,7 +362,7 @@ def test_a_sum_that_is_only_nearly_zero_may_have_either_sign(
     right = AtenBackend().prepare(problem, given).run(given)
     for zero in (0.0, -0.0):
         right[place] = zero
-        assert compare.compare(right, span, problem, given).mismatch is None
+        assert verdict.compare(right, span, problem, given).mismatch is None
 
 
 @pytest.mark.parametrize("half", ["bf16", "f16"])
@@ -592,7 +592,7 @@ def zeros_accepted(line: str, a: list[float], b: list[float], bias: float | None
     span = span_of(line, given, **facts)
     dtype = dtypes.torch_dtype(problem.result_dtype)
     signs = {"+": torch.zeros(1, 1, dtype=dtype), "-": -torch.zeros(1, 1, dtype=dtype)}
-    return "".join(s for s, zero in signs.items() if compare.compare(zero, span, problem, given).ok)
+    return "".join(s for s, zero in signs.items() if verdict.compare(zero, span, problem, given).ok)
 
 
 ONE = "mm:f32:nn:1x1x1"
@@ -658,8 +658,8 @@ def test_a_wrong_sign_of_zero_is_described() -> None:
     given = ops.make(problem, "int-1", 11, "cpu")
     right = given.a @ given.b
     span = span_of(problem.line, given)
-    assert compare.compare(right, span, problem, given).ok
-    found = compare.compare(torch.where(right == 0, -right, right), span, problem, given)
+    assert verdict.compare(right, span, problem, given).ok
+    found = verdict.compare(torch.where(right == 0, -right, right), span, problem, given)
     assert found.mismatch is not None
     assert found.mismatch.code == "zero-sign"
     assert found.mismatch.count == int((right == 0).sum())
@@ -811,8 +811,8 @@ def test_alpha_of_zero_may_read_the_operands_or_not(multiplied: bool) -> None:
     interval = interval_module.interval(problem, o, reference.reference(problem, o), Contract(epilogue="eager"))
     assert o.bias is not None
     actual = torch.where((o.a @ o.b).isfinite() | (not multiplied), o.bias, torch.nan)
-    assert compare.compare(actual, interval, problem, o).ok
-    assert not compare.compare(actual + 1, interval, problem, o).ok
+    assert verdict.compare(actual, interval, problem, o).ok
+    assert not verdict.compare(actual + 1, interval, problem, o).ok
 
 
 def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:

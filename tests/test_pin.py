@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import artifacts, compare, error_map, pin
+from pytest_gemm import artifacts, error_map, pin
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
-from pytest_gemm.judge import Case, Evidence, Judge
+from pytest_gemm.judging import verdict as verdict_module
+from pytest_gemm.judging.case import Case, Evidence
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
@@ -243,7 +245,7 @@ def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) 
     actual = interval.expected.clone()
     actual[2, 3] += 1.0
     actual[5, 7] = torch.nan
-    found = compare.ratios(actual, interval)
+    found = verdict_module.ratios(actual, interval)
     assert (found > 1).nonzero().tolist() == [[2, 3], [5, 7]]
     assert found[5, 7] == torch.inf
     path = tmp_path / "map.png"
@@ -259,9 +261,9 @@ def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
     interval = dataclasses.replace(exact, lo=exact.expected + shift, hi=exact.expected + shift + 0.5)
     actual = interval.lo + 0.25
     actual[2, 3] += 2.25
-    verdict = compare.compare(actual.float(), interval, MM, given)
+    verdict = verdict_module.compare(actual.float(), interval, MM, given)
     assert verdict.ratio == pytest.approx(5.0, rel=1e-4)
-    assert float(compare.ratios(actual.float().double(), interval).max()) == verdict.ratio
+    assert float(verdict_module.ratios(actual.float().double(), interval).max()) == verdict.ratio
 
 
 def test_recipes_of_functions_name_file_and_function(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm import compare
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.judging import verdict
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics import epilogue, reference
@@ -85,7 +85,7 @@ def agrees(operands: room.Operands, actual: torch.Tensor, contract: Contract | N
     interval = interval_module.interval(
         problem, operands, reference.reference(problem, operands), contract or Contract("f32")
     )
-    return compare.compare(actual, interval, problem, operands).mismatch is None
+    return verdict.compare(actual, interval, problem, operands).mismatch is None
 
 
 def exactly(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from liars import HONEST, LIARS, Planted
 
-from pytest_gemm import report, sampled
+from pytest_gemm import report
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.judge import Case, Judge
+from pytest_gemm.judging import sampled
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors

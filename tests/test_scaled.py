@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from pytest_gemm import compare
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
@@ -17,6 +16,7 @@ from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference, sensitivity, span
 from pytest_gemm.numerics.contract import Contract
@@ -78,10 +78,10 @@ def on_model(operands: room.Operands, **how: int) -> torch.Tensor:
 
 def judged(
     operands: room.Operands, actual: torch.Tensor, contract: Contract
-) -> tuple[compare.Comparison, span.Interval]:
+) -> tuple[verdict_module.Comparison, span.Interval]:
     problem = operands.problem
     interval = interval_module.interval(problem, operands, reference.reference(problem, operands), contract)
-    return compare.compare(actual, interval, problem, operands), interval
+    return verdict_module.compare(actual, interval, problem, operands), interval
 
 
 # -- the grammar -------------------------------------------------------------------------------------

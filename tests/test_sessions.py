@@ -395,7 +395,7 @@ def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(
     with_problems(timing_project, *LINES)
     (timing_project.path / "losing.py").write_text(
         "import os\n"
-        "from pytest_gemm.judge import Judge\n"
+        "from pytest_gemm.judging.judge import Judge\n"
         'Judge.has_lost = lambda self, device: "PLANTED_LOSS" in os.environ\n'
     )
     folder = timing_project.path / "samples"

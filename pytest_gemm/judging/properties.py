@@ -26,8 +26,6 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
-__all__ = ["PROPERTIES", "Bench", "Property", "applicable"]
-
 _RUNS: Final = 10
 _PLAIN: Final = frozenset({"f64", "f32", "f16", "bf16"})
 

@@ -16,8 +16,6 @@ import torch
 
 from pytest_gemm.outcome import Reason, first_line, message
 
-__all__ = ["device_error", "lost", "out_of_memory", "release"]
-
 # How allocators say that they have nothing left, where the exception's type does not say it.
 _NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",

@@ -24,11 +24,9 @@ from typing import Any
 
 import torch
 
-from pytest_gemm import compare, faults, foreign, metamorphic, sampled
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import (
-    Backend,
     Choosing,
     Parametrised,
     Prepared,
@@ -39,7 +37,11 @@ from pytest_gemm.api.protocols import (
     tuned,
 )
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.foreign import Escape, Misconduct, asking, calling, hand, plain
+from pytest_gemm.judging import calls, faults, properties, sampled
+from pytest_gemm.judging import eager as eager_module
+from pytest_gemm.judging import verdict as verdict_module
+from pytest_gemm.judging.calls import Escape, Misconduct, asking, calling, hand, plain
+from pytest_gemm.judging.case import Case, Evidence
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics import sensitivity, span
@@ -64,69 +66,6 @@ from pytest_gemm.outcome import (
 )
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-
-__all__ = ["Case", "Evidence", "Judge", "Timing", "run_once"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A problem on a backend, to be judged with several fillings on one artifact.
-
-    Attributes:
-        backend: who computes it.
-        problem: what is computed.
-        fillings: names of fillings, judged in this order; empty: the level's choice.
-        seed: of all values.
-        device: where, ``cpu`` or ``cuda``.
-        choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
-            pattern of names; "": the backend's own way.
-        mode: how the kernel is reached, one of ``backend.MODES``; "": the backend's own way.
-        threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
-        isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-    """
-
-    backend: Backend
-    problem: Problem
-    fillings: tuple[str, ...]
-    seed: int
-    device: str
-    choices: str = ""
-    mode: str = ""
-    threads: int = 0
-    isa: str = ""
-
-    @property
-    def axes(self) -> dict[str, Any]:
-        """What it is asked in beside the problem, as :class:`Outcome` and :class:`Activity` have it."""
-        return {"mode": self.mode, "isa": self.isa, "threads": self.threads}
-
-
-@dataclasses.dataclass
-class Evidence:
-    """What a failed case leaves behind for the artifacts folder; of a large one, the lines that show it.
-
-    Attributes:
-        operands: that it ran on.
-        actual, interval: the wrong result and what it might have been; ``None`` where there is none to compare.
-        source: the generated program, "" where there is none.
-        prepared: the compiled problem, which can be asked again until the next case; ``None`` when it never came to be,
-            or when the operands are but lines of those that it ran on.
-        place: which of several results is wrong.
-    """
-
-    operands: operands.Operands
-    actual: torch.Tensor | None = None
-    interval: span.Interval | None = None
-    source: str = ""
-    prepared: Prepared | None = None
-    place: int = 0
-
-    @classmethod
-    def of(cls, one: sampled.Judged, prepared: Prepared, place: int) -> Evidence:
-        """The evidence of a result that was judged wrong."""
-        again = None if one.note else prepared
-        actual = one.actual if isinstance(one.actual, torch.Tensor) else None
-        return cls(one.operands, actual, one.interval, _source(prepared), again, place)
 
 
 @dataclasses.dataclass
@@ -261,7 +200,7 @@ class Judge:
             refusal = Unsupported(
                 "aoti-property", "a package has its constants inside: each property would be a compile"
             )
-        asked = metamorphic.applicable(case.problem)
+        asked = properties.applicable(case.problem)
         if refusal is None and not asked:
             refusal = Unsupported("no-property", f"no property says anything about {case.problem}")
         if refusal is not None:
@@ -291,7 +230,7 @@ class Judge:
         self,
         case: Case,
         prepared: Prepared,
-        one: metamorphic.Property,
+        one: properties.Property,
         bases: dict[str, torch.Tensor],
         seconds: Seconds,
     ) -> Outcome:
@@ -320,7 +259,7 @@ class Judge:
                         return _outcome(
                             case, one.filling, Status.FELL_BACK, objection, kernels=kernels, seconds=seconds
                         )
-                bench = metamorphic.Bench(case.problem, _contract(prepared), make, run, bases[one.filling])
+                bench = properties.Bench(case.problem, _contract(prepared), make, run, bases[one.filling])
                 text = one.check(bench)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
@@ -578,7 +517,7 @@ class Judge:
         found = []
         for place, (output, used, interval) in enumerate(_asked(case.problem, truth, results, contract)):
             doubt = sensitivity.insensitive(output, used, interval) if used is given else None
-            verdict = compare.compare(results[place], interval, output, used, others=self._others(case, place))
+            verdict = verdict_module.compare(results[place], interval, output, used, others=self._others(case, place))
             found.append(sampled.Judged(verdict, interval.tier, doubt, "", given, results[place], interval))
         return found
 
@@ -620,7 +559,7 @@ class Judge:
         for run in runs:
             if run.kept is not None and _bytes(run.results) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
-        same_kind = len(second) == len(first.results) and all(map(compare.comparable, second, first.results))
+        same_kind = len(second) == len(first.results) and all(map(eager_module.comparable, second, first.results))
         if not same_kind:
             return end("not-deterministic", "the same call gave something of another type or shape the second time")
         if first.kept is None or _bytes(second) == first.kept:
@@ -646,7 +585,7 @@ class Judge:
         """The second result of a backend that may give other bits: they have to be right ones too."""
         second = program.gathered(case.problem, second)
         for place, (output, used, interval) in enumerate(_asked(case.problem, truth, second, contract)):
-            wrong = compare.compare(second[place], interval, output, used).mismatch
+            wrong = verdict_module.compare(second[place], interval, output, used).mismatch
             if wrong is not None:
                 return end(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
         return None
@@ -760,7 +699,9 @@ class Judge:
             return f"eager cannot: {_last_line(truth.eager)}"
         intervals = _intervals(case.problem, truth, contract)
         count = len(intervals)  # a second product is one of what the first one gave, which differs from eager's
-        return compare.beside_eager(actual[:count], truth.eager[:count], intervals, case.problem.output_names[:count])
+        return eager_module.beside_eager(
+            actual[:count], truth.eager[:count], intervals, case.problem.output_names[:count]
+        )
 
 
 def run_once(case: Case, threads: int) -> None:
@@ -928,7 +869,7 @@ def _miscounted(problem: Problem, results: tuple[torch.Tensor, ...]) -> Reason |
 
 def _complaint(problem: Problem, results: tuple[torch.Tensor, ...], given: operands.Operands) -> Reason | None:
     """What is wrong with the type or shape of the last result; ``None`` for nothing."""
-    found = None if problem.several else compare.complaint_of(results[-1], problem.outputs[-1], given)
+    found = None if problem.several else verdict_module.complaint_of(results[-1], problem.outputs[-1], given)
     return None if found is None else Reason(*found)
 
 
@@ -968,7 +909,7 @@ def _asked(
     outputs, given = problem.outputs, truth.operands
     for output, interval in zip(outputs, _intervals(problem, truth, contract), strict=not problem.has("again")):
         yield output, given, interval
-    if problem.has("again") and compare.complaint_of(results[0], outputs[0], given) is None:
+    if problem.has("again") and verdict_module.complaint_of(results[0], outputs[0], given) is None:
         used = operands.again(given, outputs[1], results[0])
         yield (
             outputs[1],
@@ -1024,12 +965,6 @@ def _proved(proof: Proof, choice: str) -> dict[str, Any]:
     return {**made, "choice": choice, **fused}
 
 
-def _source(prepared: Prepared) -> str:
-    """The generated program, where the backend has one."""
-    source = getattr(prepared, "source", "")
-    return source if isinstance(source, str) else ""
-
-
 def _last_line(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
@@ -1046,7 +981,7 @@ _FRAMES = 4
 def _crash(case: Case, filling: str, error: Exception, phase: str, seconds: Seconds) -> Outcome:
     """An exception of a backend, with its innermost frames; ours are left out."""
     raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
-    ours = {Path(__file__), Path(foreign.__file__), Path(contextlib.__file__)}
+    ours = {Path(__file__), Path(calls.__file__), Path(contextlib.__file__)}
     frames = [f for f in traceback.extract_tb(raised.__traceback__) if Path(f.filename) not in ours]
     where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
     kind, said = kind_of(raised), message(raised)

@@ -35,8 +35,6 @@ from pytest_gemm.operands.memory import Guarded
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason
 
-__all__ = ["Escape", "Handed", "Misconduct", "asking", "calling", "hand", "plain"]
-
 
 class Escape(Exception):
     """Something that foreign code has raised and that is no :class:`Exception`: a skip of pytest's, ``SystemExit``.

@@ -23,7 +23,7 @@ from typing import Final
 
 import torch
 
-from pytest_gemm import compare
+from pytest_gemm.judging import locate, verdict
 from pytest_gemm.numerics import error as error_module
 from pytest_gemm.numerics import freivalds, sensitivity, span
 from pytest_gemm.numerics import interval as interval_module
@@ -34,8 +34,6 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-
-__all__ = ["Judged", "Sample", "applies", "part"]
 
 # Of M rows an M-th of 64 is judged in full, between these limits; of N columns likewise.
 _SHARE: Final = 64
@@ -76,7 +74,7 @@ class Judged:
         operands, actual, interval: of the first bad lines, or of the first lines: a case of its own.
     """
 
-    comparison: compare.Comparison
+    comparison: verdict.Comparison
     tier: str
     doubt: Reason | None
     note: str
@@ -187,10 +185,10 @@ class _Slab:
         interval = interval_module.interval(problem, self.operands, self.reference, contract)
         same = {name: x for name, x in others.items() if x.shape == actual.shape}
         cut = {name: self.lines.of(x) for name, x in same.items()} if same else {}
-        found = compare.compare(mine, interval, problem, self.operands, others=cut, whole=False)
+        found = verdict.compare(mine, interval, problem, self.operands, others=cut, whole=False)
         bad = torch.zeros(0)
         if found.mismatch is not None:
-            bad = compare.rejected(mine.to(torch.float64), interval)
+            bad = verdict.rejected(mine.to(torch.float64), interval)
             index = list(found.mismatch.index)
             index[self.lines.dim] = int(self.lines.index[index[self.lines.dim]])
             found = dataclasses.replace(found, mismatch=dataclasses.replace(found.mismatch, index=tuple(index)))
@@ -202,7 +200,7 @@ class _Verdict:
     slab: _Slab
     interval: span.Interval
     actual: torch.Tensor
-    comparison: compare.Comparison
+    comparison: verdict.Comparison
     bad: torch.Tensor
 
 
@@ -285,12 +283,12 @@ class Sample:
             others: results of earlier calls, as in :func:`compare.compare`.
         """
         first = self._slabs[0]
-        complaint = compare.complaint_of(actual, output, self._operands)
+        complaint = verdict.complaint_of(actual, output, self._operands)
         if complaint is not None:
             total = math.prod(output.result_shape)
-            mismatch = compare.Mismatch(complaint[0], total, total, pattern=complaint[1])
+            mismatch = verdict.Mismatch(complaint[0], total, total, pattern=complaint[1])
             interval = interval_module.interval(first.lines.shape(output), first.operands, first.reference, contract)
-            comparison = compare.Comparison(math.inf, 0.0, mismatch)
+            comparison = verdict.Comparison(math.inf, 0.0, mismatch)
             return Judged(comparison, interval.tier, None, "", self._operands, actual, interval)
         assert isinstance(actual, torch.Tensor)
         verdicts = [slab.judge(output, actual, contract, others or {}) for slab in self._slabs]
@@ -492,14 +490,14 @@ def _largest(x: torch.Tensor) -> float:
 
 def _together(
     verdicts: list[_Verdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
-) -> compare.Comparison:
+) -> verdict.Comparison:
     """What the lines say together: the worst of them, and where the bad rows and columns are."""
     seen = sum(v.actual.numel() for v in verdicts)
     share = sum(v.comparison.correctly_rounded * v.actual.numel() for v in verdicts) / max(seen, 1)
     ratio = max(v.comparison.ratio for v in verdicts)
     wrong = [v for v in verdicts if v.comparison.mismatch is not None]
     if not wrong:
-        return compare.Comparison(ratio, share)
+        return verdict.Comparison(ratio, share)
     rows = torch.zeros(actual.shape[:-1], dtype=torch.bool)
     columns = torch.zeros(actual.shape[-1], dtype=torch.bool)
     for v in wrong:
@@ -526,6 +524,6 @@ def _together(
     found = [v.comparison.mismatch for v in wrong if v.comparison.mismatch is not None]
     worst = max(found, key=lambda one: one.ratio)
     cause = next((one.cause for one in found if one.cause), "")
-    pattern = compare.pattern_of(rows, columns)
+    pattern = locate.pattern_of(rows, columns)
     mismatch = dataclasses.replace(worst, count=count, total=total, scope=scope, pattern=pattern, cause=cause)
-    return compare.Comparison(ratio, share, mismatch)
+    return verdict.Comparison(ratio, share, mismatch)

@@ -1,0 +1,1 @@
+"""One case, from its operands to its outcome."""

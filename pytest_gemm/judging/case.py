@@ -1,0 +1,81 @@
+"""A case as the judge takes it, and the evidence that it gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from pytest_gemm.api.protocols import Backend, Prepared
+from pytest_gemm.judging import sampled
+from pytest_gemm.numerics import span
+from pytest_gemm.operands import tensors as operands
+from pytest_gemm.problem.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A problem on a backend, to be judged with several fillings on one artifact.
+
+    Attributes:
+        backend: who computes it.
+        problem: what is computed.
+        fillings: names of fillings, judged in this order; empty: the level's choice.
+        seed: of all values.
+        device: where, ``cpu`` or ``cuda``.
+        choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
+            pattern of names; "": the backend's own way.
+        mode: how the kernel is reached, one of ``backend.MODES``; "": the backend's own way.
+        threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
+        isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
+    """
+
+    backend: Backend
+    problem: Problem
+    fillings: tuple[str, ...]
+    seed: int
+    device: str
+    choices: str = ""
+    mode: str = ""
+    threads: int = 0
+    isa: str = ""
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """What it is asked in beside the problem, as :class:`Outcome` and :class:`Activity` have it."""
+        return {"mode": self.mode, "isa": self.isa, "threads": self.threads}
+
+
+@dataclasses.dataclass
+class Evidence:
+    """What a failed case leaves behind for the artifacts folder; of a large one, the lines that show it.
+
+    Attributes:
+        operands: that it ran on.
+        actual, interval: the wrong result and what it might have been; ``None`` where there is none to compare.
+        source: the generated program, "" where there is none.
+        prepared: the compiled problem, which can be asked again until the next case; ``None`` when it never came to be,
+            or when the operands are but lines of those that it ran on.
+        place: which of several results is wrong.
+    """
+
+    operands: operands.Operands
+    actual: torch.Tensor | None = None
+    interval: span.Interval | None = None
+    source: str = ""
+    prepared: Prepared | None = None
+    place: int = 0
+
+    @classmethod
+    def of(cls, one: sampled.Judged, prepared: Prepared, place: int) -> Evidence:
+        """The evidence of a result that was judged wrong."""
+        again = None if one.note else prepared
+        actual = one.actual if isinstance(one.actual, torch.Tensor) else None
+        return cls(one.operands, actual, one.interval, source_of(prepared), again, place)
+
+
+def source_of(prepared: Prepared) -> str:
+    """The generated program, where the backend has one."""
+    source = getattr(prepared, "source", "")
+    return source if isinstance(source, str) else ""

@@ -1,0 +1,371 @@
+"""Where a result is wrong: rows, columns, tiles, periods, triangles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from pytest_gemm.numerics.span import Interval
+from pytest_gemm.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from pytest_gemm.operands.tensors import Operands
+
+
+# Share of the bad elements that an explanation must cover: one stray element in a hundred may have another cause.
+COVER: Final = 0.99
+# Share of a region that must be bad for the region to be the explanation.  Far below one: on small integers a wrong
+# sum is right by chance for a good part of the elements.
+_DENSE: Final = 0.25
+# Elements below which a hypothesis is not tried: anything can be made to fit.
+FEW: Final = 4
+EDGES: Final = (128, 64, 48, 32, 16, 8, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """A wrong result on its way through the explanations."""
+
+    x: torch.Tensor
+    bad: torch.Tensor
+    interval: Interval
+    problem: Problem
+    operands: Operands
+    tile: tuple[int, int] | None
+    others: Mapping[str, torch.Tensor]
+
+    @property
+    def count(self) -> int:
+        """Number of wrong elements."""
+        return int(self.bad.sum())
+
+
+# -- where: facts about the set of bad elements ----------------------------------------------------
+
+
+def described_pattern(wrong: Wrong) -> str:
+    """One sentence on where the bad elements are, the most specific that covers 99 % of them."""
+    bad = wrong.bad
+    if wrong.count == 1:
+        return f"it is the only bad element of {bad.numel()}" if bad.numel() > 1 else "it is the only element"
+    if text := _grouped(bad, wrong.operands.groups, wrong.tile):
+        return text
+    prefix = ""
+    if bad.dim() == 3:
+        batches = bad.flatten(1).any(1)
+        which = batches.nonzero().flatten().tolist()
+        if len(which) < len(batches):
+            prefix = _batches(which, len(batches))
+        # One matrix stands for all: what is bad in any of them.
+        bad = bad[batches].any(0)
+    found = _plane(bad, wrong.tile)
+    if not prefix:
+        return found
+    if bool(bad.all()):
+        return f"{prefix}: all of it"
+    return f"{prefix}; there {found}"
+
+
+def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...], tile: tuple[int, int] | None) -> str:
+    """What a grouped product got wrong in terms of its groups; "" where they explain nothing."""
+    filled = [(g, first, last) for g, (first, last) in enumerate(groups) if last > first]
+    rows = bad.any(1)
+    which = [(g, first, last) for g, first, last in filled if bool(rows[first:last].any())]
+    if not which:
+        return ""
+    if len(filled) > 1 and any(last - first > 1 for _, first, last in which):
+        for edges, name in (({f for _, f, _ in filled}, "first"), ({e - 1 for _, _, e in filled}, "last")):
+            if set(rows.nonzero().flatten().tolist()) <= edges:
+                return f"every bad element is in the {name} row of its group"
+    if len(which) == len(filled):
+        return ""
+    if len(which) > 1:
+        return f"{len(which)} of {len(groups)} groups are bad ({_few([g for g, _, _ in which])})"
+    g, first, last = which[0]
+    inside = bad[first:last]
+    there = "all of it" if bool(inside.all()) else f"there {_plane(inside, tile)}"
+    return f"only group {g} of {len(groups)}, rows {first} to {last - 1}, is bad: {there}"
+
+
+def pattern_of(rows: torch.Tensor, columns: torch.Tensor) -> str:
+    """One sentence on bad elements of which only the rows and the columns are known.
+
+    Args:
+        rows: which rows have any, bool, (M,) or (B, M).
+        columns: which columns have any, bool, (N,).
+    """
+    prefix = ""
+    if rows.dim() == 2:
+        batches = rows.any(1)
+        which = batches.nonzero().flatten().tolist()
+        if len(which) < len(batches):
+            prefix = _batches(which, len(batches)) + "; there "
+        rows = rows[batches].any(0)
+    m, n = len(rows), len(columns)
+    if bool(rows.all()) and bool(columns.all()):
+        return f"{prefix}every row and every column has bad elements"
+    high, wide = rows.nonzero().flatten(), columns.nonzero().flatten()
+    box = int(high[0]), int(high[-1]) + 1, int(wide[0]), int(wide[-1]) + 1
+    if box[1] - box[0] == 1 and box[3] - box[2] == 1:
+        return f"{prefix}every bad element is at row {box[0]}, column {box[2]}"
+    if len(high) == box[1] - box[0] and len(wide) == box[3] - box[2]:
+        if len(high) == 1 < m:
+            return f"{prefix}every bad element is in row {box[0]}{_along('columns', box[2], box[3], n, columns)}"
+        if len(wide) == 1 < n:
+            return f"{prefix}every bad element is in column {box[2]}{_along('rows', box[0], box[1], m, rows)}"
+        return prefix + _rectangle(_Subject("every bad element", True), box, (m, n), None)
+    texts = [
+        f"{name} are bad: {_plane(line, None).replace('the bad elements are', 'they are')}"
+        for name, line in (("rows", rows[:, None]), ("columns", columns[None, :]))
+        if not bool(line.all())
+    ]
+    return prefix + "; ".join(texts)
+
+
+def _batches(which: list[int], total: int) -> str:
+    if len(which) == 1:
+        return f"only batch {which[0]} of {total} is bad"
+    if which == list(range(which[0], which[-1] + 1)):
+        if which[-1] == total - 1:
+            return f"every bad element has batch >= {which[0]} of {total}"
+        return f"only batches {which[0]} to {which[-1]} of {total} are bad"
+    return f"{len(which)} of {total} batches are bad ({_few(which)})"
+
+
+def _few(numbers: list[int], most: int = 6) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return f"{shown}, ..." if len(numbers) > most else shown
+
+
+def _plane(bad: torch.Tensor, tile: tuple[int, int] | None) -> str:
+    """The pattern within one matrix."""
+    m, n = bad.shape
+    count = int(bad.sum())
+    if count == m * n:
+        return "every element is bad"
+    box = bounding_box(bad, 0)
+    trimmed = bounding_box(bad, count // 400)  # at each of four sides a quarter of one percent
+    if 2 * _area(trimmed) <= _area(box):
+        box = trimmed
+    r0, r1, c0, c1 = box
+    inside = int(bad[r0:r1, c0:c1].sum())
+    every = inside == count
+    covered = _Subject("every bad element" if every else f"{inside} of {count} bad elements", every)
+    density = inside / _area(box)
+    if r1 - r0 == 1 and c1 - c0 == 1:
+        return f"{covered.be} at row {r0}, column {c0}"
+    if r1 - r0 == 1 and m > 1:
+        return f"{covered.be} in row {r0}{_rest(r0, r1, m, 'M')}{_along('columns', c0, c1, n, bad[r0])}"
+    if c1 - c0 == 1 and n > 1:
+        return f"{covered.be} in column {c0}{_rest(c0, c1, n, 'N')}{_along('rows', r0, r1, m, bad[:, c0])}"
+    # A box that leaves little of the output out says something only if it is full: otherwise the edges are chance.
+    telling = _area(box) <= 0.75 * m * n or (_area(box) < m * n and density >= 0.9)
+    dense = inside >= 2 and density >= _DENSE
+    tiled, tiles = _tiles(bad, tile)
+    if dense and telling and not (tiles and 2 * tiled <= _area(box)):
+        return _rectangle(covered, box, (m, n), tile)
+    for text in (_period(bad, 1, "N"), _period(bad, 0, "M"), _elbow(bad), tiles, _triangle(bad)):
+        if text:
+            return text
+    rows, columns = int(bad.any(1).sum()), int(bad.any(0).sum())
+    if dense or count >= _DENSE * m * n:
+        return f"the bad elements are all over the output ({count / (m * n):.0%} of it)"
+    listed = ", ".join(str(tuple(p)) for p in bad.nonzero()[:4].tolist())
+    more = ", ..." if count > 4 else ""
+    return f"the bad elements are scattered over {rows} of {m} rows and {columns} of {n} columns: {listed}{more}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+    """The subject of a sentence and its verbs."""
+
+    text: str
+    singular: bool
+
+    @property
+    def be(self) -> str:
+        return f"{self.text} {'is' if self.singular else 'are'}"
+
+    @property
+    def have(self) -> str:
+        return f"{self.text} {'has' if self.singular else 'have'}"
+
+
+def _area(box: tuple[int, int, int, int]) -> int:
+    return (box[1] - box[0]) * (box[3] - box[2])
+
+
+def bounding_box(bad: torch.Tensor, stray: int) -> tuple[int, int, int, int]:
+    """Rows [r0, r1) and columns [c0, c1) that hold the bad elements but for ``stray`` ones beyond each side."""
+
+    def ends(counts: torch.Tensor) -> tuple[int, int]:
+        first = int((counts.cumsum(0) > stray).to(torch.int8).argmax())
+        last = len(counts) - int((counts.flip(0).cumsum(0) > stray).to(torch.int8).argmax())
+        return first, last
+
+    return *ends(bad.sum(1)), *ends(bad.sum(0))
+
+
+def _rest(first: int, last: int, size: int, axis: str) -> str:
+    """Whether an interval is the tail or the head of an axis."""
+    if last == size and first > 0:
+        return f": the last of {axis}"
+    if first == 0 and last < size:
+        return f": the first of {axis}"
+    return ""
+
+
+def _along(name: str, first: int, last: int, size: int, line: torch.Tensor) -> str:
+    if bool(line.all()):
+        return f", all {size} {name}"
+    if last - first < size:
+        return f", {name} {first} to {last - 1}"
+    return ""
+
+
+def _rectangle(
+    covered: _Subject, box: tuple[int, int, int, int], shape: tuple[int, int], tile: tuple[int, int] | None
+) -> str:
+    """A densely bad rectangle that is not the whole output."""
+    r0, r1, c0, c1 = box
+    m, n = shape
+    if c1 - c0 == n:
+        return f"{covered.have} {_range('row', r0, r1, m, 'M', tile[0] if tile else None)}"
+    if r1 - r0 == m:
+        return f"{covered.have} {_range('column', c0, c1, n, 'N', tile[1] if tile else None)}"
+    edges = _aligned(box, shape, tile)
+    if edges:
+        return f"{covered.be} in the {edges[0]}x{edges[1]} tile at row {r0}, column {c0}"
+    if r1 == m and c1 == n:
+        return f"{covered.have} row >= {r0} and column >= {c0}: the corner where the tails of M and N meet"
+    return f"{covered.be} in the rectangle of rows {r0} to {r1 - 1}, columns {c0} to {c1 - 1}"
+
+
+def _range(name: str, first: int, last: int, size: int, axis: str, edge: int | None) -> str:
+    """An interval of rows or columns, with what it is in terms of tiles."""
+    if last == size:
+        edges = (edge,) if edge else EDGES
+        fits = next((e for e in edges if size % e and size - size % e == first), None)
+        why = f" ({axis} mod {fits} = {size % fits})" if fits else ""
+        if 4 * first < size and not why:
+            return f"{name} >= {first}"
+        return f"{name} >= {first}: an {axis}-tail{why}"
+    if first == 0:
+        return f"{name} < {last}: the head of {axis}"
+    edges = (edge,) if edge else EDGES
+    fits = next((e for e in edges if first % e == 0 and last - first == e), None)
+    return f"{name}s {first} to {last - 1}{f': the block {first // fits} of {fits}' if fits else ''}"
+
+
+def _aligned(
+    box: tuple[int, int, int, int], shape: tuple[int, int], tile: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The tile that a rectangle is, if its edges lie on a tile grid; tiles at the end may be cut off."""
+    r0, r1, c0, c1 = box
+
+    def edge(first: int, last: int, size: int, edges: tuple[int, ...]) -> int | None:
+        return next((e for e in edges if first % e == 0 and last == min(first + e, size) and e <= size), None)
+
+    if tile:
+        found = edge(r0, r1, shape[0], tile[:1]), edge(c0, c1, shape[1], tile[1:])
+        if found[0] and found[1]:
+            return found[0], found[1]
+    row, column = edge(r0, r1, shape[0], EDGES), edge(c0, c1, shape[1], EDGES)
+    return (row, column) if row and column else None
+
+
+def _period(bad: torch.Tensor, axis: int, name: str) -> str:
+    """Bad elements in every p-th row or column only."""
+    counts = bad.sum(0) if axis == 1 else bad.sum(1)
+    size, across = len(counts), bad.shape[1 - axis]
+    total = int(counts.sum())
+    # A handful of bad elements has some period by accident.
+    for period in (2, 4, 8, 16, 32, 64, 128):
+        if size < 3 * period or total < 6:
+            continue
+        index = torch.arange(size) % period
+        by_residue = torch.zeros(period, dtype=torch.int64).index_add_(0, index, counts)
+        strong = by_residue >= by_residue.amax() / 4
+        residues = strong.nonzero().flatten()
+        if len(residues) > period // 2 or int(by_residue[strong].sum()) < COVER * total:
+            continue
+        members = strong[index]
+        # Every member must be hit, or it is not the period that decides.
+        if int((counts[members] > 0).sum()) < 0.9 * int(members.sum()):
+            continue
+        if total < _DENSE * int(members.sum()) * across and across > 4:
+            continue
+        word = "columns" if axis == 1 else "rows"
+        which = residues.tolist()
+        if which == list(range(which[0], which[-1] + 1)) and len(which) > 1:
+            return f"the bad elements are {word} of period {period} in {name}, residues {which[0]} to {which[-1]}"
+        residue = "residue" if len(which) == 1 else "residues"
+        return f"the bad elements are {word} of period {period} in {name}, {residue} {_few(which)}"
+    return ""
+
+
+def _elbow(bad: torch.Tensor) -> str:
+    """An M-tail and an N-tail together."""
+    m, n = bad.shape
+    rows, columns = bad.sum(1), bad.sum(0)
+    heavy_rows, heavy_columns = (rows >= n / 2).nonzero().flatten(), (columns >= m / 2).nonzero().flatten()
+    if not len(heavy_rows) or not len(heavy_columns):
+        return ""
+    r0, c0 = int(heavy_rows[0]), int(heavy_columns[0])
+    if r0 == 0 or c0 == 0 or len(heavy_rows) != m - r0 or len(heavy_columns) != n - c0:
+        return ""
+    if int(bad[:r0, :c0].sum()) > (1 - COVER) * int(bad.sum()):
+        return ""
+    return f"the bad elements have row >= {r0} or column >= {c0}: the tails of M and N"
+
+
+def _tiles(bad: torch.Tensor, tile: tuple[int, int] | None) -> tuple[int, str]:
+    """Some tiles of a grid are bad and all others are untouched: the area of the bad ones, and a sentence or ""."""
+    m, n = bad.shape
+    total = int(bad.sum())
+    grids = [tile] if tile else []
+    grids += [(e, f) for e in EDGES for f in EDGES]
+    # The tightest cover wins, and of equal ones that of larger tiles.
+    best = (m * n, 0, "")
+    for rows, columns in grids:
+        if rows > m or columns > n or (rows >= m and columns >= n):
+            continue
+        high, wide = math.ceil(m / rows), math.ceil(n / columns)
+        padded = torch.zeros(high * rows, wide * columns, dtype=torch.float32)
+        padded[:m, :n] = bad
+        sums = padded.view(high, rows, wide, columns).sum((1, 3))
+        there = torch.zeros_like(padded)
+        there[:m, :n] = 1
+        sizes = there.view(high, rows, wide, columns).sum((1, 3))
+        hit = sums >= 2 * _DENSE * sizes
+        tiles = int(hit.sum())
+        if not tiles or tiles > hit.numel() // 2 or float(sums[hit].sum()) < COVER * total:
+            continue
+        area = int(sizes[hit].sum())
+        if total < 8 or (area, -rows * columns) >= best[:2]:
+            continue
+        corners = [f"({i * rows}, {j * columns})" for i, j in hit.nonzero()[:4].tolist()]
+        more = ", ..." if tiles > 4 else ""
+        which = f"{tiles} of {hit.numel()} tiles of {rows}x{columns}"
+        best = area, -rows * columns, f"the bad elements fill {which}, at {', '.join(corners)}{more}"
+        if (rows, columns) == tile:
+            break
+    return best[0], best[2]
+
+
+def _triangle(bad: torch.Tensor) -> str:
+    m, n = bad.shape
+    total = int(bad.sum())
+    if m != n or m < 8 or total < m:
+        return ""
+    if int(bad.diagonal().sum()) >= COVER * total:
+        return "the bad elements are on the diagonal"
+    for name, part in (("above", bad.triu(1)), ("below", bad.tril(-1))):
+        # Also dense: half of a matrix is too much to hold a few elements by accident.
+        if int(part.sum()) >= COVER * total and total >= _DENSE * m * m / 2:
+            return f"the bad elements are {name} the diagonal"
+    return ""
