@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import artifacts, records, report, session
+from pytest_gemm import records, session
 from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.failures import artifacts, text
 from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.judging.case import Case, Evidence
 from pytest_gemm.judging.judge import Judge, run_once
@@ -191,9 +192,9 @@ class GemmCheck:
         self.judged["use"] = self._use.to_dict()
 
     @property
-    def rerun(self) -> report.Rerun:
+    def rerun(self) -> text.Rerun:
         """How to run this test again, on the backend that it has last judged."""
-        return report.Rerun(self._target, self._config.rerun_options(self._backend, timed=self._timed))
+        return text.Rerun(self._target, self._config.rerun_options(self._backend, timed=self._timed))
 
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
         rerun = self.rerun
@@ -202,7 +203,7 @@ class GemmCheck:
             with _foreign(case):
                 self._save(case, outcomes)
         if failed:
-            pytest.fail("\n".join(report.failure(o, rerun) for o in failed), pytrace=False)
+            pytest.fail("\n".join(text.failure(o, rerun) for o in failed), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
         if known:
             entries = ", ".join(dict.fromkeys(o.known_failure for o in known))

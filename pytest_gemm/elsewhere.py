@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_gemm import session
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import from_record, to_record
-from pytest_gemm.report import Rerun
 from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def _keep_evidence(config: GemmConfig, judge: Judge, rerun: list[Any] | None, ca
     """Write what failed of a case to the folder of artifacts, where that is wanted and can be done."""
     if config.artifacts is None or rerun is None or judge.has_lost(case.device):
         return
-    from pytest_gemm import artifacts
+    from pytest_gemm.failures import artifacts
 
     test, options = rerun
     artifacts.save(config.artifacts, judge.evidence, case, Rerun(test, tuple(options)))

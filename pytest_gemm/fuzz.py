@@ -23,9 +23,9 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, setti
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from pytest_gemm import report
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.elsewhere import PROPERTY
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.strategies import Trial, forms, size_of, trials
 
@@ -348,10 +348,10 @@ def database() -> ExampleDatabase | None:
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def failure(defect: Defect, rerun: Callable[[Defect], report.Rerun]) -> str:
+def failure(defect: Defect, rerun: Callable[[Defect], text_module.Rerun]) -> str:
     """A defect as the report of a failed test has it, with how it was found."""
     line = ",".join(problem.line for problem in defect.trial.problems)
-    told = report.failure(dataclasses.replace(defect.outcome, problem=line), rerun(defect))
+    told = text_module.failure(dataclasses.replace(defect.outcome, problem=line), rerun(defect))
     how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
     if defect.before:
         how = "found by an earlier run, and kept"

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import artifacts, fuzz, records, report
+from pytest_gemm import fuzz, records
 from pytest_gemm.ahead import Display
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
+from pytest_gemm.failures import artifacts
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
@@ -99,7 +101,7 @@ class FuzzCheck:
             elif not any(outcome.status.is_failure for outcome in outcomes):
                 self.lines.append(f"  {trial.problems[0].line}: passed when it was run again for its artifacts")
 
-    def _save_dead(self, folder: Path, backend: Backend, trial: Trial, last: Outcome, rerun: report.Rerun) -> None:
+    def _save_dead(self, folder: Path, backend: Backend, trial: Trial, last: Outcome, rerun: text_module.Rerun) -> None:
         """The same of a case that its process has died with."""
         from pytest_gemm.judging.case import Case, Evidence
 
@@ -118,13 +120,13 @@ class FuzzCheck:
                     f"{len(found.defects)} defects"
                 )
 
-    def rerun(self, defect: fuzz.Defect) -> report.Rerun:
+    def rerun(self, defect: fuzz.Defect) -> text_module.Rerun:
         """How to run a defect's trial again: its problems in one process, with its fillings in their order."""
         test = defect.outcome.test or PRODUCT
         options = self._config.rerun_options(defect.outcome.backend, timed=False)
         if test == PRODUCT:
             options = (*options, f"--gemm-fillings={','.join(defect.trial.fillings)}")
-        return report.Rerun(_target(test, self._here), options)
+        return text_module.Rerun(_target(test, self._here), options)
 
 
 def _target(test: str, here: Path) -> str:

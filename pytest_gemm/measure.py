@@ -228,11 +228,11 @@ class Meter:
                 last[outcome.choice] = outcome
         self._fresh.clear()
         if self._config.artifacts is not None and not self._judge.has_lost(case.device):
-            from pytest_gemm import artifacts, report
+            from pytest_gemm.failures import artifacts, text
 
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
             options = self._config.rerun_options(case.backend.name, timed=False)
-            rerun = report.Rerun("--pyargs pytest_gemm.conformance", options)
+            rerun = text.Rerun("--pyargs pytest_gemm.conformance", options)
             artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}

@@ -20,9 +20,10 @@ import pytest
 
 from pytest_gemm import ahead, distribution, effect, hookspec, records, sanitizer, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
-from pytest_gemm import report as report_module
+from pytest_gemm import terminal as terminal_module
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
+from pytest_gemm.failures import text
 from pytest_gemm.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.problem.axes import LEVELS
@@ -236,7 +237,7 @@ def _last_call(config: pytest.Config, outcome: Outcome) -> None:
     ids = [item.nodeid for item in running.items]
     behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
     lines = [
-        report_module.failure(explained[-1], _rerun(config, words.test)),
+        text.failure(explained[-1], _rerun(config, words.test)),
         *supervisor.end_lines("Nothing else ends it", behind),
         "",
         *state.summary(),
@@ -255,7 +256,7 @@ def _explained(
     return session.explain_elsewhere(outcomes, known, settings.ledger, settings.devices, settings.threads)
 
 
-def _rerun(config: pytest.Config, nodeid: str) -> report_module.Rerun:
+def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
     """How to run a test again of which only the id is known."""
     case = selection.split_id(nodeid)
     options = config.stash[_CONFIG].rerun_options(case[0] if case else "", timed=False)
@@ -717,7 +718,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
     made.when = "call"
     failed = [o for o in judged if o.status.is_failure]
     if failed:
-        made.longrepr = "\n".join(report_module.failure(o, _rerun(config, crashitem)) for o in failed)
+        made.longrepr = "\n".join(text.failure(o, _rerun(config, crashitem)) for o in failed)
     else:
         known = next(o for o in judged if o.known_failure)
         made.outcome, made.wasxfail = "skipped", f"{known.known_failure}: {known.reason}"
@@ -808,7 +809,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     """What was selected."""
     settings = config.stash[_CONFIG]
     threads = settings.thread_axis or (settings.threads,)
-    return report_module.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
+    return terminal_module.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytest_gemm.failures.text import ratio_text
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
-from pytest_gemm.report import candidates, ratio_text, status_of
+from pytest_gemm.terminal import candidates, status_of
 
 # -- the run record --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import coverage, report, results
+from pytest_gemm import coverage, results, terminal
 from pytest_gemm import records as records_module
 from pytest_gemm.api.protocols import names_candidates
 from pytest_gemm.config import has_cuda_device
@@ -152,12 +152,12 @@ class RunState:
         """
         if self.config.unjudged == "allow" or self.config.fuzz or self.config.speed.session is not None:
             return []
-        judged = {outcome.backend for outcome in self.outcomes if report.is_judged(outcome)}
+        judged = {outcome.backend for outcome in self.outcomes if terminal.is_judged(outcome)}
         without = sorted(self.asked - judged)
         if not self.config.named and judged:
             return []
         return [
-            f"{name} judged no case: {report.why_unjudged([o for o in self.outcomes if o.backend == name])}; "
+            f"{name} judged no case: {terminal.why_unjudged([o for o in self.outcomes if o.backend == name])}; "
             "--gemm-unjudged=allow accepts that"
             for name in without
         ]
@@ -168,7 +168,7 @@ class RunState:
         lines = (
             self.notes
             + again
-            + report.summary(
+            + terminal.summary(
                 self.outcomes,
                 missing=self.missing,
                 stale_entries=self.stale_entries(),
@@ -221,7 +221,7 @@ def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome
     entry = forbidding(ledger, case, test, choice)
     if entry is None:
         return None
-    reason = Reason(report.WITHHELD, f"not run, it can kill the process: {entry.reason}")
+    reason = Reason(terminal.WITHHELD, f"not run, it can kill the process: {entry.reason}")
     known = {"choice": choice, "known_failure": entry.id, **case.axes}
     return Outcome(case.backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
 

@@ -33,7 +33,8 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
-from pytest_gemm import records, report, selection
+from pytest_gemm import records, selection, terminal
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.outcome import Outcome, printable
 from pytest_gemm.watch import Diaries, Words, manner
 
@@ -251,7 +252,7 @@ class _Journal:
         else:
             guilty = explained(selection.crashed(self.last, self.words, self.earlier, status), self.words, self.run)
             where = f" in {self.last}" if self.last and not guilty else ""
-            lines += [report.failure(o, self._rerun()) for o in guilty if o.status.is_failure or o.known_failure]
+            lines += [text_module.failure(o, self._rerun()) for o in guilty if o.status.is_failure or o.known_failure]
             if not guilty and self.words is not None and self.words.stack:
                 lines.append(self.words.stack)
             late = self.words is not None and self.words.ended == "timed-out"
@@ -263,7 +264,7 @@ class _Journal:
             if record := self.run.get("record"):
                 with Path(record).open("a", encoding="utf-8") as file:
                     file.writelines(records.record_line(records.to_record(o)) for o in guilty)
-        lines += ["", *report.summary(judged, missing={}, stale_entries=(), processes=1, wall_seconds=seconds)]
+        lines += ["", *terminal.summary(judged, missing={}, stale_entries=(), processes=1, wall_seconds=seconds)]
         counts = Counter(entry["end"] for entry in self.ended.values())
         said = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         return [*lines, f"{said or 'no test'} before the end, in {seconds:.2f} s"]
@@ -271,7 +272,7 @@ class _Journal:
     def _behind(self) -> int:
         return max(0, int(self.run.get("collected", 0)) - len({*self.ended, *([self.last] if self.last else [])}))
 
-    def _rerun(self) -> report.Rerun:
+    def _rerun(self) -> text_module.Rerun:
         root, here = Path(self.run.get("root", ".")), Path(self.run.get("here", "."))
         case = selection.split_id(self.last)
         options = self.run.get("options", {}).get(case[0] if case else "", ())

@@ -22,7 +22,6 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import records as records_module
-from pytest_gemm import report
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
 from pytest_gemm.backends import artifact as artifact_module
@@ -31,6 +30,7 @@ from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.inductor import Space
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
 from pytest_gemm.ledger import Environment, Ledger
@@ -1183,7 +1183,7 @@ def test_the_default_is_the_own_way_at_quick_and_all_from_full_on(project: pytes
 
 def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
     outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
-    rerun = report.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-choices=winner"))
+    rerun = text_module.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-choices=winner"))
     assert rerun.line(outcome).endswith(" --gemm-threads=3 --gemm-choices=triton_mm-64x64x32,s5,w8")
     by_rule = dataclasses.replace(rerun, options=("--gemm-choices=one",))
     assert by_rule.line(outcome).endswith(" --gemm-choices=one")

@@ -22,6 +22,7 @@ from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.elsewhere import judged
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Ledger
@@ -30,7 +31,6 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.ops import OPS, PROGRAMS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.report import Rerun
 from pytest_gemm.session import eager_is_safe
 from pytest_gemm.strategies import Trial
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import config, doctor, records, report, selection
+from pytest_gemm import config, doctor, records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.api.protocols import at_isa
 from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend, compiler
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Environment, Ledger
@@ -151,7 +152,7 @@ def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
     assert selection.split_id(nodeid) == ("cpp", MM)
     assert selection.axes_of(nodeid) == ("cpp-wrapper", "avx2", 0)
     assert selection.axes_of(f"test_it.py::test_product[cpp@aoti-{MM.line}]") == ("aoti", "", 0)
-    text = report.failure(TWIN, report.Rerun("test_it.py"))
+    text = text_module.failure(TWIN, text_module.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
     assert text.endswith("--gemm-isa=avx2")
     assert records.from_record(records.to_record(TWIN)) == TWIN

@@ -21,11 +21,12 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
-from pytest_gemm import config, coverage, pin, results
+from pytest_gemm import config, coverage, results
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
+from pytest_gemm.failures import repro
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
 from pytest_gemm.ledger import Ledger
@@ -317,8 +318,8 @@ def test_a_script_leaves_one_micro_kernel_registered() -> None:
         "found = [(c.__name__, *one.register_blocking) for c, all in micro.micro_gemm_configs.items() for one in all]",
         "print(sorted(set(found)))",
     )
-    lines = ["import torch, torch._inductor.config", *pin._micro_kernel(VEC), *shown]
-    lines += [*pin._micro_kernel("CppMicroGemmRef-1x1x1"), *shown]
+    lines = ["import torch, torch._inductor.config", *repro._micro_kernel(VEC), *shown]
+    lines += [*repro._micro_kernel("CppMicroGemmRef-1x1x1"), *shown]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[('CppMicroGemmFP32Vec', 4, 24, 1)]", "[]"]
 

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gemm import records, report, selection
+from pytest_gemm import records, selection, terminal
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import in_mode
 from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Environment, Ledger
@@ -140,11 +141,11 @@ def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
     assert selection.split_id(nodeid) == ("cpp", MM)
     assert selection.axes_of(nodeid) == ("cpp-wrapper", "", 0)
     assert selection.axes_of(f"test_it.py::test_product[cpp-{MM.line}]") == ("", "", 0)
-    text = report.failure(MODED, report.Rerun("test_it.py"))
+    text = text_module.failure(MODED, text_module.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti: incorrect" in text
     assert text.endswith("--gemm-modes=aoti")
     assert records.from_record(records.to_record(MODED)) == MODED
-    assert set(report.by_problem([MODED])) == {("cpp@aoti", MM.line)}
+    assert set(terminal.by_problem([MODED])) == {("cpp@aoti", MM.line)}
 
 
 @pytest.mark.parametrize(

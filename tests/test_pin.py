@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import artifacts, error_map, pin
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.backends import naming
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.failures import artifacts, error_map, repro
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.judging.case import Case, Evidence
 from pytest_gemm.judging.judge import Judge
@@ -27,7 +28,6 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.report import Rerun
 
 MM = Problem.parse("mm:f32:nn:8x16x32")
 WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
@@ -123,9 +123,9 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
         reference = reference_module.reference(problem, given)
         interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
         facts = {"interval": interval, "actual": interval.expected.float()}
-    case = pin.Case(failed(line, *outcome), backend.recipe(problem, given, ""), given, warm=warm, **facts)
-    made = pin.script(case)
-    assert len(made.text.splitlines()) < pin.LONGEST
+    case = repro.Case(failed(line, *outcome), backend.recipe(problem, given, ""), given, warm=warm, **facts)
+    made = repro.script(case)
+    assert len(made.text.splitlines()) < repro.LONGEST
     assert max(map(len, made.text.splitlines())) <= 120
     assert has in made.text
     assert bool(made.tensors) is (outcome[0] is Status.INCORRECT)
@@ -137,7 +137,7 @@ def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_addres
     problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32::off-a")
     given = tensors.make(problem, "int-2", 0)
     outcome = failed(problem.line, Status.CRASHED, "process-died")
-    text = pin.script(pin.Case(outcome, CppBackend().recipe(problem, given, ""), given)).text
+    text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given, ""), given)).text
     scope: dict[str, Any] = {}
     exec(
         text[: text.index("def program")].replace("import torch, torch._inductor.config", "import torch"), scope
@@ -156,7 +156,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
     given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
     recipe = CutlassBackend().recipe(problem, given, name)
-    text = pin.script(pin.Case(failed(problem.line, Status.CRASHED, "prepare-X", choice=name), recipe, given)).text
+    text = repro.script(repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", choice=name), recipe, given)).text
     compile(text, "repro.py", "exec")
     assert "swizzle=1$" in text
     assert "/somewhere" not in text

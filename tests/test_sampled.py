@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from liars import HONEST, LIARS, Planted
 
-from pytest_gemm import report
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.failures import text
 from pytest_gemm.judging import sampled
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -222,7 +222,7 @@ def test_one_wrong_element_among_all_is_found_and_named(line: str) -> None:
     assert f"1 of {total} elements differ" in str(outcome.reason), outcome
     assert f"worst 1 at {at}" in outcome.details
     assert f"row {at[-2]}, column {at[-1]}" in outcome.details
-    assert report.failure(outcome, report.Rerun("t")).count("Freivalds") == 1
+    assert text.failure(outcome, text.Rerun("t")).count("Freivalds") == 1
 
 
 @pytest.mark.parametrize("epilogue", ["", ":relu"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_gemm import records, report, selection, session
+from pytest_gemm import records, selection, session
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import _threads, cores
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
@@ -73,7 +74,7 @@ def test_threads_show_in_id_report_rerun_line_and_record() -> None:
     assert pick.id == f"cpp@aoti@7t-{MM.line}"
     assert (selection.split_id(nodeid), selection.axes_of(nodeid)) == (("cpp", MM), ("aoti", "", 7))
     assert selection.axes_of(f"x[cpp@2t-{MM.line}]") == ("", "", 2)
-    text = report.failure(ODD, report.Rerun("test_it.py", ("--gemm-threads=1",)))
+    text = text_module.failure(ODD, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
     assert f"{MM.line} on cpp@aoti@7t: incorrect" in text
     assert text.count("--gemm-threads") == text.count("--gemm-threads=7") == 1
     assert records.from_record(records.to_record(ODD)) == ODD

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gemm import error_map, pin, report
+from pytest_gemm import terminal
 from pytest_gemm.api.protocols import Scripted, at_isa, in_mode
+from pytest_gemm.failures import error_map, repro
+from pytest_gemm.failures import text as text_module
 from pytest_gemm.outcome import Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
 if TYPE_CHECKING:
+    from pytest_gemm.failures.text import Rerun
     from pytest_gemm.judging.case import Case, Evidence
     from pytest_gemm.outcome import Outcome
-    from pytest_gemm.report import Rerun
-
-__all__ = ["save", "save_defect"]
 
 
 def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = "") -> str:
@@ -56,7 +56,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed), outcome.guard)
     place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
     place.mkdir(parents=True, exist_ok=True)
-    text = report.failure(outcome, rerun) + "\n"
+    text = text_module.failure(outcome, rerun) + "\n"
     try:
         _write_script(place / "repro.py", _script(case, outcome, evidence, warm))
     except Unsupported as none:
@@ -70,7 +70,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     if evidence.interval is not None:
         tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
         if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
-            candidate = ", ".join(report.candidates(outcome))
+            candidate = ", ".join(terminal.candidates(outcome))
             picture = place / "error_map.png"
             error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
     _store(tensors, place / "tensors.pt")
@@ -105,7 +105,7 @@ def save_defect(folder: Path, explained: Outcome, evidence: Evidence, case: Case
     return ""
 
 
-def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.Script:
+def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> repro.Script:
     """The script of one outcome.
 
     Raises:
@@ -122,10 +122,10 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> pin.
     known: Mapping[str, object] = {
         field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
     }
-    return pin.script(pin.Case(outcome, recipe, warm=warm, **known))  # type: ignore[arg-type]  # fields of one name have one type
+    return repro.script(repro.Case(outcome, recipe, warm=warm, **known))  # type: ignore[arg-type]  # fields of one name have one type
 
 
-def _write_script(path: Path, made: pin.Script) -> None:
+def _write_script(path: Path, made: repro.Script) -> None:
     beside = path.with_suffix(".pt")
     beside.unlink(missing_ok=True)
     if made.tensors:

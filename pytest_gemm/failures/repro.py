@@ -30,8 +30,6 @@ from pytest_gemm.problem import ops
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
-__all__ = ["LONGEST", "Case", "Script", "operand", "script"]
-
 # A script has fewer lines.
 LONGEST: Final = 60
 

@@ -16,7 +16,6 @@ from pytest_gemm.judging import verdict
 if TYPE_CHECKING:
     from pytest_gemm.numerics.span import Interval
 
-__all__ = ["draw", "tile"]
 
 # A picture has no more rows or columns of colour than this; of a larger result each cell is the worst of its elements.
 _CELLS: Final = 512

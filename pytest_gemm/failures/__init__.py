@@ -1,0 +1,1 @@
+"""What a failure leaves: a text, a script that reproduces it, and files."""
