@@ -17,7 +17,8 @@ import pytest
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.ledger import Ledger, LedgerError
+from pytest_gemm.ledger.entry import LedgerError
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import MODES

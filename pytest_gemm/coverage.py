@@ -18,7 +18,8 @@ from typing import Any
 from pytest_gemm import commands, results
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.micro_kernels import Product, Registered
-from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.ledger.entry import Environment
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError

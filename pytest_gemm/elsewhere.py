@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.ledger import Environment
+    from pytest_gemm.ledger.entry import Environment
     from pytest_gemm.strategies import Trial
 
 __all__ = ["PRODUCT", "PROPERTY", "Death", "Elsewhere", "Keeper", "Service", "judged"]

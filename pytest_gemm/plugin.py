@@ -24,7 +24,7 @@ from pytest_gemm import terminal as terminal_module
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
-from pytest_gemm.ledger import LedgerUse
+from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.replay import Replay

@@ -19,7 +19,9 @@ from pytest_gemm import coverage, results, terminal
 from pytest_gemm import records as records_module
 from pytest_gemm.api.protocols import names_candidates
 from pytest_gemm.config import has_cuda_device
-from pytest_gemm.ledger import Entry, Environment, Ledger, LedgerUse
+from pytest_gemm.ledger.entry import Entry, Environment
+from pytest_gemm.ledger.ledger import Ledger
+from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status

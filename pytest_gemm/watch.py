@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from pytest_gemm.ledger import Environment
+from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.records import from_record, to_record
 

@@ -42,7 +42,7 @@ from pytest_gemm import session
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger import Ledger
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors as operands

@@ -33,7 +33,8 @@ from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
-from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.ledger.entry import Environment
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands

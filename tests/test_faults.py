@@ -23,7 +23,7 @@ import torch
 
 from pytest_gemm import distribution, watch
 from pytest_gemm.judging import faults
-from pytest_gemm.ledger import Environment
+from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.numerics import reference
 from pytest_gemm.outcome import Activity, Outcome, Status
 

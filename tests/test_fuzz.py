@@ -25,7 +25,7 @@ from pytest_gemm.elsewhere import judged
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger import Ledger
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status

@@ -22,7 +22,8 @@ from pytest_gemm.backends.cpp import CppBackend, compiler
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.ledger.entry import Environment
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import ledger as ledger_room
-from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger, LedgerError, LedgerUse
+from pytest_gemm.ledger import reader
+from pytest_gemm.ledger.entry import Comparison, Entry, Environment, Globs, LedgerError
+from pytest_gemm.ledger.ledger import Ledger
+from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
@@ -357,7 +359,7 @@ def test_a_backend_is_one_that_there_is(tmp_path: Path) -> None:
 
 
 def test_the_oldest_release_is_the_one_that_the_package_asks_for() -> None:
-    assert f'"torch>={ledger_room._OLDEST}"' in (SHIPPED.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"torch>={reader._OLDEST}"' in (SHIPPED.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_what_stands_inside_a_text_is_no_header_and_no_key(tmp_path: Path) -> None:

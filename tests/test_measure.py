@@ -22,7 +22,8 @@ from pytest_gemm.api.registry import Registry
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger import Comparison, Entry, Environment, Globs, Ledger
+from pytest_gemm.ledger.entry import Comparison, Entry, Environment, Globs
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.measure import SESSION, Meter, Request
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Outcome, Status

@@ -29,7 +29,7 @@ from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
 from pytest_gemm.failures import repro
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
-from pytest_gemm.ledger import Ledger
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported

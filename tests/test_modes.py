@@ -20,7 +20,8 @@ from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger import Environment, Ledger
+from pytest_gemm.ledger.entry import Environment
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import MODES, Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem

@@ -86,9 +86,9 @@ def test_an_installed_wheel_works_away_from_the_repository(wheel: Path, tmp_path
     code = (
         f"import sys; sys.path[:0] = [{str(unpacked)!r}]; sys.meta_path[:] = "
         "[f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
-        "import pytest_gemm.ledger, pytest_gemm.conformance, pathlib\n"
+        "import pytest_gemm.ledger.ledger, pytest_gemm.conformance, pathlib\n"
         "folder = pathlib.Path(pytest_gemm.conformance.__file__).parent\n"
-        "pytest_gemm.ledger.Ledger.load(folder / 'known_failures.toml')\n"
+        "pytest_gemm.ledger.ledger.Ledger.load(folder / 'known_failures.toml')\n"
         "sys.stdout.write(str(folder))"
     )
     assert python("-c", code, cwd=tmp_path) == str(unpacked / "pytest_gemm" / "conformance")

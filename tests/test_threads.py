@@ -13,7 +13,8 @@ from pytest_gemm.config import _threads, cores
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger import Comparison, Entry, Globs, Ledger
+from pytest_gemm.ledger.entry import Comparison, Entry, Globs
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room

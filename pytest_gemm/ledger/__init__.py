@@ -1,0 +1,1 @@
+"""Known failures: entries, their file, and what they explained."""
