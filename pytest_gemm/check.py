@@ -19,13 +19,13 @@ from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts, text
 from pytest_gemm.guarded import GuardedJudge
+from pytest_gemm.isolation.journal import Diary
 from pytest_gemm.judging.case import Case, Evidence
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.watch import Diary
 
 __all__ = ["GemmCheck"]
 

@@ -17,6 +17,7 @@ import pytest
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.isolation.sanitizer import TOOLS
 from pytest_gemm.ledger.entry import LedgerError
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
@@ -27,7 +28,6 @@ from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError, did_you_mean
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.sanitizer import TOOLS
 from pytest_gemm.speed import Verdict
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pytest_gemm.config import OPTIONS
+from pytest_gemm.isolation.journal import Diaries
 from pytest_gemm.selection import split_id
-from pytest_gemm.watch import Diaries
 
 __all__ = ["allow_crashes", "asked_for", "exit_status", "gpus", "pin", "replaces_workers", "scheduler", "scope"]
 

@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pytest_gemm import session
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.failures.text import Rerun
+from pytest_gemm.isolation.journal import Diaries, Diary, Words, death
+from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import from_record, to_record
-from pytest_gemm.watch import Diaries, Diary, Watch, Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

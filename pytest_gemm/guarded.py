@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.elsewhere import Death, Keeper, Service
+from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, described
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.watch import Words, death
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

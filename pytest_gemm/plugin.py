@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, effect, hookspec, records, sanitizer, selection, session, supervisor
+from pytest_gemm import ahead, distribution, effect, hookspec, records, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
 from pytest_gemm import terminal as terminal_module
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
+from pytest_gemm.isolation import sanitizer
+from pytest_gemm.isolation.journal import Diaries, Diary, Words
+from pytest_gemm.isolation.limits import Watch
+from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.replay import Replay
 from pytest_gemm.session import RunState
 from pytest_gemm.storage import cache
-from pytest_gemm.termination import STATUS, Termination
-from pytest_gemm.watch import Diaries, Diary, Watch, Words
 
 if TYPE_CHECKING:
     from pytest_gemm.check import GemmCheck

@@ -35,8 +35,8 @@ import pytest
 
 from pytest_gemm import records, selection, terminal
 from pytest_gemm.failures import text as text_module
+from pytest_gemm.isolation.journal import Diaries, Words, manner
 from pytest_gemm.outcome import Outcome, printable
-from pytest_gemm.watch import Diaries, Words, manner
 
 __all__ = ["Child", "end_lines", "start", "wanted"]
 

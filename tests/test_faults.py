@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import distribution, watch
+from pytest_gemm import distribution
+from pytest_gemm.isolation import journal, limits
 from pytest_gemm.judging import faults
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.numerics import reference
@@ -512,11 +513,11 @@ DOING = Activity("cutlass", "mm:f16:nt:8x8x8", "run", "rand", 3, "choice_7", ("k
 
 
 def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
-    diaries = watch.Diaries()
+    diaries = journal.Diaries()
     cuda = Environment("2.11.0+cu130", ("sm_90",), "cuda")
-    first = watch.Diary(diaries.folder, "gw0", replaceable=True)
+    first = journal.Diary(diaries.folder, "gw0", replaceable=True)
     first.begin("test_it.py::test_product[x]")
-    assert first.open_call(cuda) == watch.Earlier()
+    assert first.open_call(cuda) == journal.Earlier()
     first.judged(Outcome("cutlass", "mm:f16:nt:8x8x8", "int-2", 3, Status.PASSED, choice="choice_6"))
     first.close_call()
     first.open_call(cuda)
@@ -531,7 +532,7 @@ def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
         "rand",
         3,
     )
-    second = watch.Diary(diaries.folder, "gw1", replaceable=True)
+    second = journal.Diary(diaries.folder, "gw1", replaceable=True)
     second.begin("test_it.py::test_product[x]")
     assert second.open_call(cuda).complete
     again = second.open_call(cuda)
@@ -553,8 +554,8 @@ def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
 
 
 def test_half_a_line_of_a_process_that_died_writing_is_left_out() -> None:
-    diaries = watch.Diaries()
-    diary = watch.Diary(diaries.folder, "gw0")
+    diaries = journal.Diaries()
+    diary = journal.Diary(diaries.folder, "gw0")
     diary.begin("t")
     diary.open_call(Environment("2.13.0"))
     diary.judged(Outcome("aten", "mm:f32:nn:1x1x1", "rand", 0, Status.PASSED))
@@ -567,9 +568,9 @@ def test_half_a_line_of_a_process_that_died_writing_is_left_out() -> None:
 
 
 def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> None:
-    diary = watch.Diary(tmp_path, "gw0")
+    diary = journal.Diary(tmp_path, "gw0")
     diary.begin("t")
-    watcher = watch.Watch(60, 60, diary, fence=diary.stacks)
+    watcher = limits.Watch(60, 60, diary, fence=diary.stacks)
     best = 1.0
     for _ in range(20):
         started = time.perf_counter()
@@ -585,7 +586,8 @@ def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> No
 def test_a_debugger_lifts_the_limit() -> None:
     code = """
         import sys, time
-        from pytest_gemm.watch import Diary, Watch
+        from pytest_gemm.isolation.journal import Diary
+        from pytest_gemm.isolation.limits import Watch
         from pytest_gemm.outcome import Activity
         watch = Watch(0.3, 0.3, Diary(), fence=sys.stderr)
         with watch(Activity("b", "mm:f32:nn:1x1x1", "run")):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import records, sanitizer
+from pytest_gemm import records
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.isolation import sanitizer
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors

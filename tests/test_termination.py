@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import termination
+from pytest_gemm.isolation import termination
 
 CONFTEST = """
     import os

@@ -8,8 +8,6 @@ import signal
 import threading
 from typing import Any
 
-__all__ = ["STATUS", "Terminated", "Termination"]
-
 STATUS = 128 + signal.SIGTERM
 """The exit status of a run that SIGTERM ended: 143, as of a process that the signal itself ends."""
 

@@ -20,8 +20,6 @@ from typing import Final
 
 import pytest
 
-__all__ = ["TOOLS", "command", "find", "findings", "run"]
-
 TOOLS: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Exit status of the tool when it has found something; pytest has none of this number.
 _FOUND: Final = 86

@@ -1,38 +1,24 @@
-"""A limit for whatever may never end, and what a process leaves behind when it ends with it.
-
-An endless kernel cannot be interrupted, a segmentation fault tells nothing, and after an illegal address the process
-has lost its device.  Each of them ends one process, so what matters is kept outside of it: a :class:`Diary` holds
-in files what the process is doing and what it has judged of the test at hand.  The process that hands out the tests
-reads them (:class:`Diaries`), adds how the case at hand ended, and lets another worker go on with the same test behind
-that case.  ``docs/faults.md`` has the whole story.  No torch here.
-"""
+"""The journal of a process: what it began, so that its death can be told from it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
+from pytest_gemm.isolation.processes import end_process
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
 from pytest_gemm.records import from_record, to_record
-
-__all__ = ["Diaries", "Diary", "Earlier", "Watch", "Words", "death", "manner"]
-
 
 # -- what a process leaves behind ------------------------------------------------------------------
 
@@ -91,7 +77,7 @@ class Earlier:
 
 
 # Phases that have the limit of a run; the others have that of a compile.
-_RUNS: Final = frozenset({"run", "run again", "eager"})
+RUNS: Final = frozenset({"run", "run again", "eager"})
 
 
 def death(words: Words, status: int | None) -> Outcome:
@@ -105,7 +91,7 @@ def death(words: Words, status: int | None) -> Outcome:
     assert doing is not None, "a death without an activity is nobody's case"
     seconds = Seconds()
     if words.ended == "timed-out":
-        option = "--gemm-timeout" if doing.phase in _RUNS else "--gemm-compile-timeout"
+        option = "--gemm-timeout" if doing.phase in RUNS else "--gemm-compile-timeout"
         text = f"no end in {doing.phase} within {words.limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
         part = {"compile": "compile", "run": "run", "run again": "run"}.get(doing.phase, "reference")
@@ -247,7 +233,7 @@ class Diary:
         """
         if self.replaceable:
             self._say(ended="lost-device")
-            _end_process()
+            end_process()
 
     def time_is_up(self, stack: str) -> None:
         """The last words of a process that will be ended because its limit has run out."""
@@ -323,7 +309,7 @@ class Diaries:
             return words
         # faulthandler's timer ended the process, or the signal of which it tells did.
         ended = "timed-out" if stack.startswith("Timeout ") else ""
-        return dataclasses.replace(words, ended=ended, stack=_frames(stack))
+        return dataclasses.replace(words, ended=ended, stack=stack_frames(stack))
 
     def inherit(self, process: str, test: str, status: int | None) -> Outcome | None:
         """Add how a process ended to what was judged of its test, so that another one can go on behind that.
@@ -357,200 +343,13 @@ class Diaries:
 
 
 # Frames of a stack that are shown: enough to see where, not a page.
-_SHOWN = 6
+SHOWN = 6
 
 
-def _frames(dump: str) -> str:
+def stack_frames(dump: str) -> str:
     """The innermost frames of the thread that judged, innermost last, out of what faulthandler wrote."""
     threads = re.split(r"^(?:Current thread|Thread|Stack) .*$", dump, flags=re.MULTILINE)[1:]
     judging = next((t for t in threads if "pytest_gemm/judging/judge.py" in t), threads[0] if threads else "")
     frames = re.findall(r'^ +(File ".*)$', judging, re.MULTILINE)
     inner = [i for i, frame in enumerate(frames) if "pytest_gemm/judging/judge.py" in frame]
-    return "\n".join(reversed(frames[: min(inner[0] if inner else _SHOWN, _SHOWN)]))
-
-
-# -- the limit -------------------------------------------------------------------------------------
-
-# How often is looked whether a limit has run out, in seconds.
-_POLL = 0.1
-# How much later than the watch the fence ends a process at least, in seconds.
-_GRACE = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Armed:
-    """One thing that may not come back.
-
-    Attributes:
-        until: when its limit runs out, by ``time.monotonic()``.
-        thread: who does it.
-    """
-
-    until: float
-    thread: int
-
-
-class Watch:
-    """Ends the process when something takes longer than its limit: ``with watch(activity): ...``.
-
-    A thread looks on.  Where Python's lock is not given back (a kernel that was called with it) no thread of Python
-    runs any more, so behind it stands a fence: a timer of faulthandler's, which needs no lock.
-
-    Args:
-        run: limit of one run of a kernel, in seconds; 0: none.
-        compile_: limit of one compile, and of whatever else the harness does in a case; 0: none.
-        diary: where the last words go.
-        last_call: is told the outcome before the process ends, where no other process will report it.
-        fence: where the fence writes the stack, a file or its descriptor; ``None``: no fence.
-    """
-
-    def __init__(
-        self,
-        run: float,
-        compile_: float,
-        diary: Diary,
-        last_call: Callable[[Outcome], None] | None = None,
-        fence: IO[str] | int | None = None,
-    ) -> None:
-        self.diary = diary
-        self._run = run
-        self._compile = compile_
-        self._last_call = last_call
-        self._fence = _Fence(fence)
-        self._now: _Armed | None = None
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @contextlib.contextmanager
-    def __call__(self, activity: Activity) -> Iterator[None]:
-        """Watch over the block, which holds no other of this kind; its limit follows from the activity's phase."""
-        limit = self._run if activity.phase in _RUNS else self._compile
-        process = os.getpid()
-        with self._lock:
-            self.diary.doing(activity, limit)
-            if limit:
-                self._now = _Armed(time.monotonic() + limit, threading.get_ident())
-                self._fence.hold(limit + _GRACE)
-            else:
-                self._fence.drop()
-        if limit and self._thread is None:
-            self._thread = threading.Thread(target=self._look_on, name="pytest-gemm-watch", daemon=True)
-            self._thread.start()
-        try:
-            yield
-        finally:
-            if os.getpid() != process:  # a kernel has forked, and this copy would go on as another pytest
-                os._exit(1)
-            with self._lock:  # not before the last words of a limit that has just run out
-                self._now = None
-                self.diary.over()
-
-    def lift(self) -> None:
-        """No limit for the block at hand: somebody has opened a debugger in it."""
-        with self._lock:
-            self._now = None
-            self._fence.drop()
-
-    def rest(self) -> None:
-        """Nothing is to be watched for a while: a test has ended."""
-        with self._lock:
-            self._fence.drop()
-
-    def close(self) -> None:
-        """Stop looking on."""
-        self._closed.set()
-        self.rest()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _look_on(self) -> None:
-        while not self._closed.wait(_POLL):
-            with self._lock:
-                self._fence.move_on()
-                if self._now is not None and time.monotonic() >= self._now.until:
-                    self._end(self._now)
-
-    def _end(self, late: _Armed) -> None:
-        """Say what did not end, and end the process: nothing else ends a kernel."""
-        try:
-            self.diary.time_is_up(_stack_of(late.thread))
-            if self._last_call is not None:
-                self._last_call(death(self.diary.words, None))
-        finally:
-            _end_process()
-
-
-class _Fence:
-    """faulthandler's timer, kept ahead of the time as long as Python runs.
-
-    Setting it costs 0.1 ms, for it starts a thread; so it is set a third too far, and again when that has passed.
-
-    Args:
-        file: where it writes the stack; ``None``: no fence.
-    """
-
-    def __init__(self, file: IO[str] | int | None) -> None:
-        self._file = file
-        self._seconds = 0.0
-        self._until = 0.0
-
-    def hold(self, seconds: float) -> None:
-        """End the process when Python stands still for so long from now on, or for up to a third longer."""
-        if self._file is None or (seconds == self._seconds and self._until - time.monotonic() >= seconds):
-            return
-        far = seconds * 4 / 3
-        faulthandler.dump_traceback_later(far, exit=True, file=self._file)
-        self._seconds, self._until = seconds, time.monotonic() + far
-
-    def move_on(self) -> None:
-        """Python runs."""
-        if self._seconds:
-            self.hold(self._seconds)
-
-    def drop(self) -> None:
-        """Take it away."""
-        if self._seconds:
-            faulthandler.cancel_dump_traceback_later()
-            self._seconds = 0.0
-
-
-def _stack_of(thread: int) -> str:
-    """The innermost frames of a thread behind the judge's, as a traceback shows them."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return ""
-    frames = traceback.extract_stack(frame)
-    judge = [i for i, f in enumerate(frames) if Path(f.filename).parts[-2:] == ("pytest_gemm", "judge.py")]
-    inner = frames[judge[-1] + 1 :] if judge else frames
-    return "".join(traceback.format_list(inner[-_SHOWN:])).rstrip()
-
-
-def _end_process() -> None:
-    """End this process at once, and the compilers that it has started: without it nobody would end them."""
-    try:
-        for pid in _descendants(os.getpid()):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-    finally:
-        os._exit(1)
-
-
-def _descendants(root: int) -> list[int]:
-    """Processes that this one started, and those that they started; none where there is no ``/proc``."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended since
-            continue
-        # "pid (name) state ppid ...", and a name may hold brackets and blanks.
-        children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
-    found: list[int] = []
-    ahead = [root]
-    while ahead:
-        below = children.get(ahead.pop(), [])
-        found += below
-        ahead += below
-    return found
+    return "\n".join(reversed(frames[: min(inner[0] if inner else SHOWN, SHOWN)]))

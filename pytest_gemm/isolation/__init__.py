@@ -1,0 +1,1 @@
+"""What may hang or die: limits, journals, worker processes."""
