@@ -9,8 +9,8 @@ import pytest
 from pytest_gemm.conformance import matrix
 
 if TYPE_CHECKING:  # collecting thousands of cases must not import torch
-    from pytest_gemm.check import GemmCheck
     from pytest_gemm.judging.case import Case
+    from pytest_gemm.run.check import GemmCheck
 
 
 @pytest.mark.gemm(problems=matrix.products, any_problem=True)

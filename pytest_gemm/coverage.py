@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import commands, results
+from pytest_gemm import commands
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.micro_kernels import Product, Registered
 from pytest_gemm.ledger.entry import Environment
@@ -24,6 +24,7 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import page
 
 __all__ = ["COLUMNS", "Matrix", "Row", "explained", "main", "matrix", "text"]
 
@@ -357,7 +358,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 # -- the command ----------------------------------------------------------------------------------------------
 
 
-def explained(record: results.Record, ledger: Ledger) -> list[Outcome]:
+def explained(record: page.Record, ledger: Ledger) -> list[Outcome]:
     """A record's outcomes; what failed, and this ledger knows, is a known failure, whatever ledger the run had.
 
     A record tells release and level of its machine.  How many threads a case had is read off its generated code: of one
@@ -391,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        records = [results.read(path) for path in given.records]
+        records = [page.read(path) for path in given.records]
         ledger = Ledger.load(given.known_failures) if given.known_failures else Ledger()
         outcomes = [outcome for record in records for outcome in explained(record, ledger)]
     except ValueError as error:
@@ -403,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _head(record: results.Record) -> list[str]:
+def _head(record: page.Record) -> list[str]:
     run = record.run
     where = f"{run.get('cpu', 'unknown machine')}; torch {run.get('versions', {}).get('torch', '?')}"
     return [f"* {run.get('date', 'no date')}; {where}"]

@@ -257,7 +257,7 @@ class Meter:
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        from pytest_gemm.session import withheld
+        from pytest_gemm.run.state import withheld
 
         held = withheld(self._config.ledger, case, self._test, choice)
         if held is None or held.reason is None:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import ahead, distribution, effect, hookspec, records, selection, session, supervisor
 from pytest_gemm import config as gemm_config_room
-from pytest_gemm import terminal as terminal_module
+from pytest_gemm import distribution, effect, hookspec, records, selection, supervisor
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
@@ -32,15 +31,18 @@ from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.replay import Replay
-from pytest_gemm.session import RunState
+from pytest_gemm.run import precompile, progress
+from pytest_gemm.run import state as session
+from pytest_gemm.run import terminal as terminal_module
+from pytest_gemm.run.state import RunState
 from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:
-    from pytest_gemm.check import GemmCheck
-    from pytest_gemm.guarded import GuardedJudge
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.measure import Meter
+    from pytest_gemm.run.check import GemmCheck
+    from pytest_gemm.run.guarded import GuardedJudge
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD = 50_000
@@ -53,12 +55,12 @@ _TERMINATION = pytest.StashKey[Termination]()
 _DIARIES = pytest.StashKey[Diaries]()
 _STDERR = pytest.StashKey[int]()
 _HEALTHY = pytest.StashKey[bool]()
-_HARVEST = pytest.StashKey[list[ahead.Harvest]]()
+_HARVEST = pytest.StashKey[list[precompile.Harvest]]()
 _MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
 _VERDICTS = pytest.StashKey[list[str]]()
-_ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.elsewhere.Elsewhere; not imported in vain
+_ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.fuzzing.server.Elsewhere; not imported in vain
 _CHILD = pytest.StashKey[supervisor.Child]()
-_GUARDED = pytest.StashKey[Any]()  # a pytest_gemm.guarded.GuardedJudge, likewise
+_GUARDED = pytest.StashKey[Any]()  # a pytest_gemm.run.guarded.GuardedJudge, likewise
 _FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
@@ -468,7 +470,7 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
     config.stash[_STATE].narrowed = True  # a few shapes do not show that an entry of the ledger is stale
     given = config.invocation_params
     command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
-    display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
+    display = progress.Display(config.pluginmanager.get_plugin("terminalreporter"))
     config.stash[_MEASURED] = measured = sessions.measure(settings, timed, command, display, whole=whole)
     state = config.stash[_STATE]
     state.undecided = any(sessions.as_run(made, settings.speed).decided_too_little for made in measured)
@@ -487,11 +489,11 @@ def _compile_ahead(config: pytest.Config, ids: Iterable[str]) -> None:
         return
     found = (selection.split_id(nodeid) for nodeid in ids)
     cases = [case for case in found if case is not None and case[0] in settings.registry.names()]
-    display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
+    display = progress.Display(config.pluginmanager.get_plugin("terminalreporter"))
     if settings.compile_only:
         for reason in selection.without_part(settings):
             display.line(reason.text)
-    config.stash[_HARVEST] = ahead.run(settings, cases, display)
+    config.stash[_HARVEST] = precompile.run(settings, cases, display)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -505,7 +507,7 @@ def pytest_testnodedown(node: Any) -> None:
     """A worker that ends says what it had to compile itself."""
     counts = getattr(node, "workeroutput", {}).get("gemm_kernels", {})
     for backend in node.config.stash[_CONFIG].backends:
-        if isinstance(backend, ahead.Compiling):
+        if isinstance(backend, precompile.Compiling):
             backend.store.counts.add(counts.get(backend.name, {}))
 
 
@@ -554,7 +556,7 @@ def _gemm_judge(pytestconfig: pytest.Config, gemm_config: GemmConfig) -> Iterato
     import torch
 
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.session import eager_is_safe
+    from pytest_gemm.run.state import eager_is_safe
 
     torch.set_num_threads(gemm_config.threads)
     # What is loaded by now stays: torch and a compiler are millions of objects that every full collection would visit.
@@ -589,7 +591,7 @@ def gemm_check(
     request: pytest.FixtureRequest, gemm_config: GemmConfig, _gemm_judge: Judge, _gemm_guarded: GuardedJudge | None
 ) -> Iterator[GemmCheck]:
     """``gemm_check(case)`` judges a case and ends the test as its outcome says."""
-    from pytest_gemm.check import GemmCheck
+    from pytest_gemm.run.check import GemmCheck
 
     node: pytest.Function = request.node
     watch = node.config.stash[_WATCH]
@@ -611,7 +613,7 @@ def _gemm_meter(pytestconfig: pytest.Config, gemm_config: GemmConfig, _gemm_judg
         yield None
         return
     from pytest_gemm.measure import Meter
-    from pytest_gemm.session import eager_is_safe
+    from pytest_gemm.run.state import eager_is_safe
 
     watch = pytestconfig.stash[_WATCH]
     meter = Meter(gemm_config, _gemm_judge, eager_is_safe(gemm_config.ledger), watch)
@@ -649,12 +651,12 @@ def gemm_speed(
 @pytest.fixture
 def gemm_fuzz(request: pytest.FixtureRequest, gemm_config: GemmConfig) -> Callable[[], None]:
     """``gemm_fuzz()`` fuzzes one backend for its share of ``--gemm-fuzz``; the test fails with what is new."""
-    from pytest_gemm.fuzz_check import FuzzCheck
+    from pytest_gemm.fuzzing.check import FuzzCheck
 
     config = request.config
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
-    display = ahead.Display(config.pluginmanager.get_plugin("terminalreporter"))
+    display = progress.Display(config.pluginmanager.get_plugin("terminalreporter"))
     check = FuzzCheck(gemm_config, config.stash[_ELSEWHERE], display, uncaptured, config.invocation_params.dir)
     request.node.stash[_JUDGED] = check.judged
     share = gemm_config.fuzz / len(selection.available(gemm_config))
@@ -787,12 +789,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Start gathering.  Who is missing is asked here: with xdist this process collects nothing."""
     settings = session.config.stash[_CONFIG]
     if settings.fuzz and not settings.screen and not session.config.option.collectonly:
-        from pytest_gemm.elsewhere import Elsewhere
+        from pytest_gemm.fuzzing.server import Elsewhere
 
         session.config.stash[_STATE].narrowed = True  # a drawn case does not show that an entry of the ledger is stale
         session.config.stash[_ELSEWHERE] = Elsewhere(settings)  # before a backend is asked whether it is available
     if settings.guard == "pages" and _judges_here(session.config):
-        from pytest_gemm.guarded import GuardedJudge
+        from pytest_gemm.run.guarded import GuardedJudge
 
         session.config.stash[_GUARDED] = GuardedJudge(settings)  # likewise
     if not _is_worker(session.config) and not settings.screen:
@@ -818,13 +820,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A backend that is missing, or a stale ledger entry, turns a green run red."""
     state = session.config.stash[_STATE]
-    compiling = [b for b in session.config.stash[_CONFIG].backends if isinstance(b, ahead.Compiling)]
+    compiling = [b for b in session.config.stash[_CONFIG].backends if isinstance(b, precompile.Compiling)]
     harvest = session.config.stash.get(_HARVEST, [])
     if _is_worker(session.config):
         counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
         session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
     else:
-        state.notes += ahead.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
+        state.notes += precompile.notes(harvest, {backend.name: backend.store.counts for backend in compiling})
         if session.config.stash[_TERMINATION].received:
             session.exitstatus = STATUS
         _absorb_unfinished(session.config)
@@ -860,7 +862,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.stash.get(_MEASURED, None):
         _show_speed(config, terminalreporter)
     state = config.stash[_STATE]
-    lines = [line for harvest in config.stash.get(_HARVEST, []) for line in ahead.table(harvest)]
+    lines = [line for harvest in config.stash.get(_HARVEST, []) for line in precompile.table(harvest)]
     lines = lines if config.stash[_CONFIG].compile_only else []
     if config.stash[_CONFIG].fuzz:
         fuzzed: list[str] = config.stash.get(_FUZZED, [])

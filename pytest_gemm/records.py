@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gemm.failures.text import ratio_text
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
-from pytest_gemm.terminal import candidates, status_of
+from pytest_gemm.run.terminal import candidates, status_of
 
 # -- the run record --------------------------------------------------------------------------------
 

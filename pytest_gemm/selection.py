@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.ahead import Compiling
 from pytest_gemm.api.protocols import Availability, Backend, Leveled
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.config import GemmConfig
@@ -35,6 +34,7 @@ from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError, did_you_mean
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run.precompile import Compiling
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case

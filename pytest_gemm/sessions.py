@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import __version__, baseline, gate, speed_report, turns
-from pytest_gemm.ahead import Display
 from pytest_gemm.api.protocols import Sparing, Tuning
 from pytest_gemm.config import cores
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.measure import LOST, NOW, SESSION, Request
 from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import (
     CaseKey,
     Ceilings,

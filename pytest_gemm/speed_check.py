@@ -15,10 +15,10 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import Ceilings, Judgement, Sample
 
 if TYPE_CHECKING:
-    from pytest_gemm.check import GemmCheck
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.replay import Replay
+    from pytest_gemm.run.check import GemmCheck
     from pytest_gemm.sessions import Measured
 
 __all__ = ["SpeedCheck"]

@@ -38,7 +38,6 @@ import torch
 from liars import HONEST, KS, LIARS, Honest, Planted, int4, product, right
 from torch._dynamo.utils import same
 
-from pytest_gemm import session
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -54,6 +53,7 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import STEPS
 from pytest_gemm.programs.program import args, build
+from pytest_gemm.run import state
 from pytest_gemm.selection import FILLINGS
 
 # The ledger that is shipped with the conformance suite.
@@ -114,7 +114,7 @@ def ledger() -> Ledger:
 
 def judge() -> Judge:
     """One that runs eager ATen only where that does not kill the process."""
-    return Judge(session.eager_is_safe(ledger()))
+    return Judge(state.eager_is_safe(ledger()))
 
 
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
@@ -302,7 +302,7 @@ def everyday(problem: Problem, seed: int) -> operands.Operands:
 
 def _eager(problem: Problem, given: operands.Operands) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Eager's result and the same in float64 where the op has it; ``None`` where eager cannot or must not be asked."""
-    if AtenBackend().refusal(problem, "cpu") or not session.eager_is_safe(ledger())(problem, "cpu"):
+    if AtenBackend().refusal(problem, "cpu") or not state.eager_is_safe(ledger())(problem, "cpu"):
         return None
     tensors = args(problem, given)
     with settings(problem):
@@ -683,7 +683,7 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
         diary: a folder for a file that says what is being judged, should it kill the process.
     """
     torch.set_num_threads(1)
-    draw, who, found, environment = random.Random(seed), judge(), Flood(), session.environment("cpu")
+    draw, who, found, environment = random.Random(seed), judge(), Flood(), state.environment("cpu")
     backend = AtenBackend()
     while found.ends.total() < count:
         problem = drawn_problem(draw)

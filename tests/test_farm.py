@@ -30,13 +30,14 @@ import elsewhere
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import ahead
 from pytest_gemm.backends import cutlass, farm
 from pytest_gemm.backends.cutlass import CutlassBackend
 from pytest_gemm.backends.farm import CompileError, CompilerError, Counts, Farm, Job, Source, Store, Toolchain
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import precompile
+from pytest_gemm.run import progress as progress_module
 
 needs_cutlass = pytest.mark.skipif(
     importlib.util.find_spec("cutlass_library") is None, reason="the wheel nvidia-cutlass is not installed"
@@ -393,13 +394,13 @@ class Terminal:
 
 def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere() -> None:
     for terminal in (Terminal(isatty=True), Terminal(isatty=False)):
-        display = ahead.Display(terminal)
+        display = progress_module.Display(terminal)
         for number in range(100):
             display.progress(f"{number}/100")
         display.line("done")
         assert terminal.lines == (["done"] if terminal.isatty else ["0/100", "done"])
         assert terminal.rewritten == (["0/100", ""] if terminal.isatty else [])
-    ahead.Display(None).line("nobody reads it")
+    progress_module.Display(None).line("nobody reads it")
 
 
 # -- Inductor takes its kernels from the store -----------------------------------------------------------
@@ -513,7 +514,7 @@ def backend(nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def warm() -> Iterator[ProcessPoolExecutor]:
     """A process that asks Inductor, started as ahead starts one; the first question loads Inductor and CUTLASS."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=ahead._start) as pool:
+    with ProcessPoolExecutor(1, mp_context=context, initializer=precompile._start) as pool:
         yield pool
 
 
@@ -529,11 +530,11 @@ def one_asks(warm: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None
 
         def shutdown(self, **_: object) -> None: ...
 
-    monkeypatch.setattr(ahead, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(precompile, "ProcessPoolExecutor", Pool)
 
 
-def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> ahead.Harvest:
-    return ahead.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", ahead.Display(None))
+def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> precompile.Harvest:
+    return precompile.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", progress_module.Display(None))
 
 
 @needs_cutlass
@@ -593,7 +594,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
     ]
     assert found.complete, "a dropped candidate is no failure of the farm"
     assert found.counts.compiled == 1, "the candidate that takes its place"
-    text = "\n".join(ahead.table(found))
+    text = "\n".join(precompile.table(found))
     assert "refused by nvcc: " in text
     assert "static assertion failed: too many stages" in text
 
@@ -781,13 +782,17 @@ def test_compile_only_is_not_shared_out_to_workers(project: pytest.Pytester) -> 
 
 
 def test_the_notes_say_what_was_compiled_ahead_and_during_the_tests() -> None:
-    before = ahead.Harvest("cutlass", counts=Counts(hits=1, compiled=2, seconds=90.0), seconds=40.0)
+    before = precompile.Harvest("cutlass", counts=Counts(hits=1, compiled=2, seconds=90.0), seconds=40.0)
     line = "cutlass: 0 kernels, 0 from the cache, 2 compiled in 40 s (90 s of nvcc)"
-    assert ahead.notes([before], {"cutlass": Counts(hits=5)}) == [line]
+    assert precompile.notes([before], {"cutlass": Counts(hits=5)}) == [line]
     later = Counts(hits=5, compiled=1, seconds=60.0)
-    assert ahead.notes([before], {"cutlass": later}) == [f"{line}; 1 more compiled during the tests (60 s of nvcc)"]
-    assert ahead.notes([], {"cutlass": later}) == ["cutlass: 6 kernels, 5 from the cache, 1 compiled (60 s of nvcc)"]
-    assert ahead.notes([], {"cutlass": Counts()}) == []
+    assert precompile.notes([before], {"cutlass": later}) == [
+        f"{line}; 1 more compiled during the tests (60 s of nvcc)"
+    ]
+    assert precompile.notes([], {"cutlass": later}) == [
+        "cutlass: 6 kernels, 5 from the cache, 1 compiled (60 s of nvcc)"
+    ]
+    assert precompile.notes([], {"cutlass": Counts()}) == []
 
 
 def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:

@@ -16,14 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis.database import InMemoryExampleDatabase
 
-from pytest_gemm import selection, strategies
+from pytest_gemm import selection
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.elsewhere import judged
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.fuzz import Defect, Findings, Fuzzer, failure, summary
+from pytest_gemm.fuzzing import strategies
+from pytest_gemm.fuzzing.fuzzer import Defect, Findings, Fuzzer, failure, summary
+from pytest_gemm.fuzzing.server import judged
+from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.distributions import fillings_for
@@ -31,8 +33,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.ops import OPS, PROGRAMS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.session import eager_is_safe
-from pytest_gemm.strategies import Trial
+from pytest_gemm.run.state import eager_is_safe
 
 SHIPPED = Path(__file__).parent.parent / "conformance" / "known_failures.toml"
 
@@ -94,10 +95,10 @@ def test_a_strategy_can_be_shown() -> None:
 
 
 def test_without_hypothesis_the_strategies_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pytest_gemm.strategies")
+    monkeypatch.delitem(sys.modules, "pytest_gemm.fuzzing.strategies")
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     with pytest.raises(ModuleNotFoundError, match="pip install hypothesis"):
-        importlib.import_module("pytest_gemm.strategies")
+        importlib.import_module("pytest_gemm.fuzzing.strategies")
 
 
 # -- what is found -----------------------------------------------------------------------------------

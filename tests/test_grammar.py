@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_gemm import strategies
+from pytest_gemm.fuzzing import strategies
 from pytest_gemm.operands import dtypes as dtypes_module
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.random_streams import Stream

@@ -29,7 +29,7 @@ from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.session import RunState
+from pytest_gemm.run.state import RunState
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 TWIN = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", isa="avx2")

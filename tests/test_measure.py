@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_gemm import baseline, session, sessions
-from pytest_gemm.ahead import Display
+from pytest_gemm import baseline, sessions
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Prepared
 from pytest_gemm.api.registry import Registry
@@ -29,6 +28,8 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.replay import Replay
+from pytest_gemm.run import state
+from pytest_gemm.run.progress import Display
 from pytest_gemm.sessions import Command, Measured
 from pytest_gemm.speed import CaseKey, Sample, Session, read_session, sample_line, session_line
 from pytest_gemm.speed_check import SpeedCheck
@@ -113,10 +114,10 @@ def test_a_session_asks_the_ledger_as_a_judgement_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any], axes: dict[str, Any], held: bool
 ) -> None:
     here = Environment("2.13.0", ("avx2", "avx512f"), threads=4)
-    monkeypatch.setattr(session, "environment", lambda _: here)
+    monkeypatch.setattr(state, "environment", lambda _: here)
     entry = Entry("deadly", "planted", Globs(("several",)), crashes=True, **conditions)
     asked = case(**axes)
-    assert (session.forbidding(Ledger((entry,)), asked, "test_speed") is entry) is held
+    assert (state.forbidding(Ledger((entry,)), asked, "test_speed") is entry) is held
     (sample,) = judged(tmp_path, asked, entry)
     assert sample.status is (Status.KNOWN_FAILURE if held else Status.PASSED)
     if held:
@@ -317,9 +318,9 @@ class Answer:
         return Session("amd", {"torch": "2"}, "c", "head", self.request.index, date, "12ab", samples=(sample,))
 
     def keep(self, path: Path) -> None:
-        session = self.result()
+        state = self.result()
         end = '{"end": {"seconds": 1.0}}\n'
-        path.write_text(session_line(session) + "".join(map(sample_line, session.samples)) + end)
+        path.write_text(session_line(state) + "".join(map(sample_line, state.samples)) + end)
 
 
 class Lines(Display):

@@ -21,7 +21,7 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
-from pytest_gemm import config, coverage, results
+from pytest_gemm import config, coverage
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
@@ -34,6 +34,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import page as results
 
 needs_compiler = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"

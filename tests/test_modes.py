@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gemm import records, selection, terminal
+from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import in_mode
 from pytest_gemm.backends import torch_compat
@@ -25,6 +25,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import MODES, Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import terminal
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)

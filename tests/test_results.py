@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from pytest_gemm import coverage, records, results
+from pytest_gemm import coverage, records
 from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.run import page as results
 
 PASSED = Outcome(
     "triton",

@@ -18,12 +18,12 @@ import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import baseline, gate, sessions
-from pytest_gemm.ahead import Display
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.measure import Meter, Request
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run.progress import Display
 from pytest_gemm.sessions import Command
 from pytest_gemm.speed import CaseKey, Sample, Session, Verdict, read_session
 from pytest_gemm.storage import files

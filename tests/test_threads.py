@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_gemm import records, selection, session
+from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
@@ -22,6 +22,7 @@ from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.run import state
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", threads=7)
@@ -64,7 +65,7 @@ def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # the run's
     held = Entry("one-thread", "r", Globs(("cpp",)), threads=(Comparison("==", 1),), crashes=True)
-    env = session.environment("cpu").at("", threads)
+    env = state.environment("cpu").at("", threads)
     assert env.threads == (threads or 3)
     assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known
 

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import baseline, calibrate, config, coverage, results, snapshot
+from pytest_gemm import baseline, calibrate, config, coverage, snapshot
 from pytest_gemm.conformance import families
 from pytest_gemm.machine import isa
+from pytest_gemm.run import page as results
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gemm import terminal
 from pytest_gemm.api.protocols import Scripted, at_isa, in_mode
 from pytest_gemm.failures import error_map, repro
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.outcome import Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.run import terminal
 
 if TYPE_CHECKING:
     from pytest_gemm.failures.text import Rerun

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import records, session
+from pytest_gemm import records
 from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts, text
-from pytest_gemm.guarded import GuardedJudge
 from pytest_gemm.isolation.journal import Diary
 from pytest_gemm.judging.case import Case, Evidence
 from pytest_gemm.judging.judge import Judge, run_once
@@ -26,8 +25,8 @@ from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message
 from pytest_gemm.problem.problem import Problem
-
-__all__ = ["GemmCheck"]
+from pytest_gemm.run import state
+from pytest_gemm.run.guarded import GuardedJudge
 
 
 class GemmCheck:
@@ -100,11 +99,11 @@ class GemmCheck:
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        return session.withheld(self._config.ledger, case, self._test, choice)
+        return state.withheld(self._config.ledger, case, self._test, choice)
 
     def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
-        earlier = self._diary.open_call(session.environment_of(case))
+        earlier = self._diary.open_call(state.environment_of(case))
         outcomes = list(earlier.outcomes)
         if not earlier.complete and self._guarded is not None:
             outcomes = self._guarded.judge(case)
@@ -126,7 +125,7 @@ class GemmCheck:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
         self._backend = case.backend.name
         named = [dataclasses.replace(o, test=self._test) for o in judged]
-        outcomes, use = session.explain(named, case.problem, self._config.ledger, session.environment_of(case))
+        outcomes, use = state.explain(named, case.problem, self._config.ledger, state.environment_of(case))
         self._keep(outcomes, use)
         self._end(case, outcomes)
         return outcomes

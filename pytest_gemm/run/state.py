@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import coverage, results, terminal
+from pytest_gemm import coverage
 from pytest_gemm import records as records_module
 from pytest_gemm.api.protocols import names_candidates
 from pytest_gemm.config import has_cuda_device
@@ -26,22 +26,11 @@ from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run import page, terminal
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
-
-__all__ = [
-    "RunState",
-    "eager_is_safe",
-    "environment",
-    "environment_elsewhere",
-    "environment_of",
-    "explain",
-    "explain_elsewhere",
-    "forbidding",
-    "withheld",
-]
 
 
 @dataclasses.dataclass
@@ -82,7 +71,7 @@ class RunState:
     def open_record(self, command: Sequence[str]) -> None:
         """Start the run record with a line about the run."""
         gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
-        self._record(lambda: [results.provenance(command, gpus=gpus and has_cuda_device())], "w")
+        self._record(lambda: [page.provenance(command, gpus=gpus and has_cuda_device())], "w")
 
     def close_record(self) -> None:
         """End the run record with its totals: a record without them is one of a run that did not end."""

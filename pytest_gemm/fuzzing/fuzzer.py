@@ -24,15 +24,14 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.elsewhere import PROPERTY
 from pytest_gemm.failures import text as text_module
+from pytest_gemm.fuzzing.server import PROPERTY
+from pytest_gemm.fuzzing.strategies import Trial, forms, size_of, trials
 from pytest_gemm.outcome import Outcome, Status
-from pytest_gemm.strategies import Trial, forms, size_of, trials
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-__all__ = ["Defect", "Findings", "Fuzzer", "database", "failure", "found_line", "summary"]
 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]

@@ -30,7 +30,7 @@ try:
     from hypothesis import reject
     from hypothesis import strategies as st
 except ModuleNotFoundError as error:
-    text = "pytest_gemm.strategies needs Hypothesis, which is not installed: pip install hypothesis"
+    text = "pytest_gemm.fuzzing.strategies needs Hypothesis, which is not installed: pip install hypothesis"
     raise ModuleNotFoundError(text, name="hypothesis") from error
 
 from pytest_gemm.api.protocols import Backend
@@ -41,9 +41,6 @@ from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS, PACKED_OPS, PROGRAMS, QLINEAR_UNARY, Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
-
-__all__ = ["SIZES", "Form", "Trial", "fillings", "forms", "problems", "size_of", "trials"]
-
 
 # In the order in which they shrink: 0 is a case of its own, not the smallest one, so it stands last.
 SIZES: Final = (

@@ -1,4 +1,4 @@
-"""A run record as a page: ``python -m pytest_gemm.results RECORD... > docs/results/mine.md``.
+"""A run record as a page: ``python -m pytest_gemm.run.page RECORD... > docs/results/mine.md``.
 
 A record (``--gemm-run-record=FILE``) begins with a line about the run (versions, machine, command), has a line for
 every outcome, and ends with a line of totals.  Records of several runs make one page.
@@ -24,10 +24,8 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import from_record
+from pytest_gemm.run.terminal import by_problem, candidates, dropped_by_cause, status_of
 from pytest_gemm.storage.datafile import mismatch
-from pytest_gemm.terminal import by_problem, candidates, dropped_by_cause, status_of
-
-__all__ = ["Record", "load", "main", "page", "provenance", "read"]
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.
 _DISTRIBUTIONS = (*software.DISTRIBUTIONS, "pytest", "pytest-xdist")
@@ -313,7 +311,7 @@ def read(path: Path) -> Record:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = commands.Parser(prog="python -m pytest_gemm.results", description="run records as a Markdown page")
+    parser = commands.Parser(prog="python -m pytest_gemm.run.page", description="run records as a Markdown page")
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
     parser.add_argument("--title", default="Results", help="heading of the page")
     given = parser.parse_args(arguments)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.elsewhere import Death, Keeper, Service
 from pytest_gemm.isolation.journal import Words, death
+from pytest_gemm.isolation.worker import Death, Keeper, Service
 from pytest_gemm.outcome import Activity, Outcome, Reason, Status, described
 from pytest_gemm.problem.problem import Problem
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
     from pytest_gemm.operands.guard_pages import Fence
 
-__all__ = ["GuardedJudge"]
 
 # What the processor says to a program that touches a page that is not its own.
 _FAULTS: Final = frozenset({-signal.SIGSEGV, -signal.SIGBUS})

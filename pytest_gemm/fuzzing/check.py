@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import fuzz, records
-from pytest_gemm.ahead import Display
+from pytest_gemm import records
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.elsewhere import PRODUCT, PROPERTY, Elsewhere
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures import text as text_module
+from pytest_gemm.fuzzing import fuzzer as fuzz
+from pytest_gemm.fuzzing.server import PRODUCT, PROPERTY, Elsewhere
+from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.strategies import Trial
-
-__all__ = ["FuzzCheck"]
+from pytest_gemm.run.progress import Display
 
 _MODULES = {PRODUCT: "test_products", PROPERTY: "test_properties"}
 

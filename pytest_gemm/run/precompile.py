@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import pytest
 
@@ -29,8 +29,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
-
-__all__ = ["Compiling", "Display", "Harvest", "architecture_of", "compile_for", "note", "notes", "run", "table"]
+from pytest_gemm.run.progress import Display
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
 _CHUNK = 6
@@ -111,41 +110,6 @@ def architecture_of(config: GemmConfig) -> str:
         return config.arch
     gpu = gpus.visible_gpu()
     return gpu.architecture if gpu else ""
-
-
-class Display:
-    """Where progress is shown: one line that is written over on a terminal, a line now and then elsewhere.
-
-    Args:
-        reporter: pytest's terminal reporter, ``None`` for silence.
-    """
-
-    def __init__(self, reporter: Any) -> None:
-        self._reporter = reporter
-        self._next = 0.0
-        self._open = False
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        if self._reporter is not None:
-            if self._open:
-                self._reporter.rewrite("", erase=True)
-                self._open = False
-            self._reporter.ensure_newline()
-            self._reporter.write_line(text)
-
-    def progress(self, text: str) -> None:
-        """How far it is; not every call is shown."""
-        now = time.monotonic()
-        if self._reporter is None or now < self._next:
-            return
-        if self._reporter.isatty:
-            self._next = now + 0.5
-            self._reporter.rewrite(text, erase=True)
-            self._open = True
-        else:
-            self._next = now + 15.0
-            self.line(text)
 
 
 # -- in a process of its own ---------------------------------------------------------------------------

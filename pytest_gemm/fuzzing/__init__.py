@@ -1,0 +1,1 @@
+"""Fuzzing: trials, their shrinking, their judgement in a process that may die."""

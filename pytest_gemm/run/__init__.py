@@ -1,0 +1,1 @@
+"""One run of pytest: its state, its checks, its report."""
