@@ -9,7 +9,7 @@ import pytest
 
 if TYPE_CHECKING:  # collecting must not import torch
     from pytest_gemm.judging.case import Case
-    from pytest_gemm.speed_check import SpeedCheck
+    from pytest_gemm.speed.check import SpeedCheck
 
 
 @pytest.mark.gemm(shapes=Path(__file__).with_name("shapes.toml"), any_problem=True)

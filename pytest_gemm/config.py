@@ -28,7 +28,7 @@ from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError, did_you_mean
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import Verdict
+from pytest_gemm.speed.data import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -30,19 +30,19 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.outcome import Outcome, Status, described, message, printable
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.replay import Replay
 from pytest_gemm.run import precompile, progress
 from pytest_gemm.run import state as session
 from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
+from pytest_gemm.speed.replay import Replay
 from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.measure import Meter
     from pytest_gemm.run.check import GemmCheck
     from pytest_gemm.run.guarded import GuardedJudge
+    from pytest_gemm.speed.worker import Meter
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD = 50_000
@@ -56,7 +56,7 @@ _DIARIES = pytest.StashKey[Diaries]()
 _STDERR = pytest.StashKey[int]()
 _HEALTHY = pytest.StashKey[bool]()
 _HARVEST = pytest.StashKey[list[precompile.Harvest]]()
-_MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.sessions.Measured; that room is not imported in vain
+_MEASURED = pytest.StashKey[Any]()  # a list of pytest_gemm.speed.runner.Measured; that room is not imported in vain
 _VERDICTS = pytest.StashKey[list[str]]()
 _ELSEWHERE = pytest.StashKey[Any]()  # a pytest_gemm.fuzzing.server.Elsewhere; not imported in vain
 _CHILD = pytest.StashKey[supervisor.Child]()
@@ -362,7 +362,7 @@ def _names(item: pytest.Item) -> list[str]:
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out the placeholders of marked tests that no problem was selected for; in a session, all it is not for."""
     if (folder := config.stash[_CONFIG].speed.session) is not None:
-        from pytest_gemm.measure import Request
+        from pytest_gemm.speed.worker import Request
 
         timed = {pair: item for item in items if (pair := _timed(item)) is not None}
         kept = [timed[pair] for pair in Request.read(folder).cases if pair in timed]
@@ -384,9 +384,9 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
         if _timed(item) is not None:  # pytest-benchmark reads the clock that plays what was measured elsewhere
             item.add_marker(pytest.mark.benchmark(timer=_REPLAY.clock))
     if _is_worker(config) and (timed_items := [pair for pair in map(_timed, items) if pair is not None]):
-        from pytest_gemm import sessions
+        from pytest_gemm.speed import controller
 
-        sessions.offer(_exchange(config), timed_items)
+        controller.offer(_exchange(config), timed_items)
 
 
 def _is_placeholder(item: pytest.Item) -> bool:
@@ -440,13 +440,13 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
     if (child := node.config.stash.get(_CHILD, None)) is not None:
         child.note(collected=len(ids))
     if _MEASURED not in node.config.stash and (folder := node.workerinput.get("gemm_speed")):
-        from pytest_gemm import sessions
+        from pytest_gemm.speed import controller
 
-        timed = sessions.offered(Path(folder))
+        timed = controller.offered(Path(folder))
         _check_cases(node.config, ids, len(timed))
         _compile_ahead(node.config, ids)
         _measure(node.config, timed)
-        sessions.share(Path(folder), node.config.stash[_MEASURED])
+        controller.share(Path(folder), node.config.stash[_MEASURED])
     else:
         _compile_ahead(node.config, ids)
 
@@ -464,16 +464,16 @@ def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
     settings = config.stash[_CONFIG]
     if not timed or settings.compile_only:
         return
-    from pytest_gemm import sessions
+    from pytest_gemm.speed import commands, controller
 
     whole = not config.stash[_STATE].narrowed and settings.level == LEVELS[-1] and not settings.speed.shapes
     config.stash[_STATE].narrowed = True  # a few shapes do not show that an entry of the ledger is stale
     given = config.invocation_params
-    command = sessions.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
+    command = commands.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
     display = progress.Display(config.pluginmanager.get_plugin("terminalreporter"))
-    config.stash[_MEASURED] = measured = sessions.measure(settings, timed, command, display, whole=whole)
+    config.stash[_MEASURED] = measured = controller.measure(settings, timed, command, display, whole=whole)
     state = config.stash[_STATE]
-    state.undecided = any(sessions.as_run(made, settings.speed).decided_too_little for made in measured)
+    state.undecided = any(controller.as_run(made, settings.speed).decided_too_little for made in measured)
     for made in measured:
         state.lose(made.lost)
 
@@ -612,8 +612,8 @@ def _gemm_meter(pytestconfig: pytest.Config, gemm_config: GemmConfig, _gemm_judg
     if gemm_config.speed.session is None:
         yield None
         return
-    from pytest_gemm.measure import Meter
     from pytest_gemm.run.state import eager_is_safe
+    from pytest_gemm.speed.worker import Meter
 
     watch = pytestconfig.stash[_WATCH]
     meter = Meter(gemm_config, _gemm_judge, eager_is_safe(gemm_config.ledger), watch)
@@ -635,12 +635,12 @@ def gemm_speed(
     if _gemm_meter is not None:
         yield functools.partial(_gemm_meter, test=request.node.originalname)
         return
-    from pytest_gemm import sessions
-    from pytest_gemm.speed_check import SpeedCheck
+    from pytest_gemm.speed import controller
+    from pytest_gemm.speed.check import SpeedCheck
 
     config = request.config
     if _is_worker(config) and _MEASURED not in config.stash:
-        config.stash[_MEASURED] = sessions.shared(_exchange(config))
+        config.stash[_MEASURED] = controller.shared(_exchange(config))
     # Asked for when there are rounds: a benchmark that is asked for and not used is an error to pytest-benchmark.
     benchmark = functools.partial(request.getfixturevalue, "benchmark")
     check = SpeedCheck(gemm_config, gemm_check, config.stash[_MEASURED], benchmark, _REPLAY)
@@ -882,24 +882,26 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def _show_speed(config: pytest.Config, reporter: Any) -> None:
     """The table of each device, and the pages that were asked for."""
-    from pytest_gemm import sessions, speed_page, speed_report
+    from pytest_gemm.speed import controller
+    from pytest_gemm.speed.report import markdown, page
+    from pytest_gemm.speed.report import terminal as terminal_module
 
     settings, state = config.stash[_CONFIG], config.stash[_STATE]
-    runs = [sessions.as_run(made, settings.speed) for made in config.stash[_MEASURED] if made.sessions]
+    runs = [controller.as_run(made, settings.speed) for made in config.stash[_MEASURED] if made.sessions]
     for run in runs:
         reporter.section(f"GEMM speed on {run.hardware}")
-        for line in speed_report.table(run):
+        for line in terminal_module.table(run):
             reporter.write_line(line)
     title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
     if settings.speed.summary is not None:
         path = settings.speed.summary
         with state.writing("--gemm-summary", path), path.open("a", encoding="utf-8") as file:
-            file.writelines(speed_report.markdown(run, title) + "\n" for run in runs)
+            file.writelines(markdown.markdown(run, title) + "\n" for run in runs)
     if settings.speed.report is not None and runs:
         for run in runs:
             path = settings.speed.report
             if len(runs) > 1:  # a page is about one machine
                 path = path.with_stem(f"{path.stem}-{run.hardware}")
             with state.writing("--gemm-report", path):
-                path.write_text(speed_page.page(run, title), encoding="utf-8")
+                path.write_text(page.page(run, title), encoding="utf-8")
                 reporter.write_line(f"speed report: {path}")

@@ -20,10 +20,16 @@ from typing import Any, TextIO
 
 import pytest
 
-from pytest_gemm import baseline, gate
-from pytest_gemm.baseline import Baseline, BaselineError, Store
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.baseline import commands
+from pytest_gemm.speed.baseline import entry as entry_module
+from pytest_gemm.speed.baseline import record as record_module
+from pytest_gemm.speed.baseline import store as store_module
+from pytest_gemm.speed.baseline.entry import Baseline, BaselineError
+from pytest_gemm.speed.baseline.store import Store
+from pytest_gemm.speed.data import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.gate import estimates
+from pytest_gemm.speed.gate import policy as policy_module
 
 KEY = "amd-epyc-avx2-4c"
 SMALL, MIDDLE, LARGE = (f"mm:f32:nn:{n}x64x64" for n in (16, 32, 64))
@@ -50,7 +56,7 @@ def days_later(old: Baseline, us: float, day: int = 2, **facts: Any) -> Baseline
     return entry(old.case.problem, us, date=f"2026-01-{day:02}T10:00:00+00:00", commit=f"day{day}", **facts)
 
 
-def figures(reading: gate.Reading | None) -> tuple[float, float]:
+def figures(reading: estimates.Reading | None) -> tuple[float, float]:
     """Subject and comparator in microseconds."""
     assert reading is not None
     assert reading.comparator is not None
@@ -66,13 +72,13 @@ def file_of(store: Store) -> Path:
     return store.path("cpp")
 
 
-def record(store: Store, *entries: Baseline) -> baseline.Recorded:
+def record(store: Store, *entries: Baseline) -> store_module.Recorded:
     return store.record(entries, slower=())
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """What the command line prints."""
-    assert baseline.main([*map(str, words)]) == 0
+    assert commands.main([*map(str, words)]) == 0
     return capsys.readouterr().out
 
 
@@ -347,11 +353,11 @@ def test_a_file_that_is_none_is_named(store: Store, content: bytes | None, words
 _CHILD = """
 import dataclasses, os, signal, sys, time
 from pathlib import Path
-from pytest_gemm import baseline
-from pytest_gemm.speed import CaseKey
-store = baseline.Store(Path(sys.argv[1]), sys.argv[2])
+from pytest_gemm.speed.baseline import entry as entries, store as stores
+from pytest_gemm.speed.data import CaseKey
+store = stores.Store(Path(sys.argv[1]), sys.argv[2])
 def entry(problem, us):
-    return baseline.Baseline(CaseKey("cpp", problem), (float(us),))
+    return entries.Baseline(CaseKey("cpp", problem), (float(us),))
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -387,7 +393,7 @@ for number in range(5):
 
 @pytest.mark.parametrize(
     ("where", "stored"),
-    [("os.fsync = die", 1.0), ("os.replace = die", 1.0), ("baseline._sync_folder = die", 2.0)],
+    [("os.fsync = die", 1.0), ("os.replace = die", 1.0), ("stores._sync_folder = die", 2.0)],
     ids=["before-flush", "before-replace", "after-replace"],
 )
 def test_a_recorder_that_is_killed_leaves_the_old_file_or_the_new(store: Store, where: str, stored: float) -> None:
@@ -503,7 +509,7 @@ def test_the_command_that_prunes_prunes(store: Store, capsys: pytest.CaptureFixt
     odd = entry(case=CaseKey("cpp", SMALL, "tile [4]"))
     record(store, entry(SMALL), entry(LARGE), odd)
     program, option, module, *words = shlex.split(store.prune_command([odd.case]))
-    assert (program, option, module) == ("python", "-m", "pytest_gemm.baseline")
+    assert (program, option, module) == ("python", "-m", "pytest_gemm.speed.baseline.commands")
     assert run(capsys, *words) == f"deleted {odd.case}\n"
     assert run(capsys, "prune", store.folder, KEY, "*64x64x64") == f"deleted cpp-{LARGE}\n"
     assert list(store.load_all()) == [entry(SMALL).case]
@@ -547,7 +553,7 @@ def test_a_session_gives_one_figure_however_often_it_timed_the_case() -> None:
     ran = sessions(
         [sample(50.0), sample(10.0, picked=("b",))], [sample(11.0, picked=("a",))], [sample(12.0, picked=("b",))]
     )
-    (one,) = baseline.from_sessions(ran, k=3).baselines
+    (one,) = record_module.from_sessions(ran, k=3).baselines
     assert one.subject_us == pytest.approx((10.0, 11.0, 12.0))
     assert one.comparator_us == pytest.approx((20.0, 22.0, 24.0))
     assert (one.comparator, one.picked) == ("aten", ("a", "b"))
@@ -579,7 +585,7 @@ def test_a_case_without_enough_figures_is_left_out_with_the_reason(
     odd: Sequence[Sample], code: str, words: str
 ) -> None:
     ran = sessions(*([sample(1.0), sample(5.0, LARGE)] for _ in range(2)), [*odd, sample(5.0, LARGE)])
-    made = baseline.from_sessions(ran, k=3)
+    made = record_module.from_sessions(ran, k=3)
     assert [one.case.problem for one in made.baselines] == [LARGE]
     (reason,) = made.left_out.values()
     assert reason.code == code
@@ -623,10 +629,10 @@ GOOD = sessions([sample(1.0)], [sample(1.0)], [sample(1.0)])
 def test_what_makes_no_baseline_is_refused(
     ran: Sequence[Session], code: str | None, words: str, forced: str | None
 ) -> None:
-    found = baseline.recordable(ran, k=3)
+    found = record_module.recordable(ran, k=3)
     assert (found.code if found else None) == code
     assert found is None or re.search(words, found.text)
-    with_force = baseline.recordable(ran, k=3, force=True)
+    with_force = record_module.recordable(ran, k=3, force=True)
     assert (with_force.code if with_force else None) == forced
 
 
@@ -635,8 +641,8 @@ def test_the_gate_gets_seconds_and_is_told_of_other_software(store: Store) -> No
     record(store, entry(software={"torch": "2.12.0", "triton": "3.6"}), other)
     (now,) = sessions([])
     known = store.load("cpp")
-    found = baseline.stored(known, now)
-    assert baseline.incomparable(known, now) == [other.case]
+    found = record_module.stored(known, now)
+    assert record_module.incomparable(known, now) == [other.case]
     assert list(found) == [entry().case]
     one = found[entry().case]
     assert figures(one.readings[1]) == pytest.approx((102.0, 204.0))
@@ -648,9 +654,9 @@ def test_the_gate_gets_seconds_and_is_told_of_other_software(store: Store) -> No
 )
 def test_a_recording_that_the_gate_finds_slower_needs_an_accept(store: Store, count: int, busy: int) -> None:
     noise = random.Random(0)
-    policy = gate.Policy.for_device("cpu")
+    policy = policy_module.Policy.for_device("cpu")
 
-    def ran(slow_down: float, count: int = baseline.SESSIONS, busy: int = 0) -> list[Session]:
+    def ran(slow_down: float, count: int = entry_module.SESSIONS, busy: int = 0) -> list[Session]:
         return sessions(
             *(
                 [
@@ -666,46 +672,46 @@ def test_a_recording_that_the_gate_finds_slower_needs_an_accept(store: Store, co
             )
         )
 
-    made = baseline.from_sessions(ran(0.0), policy=policy).baselines
+    made = record_module.from_sessions(ran(0.0), policy=policy).baselines
     assert all(0.0 < (one.detectable or 0.0) < 0.08 for one in made)
     record(store, *made, entry("mm:f32:nn:8x8x8"))  # the last is not measured again
     known = store.load_all()
     assert all(one.stored().first is None for one in known.values()), "rounding does not make an epoch"
-    assert not baseline.got_slower(known, ran(0.0, count, busy), policy)
+    assert not record_module.got_slower(known, ran(0.0, count, busy), policy)
     slow = ran(0.1, count, busy)
-    slower = baseline.got_slower(known, slow, policy)
+    slower = record_module.got_slower(known, slow, policy)
     assert list(slower) == [entry(SMALL).case]
-    recorded = store.record(baseline.from_sessions(slow, k=count - busy).baselines, slower=slower)
+    recorded = store.record(record_module.from_sessions(slow, k=count - busy).baselines, slower=slower)
     assert [one.new.case for one in recorded.refused] == list(slower)
     assert len(recorded.changed) == 2
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_a_thin_baseline_that_got_slower_needs_an_accept_whatever_is_forced(store: Store, count: int) -> None:
-    policy = gate.Policy.for_device("cpu")
+    policy = policy_module.Policy.for_device("cpu")
 
     def ran(us: float, count: int) -> list[Session]:
         return sessions(*([sample(us + 0.1 * number)] for number in range(count)), commit="abc123+dirty")
 
     thin, slow = ran(100.0, policy.fewest_stored - 1), ran(150.0, count)
-    baseline.record_sessions(store, thin, policy, k=len(thin), force=True)
+    record_module.record_sessions(store, thin, policy, k=len(thin), force=True)
     before = file_of(store).read_text(encoding="utf-8")
-    done, refused = baseline.record_sessions(store, slow, policy, force=True)
+    done, refused = record_module.record_sessions(store, slow, policy, force=True)
     assert [one.new.case for one in done.refused] == list(refused) == [entry().case]
     assert "got slower" in refused[entry().case]
     assert file_of(store).read_text(encoding="utf-8") == before
-    done, refused = baseline.record_sessions(store, slow, policy, force=True, accept=["cpp-*"], reason="safer")
+    done, refused = record_module.record_sessions(store, slow, policy, force=True, accept=["cpp-*"], reason="safer")
     assert ([one.kind for one in done.changed], refused) == (["accepted"], {})
     # What is as fast replaces it without a word.
-    done, refused = baseline.record_sessions(store, ran(150.5, 12), policy, force=True)
+    done, refused = record_module.record_sessions(store, ran(150.5, 12), policy, force=True)
     assert ([one.kind for one in done.changed], refused) == (["updated"], {})
 
 
 def test_only_what_force_can_mend_names_it(store: Store) -> None:
-    policy = gate.Policy.for_device("cpu")
+    policy = policy_module.Policy.for_device("cpu")
     few, mixed = sessions([sample(1.0)]), [*sessions([sample(1.0)]), *sessions([sample(1.0)], commit="other")]
     for ran, named in ((few, True), (mixed, False)):
-        _, refused = baseline.record_sessions(store, ran, policy)
+        _, refused = record_module.record_sessions(store, ran, policy)
         assert ("--gemm-force" in refused[entry().case]) == named
 
 
@@ -857,7 +863,7 @@ def test_a_wrong_command_is_told_what_would_be_right(
         git(repo, "tag", "broken")
     (repo / "empty").mkdir()
     with pytest.raises(SystemExit) as ended:
-        baseline.main(words)
+        commands.main(words)
     assert ended.value.code == 4
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
@@ -868,14 +874,14 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     folder = tmp_path / "samples"
     folder.mkdir()
     with pytest.raises(SystemExit):
-        baseline.main(["record", str(folder)])
+        commands.main(["record", str(folder)])
     assert "holds no sessions" in capsys.readouterr().err
     for one in sessions(*([sample(10.0 + 0.01 * i), sample(20.0, LARGE)] for i in range(6))):
         end = '{"end": {"seconds": 1.0}}\n' if one.index < 5 else ""
         text = session_line(one) + "".join(map(sample_line, one.samples)) + end
         (folder / f"cpu-head-{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("record", folder, "--baselines", store.folder)
-    assert baseline.main(list(map(str, words))) == 1
+    assert commands.main(list(map(str, words))) == 1
     said = capsys.readouterr().out
     assert "cpu-head-005.jsonl did not come to its end and is left out" in said
     assert f"nothing was recorded in {store.place}:" in said
@@ -899,7 +905,7 @@ def test_a_slower_case_is_told_the_options_of_the_command_and_the_rest_is_record
             (tmp_path / name / f"{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("--baselines", str(store.folder))
     run(capsys, "record", tmp_path / "then", *words)
-    assert baseline.main(["record", str(tmp_path / "now"), *words]) == 1
+    assert commands.main(["record", str(tmp_path / "now"), *words]) == 1
     said = capsys.readouterr().out
     assert f"to store it, add --accept=cpp-{SMALL} --reason='why it may be slower'" in said
     assert f"updated cpp-{LARGE}" in said
@@ -920,7 +926,7 @@ def test_kept_sessions_of_a_cpu_and_a_gpu_are_recorded_each_in_its_own_store(
             (folder / f"{hardware}-{one.index}.jsonl").write_text(text, encoding="utf-8")
     said = run(capsys, "record", folder, "--baselines", store.folder, "--sessions", 5)
     assert said.count(f"new cpp-{SMALL}: 10.02 us") == 2
-    assert baseline.hardware_keys(store.folder) == ["amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"]
+    assert store_module.hardware_keys(store.folder) == ["amd-epyc-avx2-4c", "nvidia-h200-sm90-700w"]
 
 
 def test_show_counts_what_is_stored(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_gemm import calibrate
-from pytest_gemm.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
 from pytest_gemm.outcome import Status
-from pytest_gemm.speed import CaseKey, Sample, Session, sample_line, session_line
+from pytest_gemm.speed import calibrate
+from pytest_gemm.speed.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
+from pytest_gemm.speed.data import CaseKey, Sample, Session, sample_line, session_line
 
 SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
 

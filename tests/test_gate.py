@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from pytest_gemm import gate
-from pytest_gemm.gate import Policy, Reading, Screened, Stored
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed.gate import confirm, estimates, evidence, pairs, screen, selection
+from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
+from pytest_gemm.speed.gate.policy import Policy
 
 CASES = tuple(CaseKey("cpp", f"mm:f32:nn:{16 * (i + 1)}x64x64") for i in range(12))
 FIRST = CASES[0]
@@ -108,9 +109,9 @@ def judge(
             )
             for case, one in stored.items()
         }
-    screened = gate.screen(stored, first, policy)
+    screened = screen.screen(stored, first, policy)
     head = {case: more[case] for case in screened.wanted}
-    return screened, gate.confirm(stored, head, screened, policy)
+    return screened, confirm.confirm(stored, head, screened, policy)
 
 
 def judge_pair(
@@ -131,9 +132,9 @@ def judge_pair(
         parts.append(lab.sessions(count, states=states, subject=subject, comparator=comparator))
     base, head, more_base, more_head = parts
     edit(base, head, more_base, more_head)
-    screened = gate.screen_pair(base, head, policy)
+    screened = pairs.screen_pair(base, head, policy)
     wanted = screened.wanted
-    return screened, gate.confirm_pair(
+    return screened, pairs.confirm_pair(
         {c: more_base[c] for c in wanted}, {c: more_head[c] for c in wanted}, screened, policy
     )
 
@@ -277,17 +278,17 @@ def test_a_judgement_says_all_that_it_rests_on() -> None:
 def test_the_label_of_the_baseline_ends_every_sentence() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12), note="recorded with torch 2.12")
-    judgements = gate.screen(stored, lab.sessions(3), policy).judgements
+    judgements = screen.screen(stored, lab.sessions(3), policy).judgements
     assert all(j.reason.text.endswith("; recorded with torch 2.12") for j in judgements.values())
 
 
 def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    screened = gate.screen(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
+    screened = screen.screen(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
     assert (screened.slower, screened.faster) == ((FIRST,), (CASES[1],))
     assert screened.wanted == (FIRST, CASES[1])
-    for judgements in (screened.judgements, gate.confirm(stored, {}, screened, policy)):
+    for judgements in (screened.judgements, confirm.confirm(stored, {}, screened, policy)):
         assert {judgements[c].reason.code for c in screened.wanted} == {"to-confirm"}
         assert {judgements[c].verdict for c in screened.wanted} == {Verdict.UNDECIDED}
 
@@ -310,10 +311,10 @@ def test_a_confirmation_goes_on_while_it_may_still_find_something(
 
     def look(cases: tuple[CaseKey, ...], count: int, known: Screened, last: bool) -> dict[CaseKey, Judgement]:
         seen.append(count)
-        return gate.confirm(stored, {c: more[c][:count] for c in cases}, known, policy, last=last)
+        return confirm.confirm(stored, {c: more[c][:count] for c in cases}, known, policy, last=last)
 
-    screened = gate.screen(stored, first, policy)
-    judgement = gate.by_looks(screened, policy, policy.confirm_sessions, look)[FIRST]
+    screened = screen.screen(stored, first, policy)
+    judgement = confirm.by_looks(screened, policy, policy.confirm_sessions, look)[FIRST]
     assert judgement.reason.code == code, judgement.reason
     assert seen == ([6] if looked == 6 else [6, 16])
     assert judgement.sessions == policy.screen_sessions + looked
@@ -362,16 +363,16 @@ def test_what_is_detectable_is_detected(device: str) -> None:
     for seed in range(25):
         lab = Lab(seed=seed, machine=0.01 * small, noise=0.008 * small, comparator_noise=0.003 * small)
         then = store(lab.sessions(12))
-        stated = gate.detectable(then, policy)
+        stated = evidence.detectable(then, policy)
         first, more = lab.sessions(policy.screen_sessions), lab.sessions(policy.confirm_sessions)
         for case, change in stated.items():
             head = {case: first[case]}
             scaled(head[case], range(len(head[case])), 1 + change)
             scaled(more[case], range(len(more[case])), 1 + change)
         for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
-            screened = gate.screen(then, first, policy)
+            screened = screen.screen(then, first, policy)
             alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
-            judgements = gate.confirm(then, {case: more[case]}, alone, policy)
+            judgements = confirm.confirm(then, {case: more[case]}, alone, policy)
             found += judgements[case].verdict is Verdict.SLOWER
             planted += 1
     assert 0.90 < found / planted < 0.995, (found, planted)
@@ -380,7 +381,7 @@ def test_what_is_detectable_is_detected(device: str) -> None:
 def test_the_median_absolute_deviation_is_worth_what_the_constants_say() -> None:
     rng = np.random.default_rng(0)
     for count in (3, 4, 5, 6, 7, 8, 9, 12, 15):
-        drawn = [gate._location(row, 1e-9) for row in rng.standard_normal((6000, count)).tolist()]
+        drawn = [estimates.location(row, 1e-9) for row in rng.standard_normal((6000, count)).tolist()]
         logs = np.log([one.variance for one in drawn])
         df = drawn[0].df
         assert float(special.polygamma(1, df / 2)) == pytest.approx(float(logs.var()), rel=0.15), count
@@ -388,8 +389,8 @@ def test_the_median_absolute_deviation_is_worth_what_the_constants_say() -> None
         assert float(logs.mean()) == pytest.approx(centred, abs=0.06), count
         heavy = rng.standard_t(4, (6000, count))
         scale = stats.median_abs_deviation(heavy, axis=None, scale="normal")
-        error = np.var([gate._location(row, 1e-9).centre for row in heavy.tolist()]) / scale**2
-        assert float(error) == pytest.approx(gate._share(count), rel=0.2), count
+        error = np.var([estimates.location(row, 1e-9).centre for row in heavy.tolist()]) / scale**2
+        assert float(error) == pytest.approx(estimates.disturbed_share(count), rel=0.2), count
 
 
 # -- false alarms --------------------------------------------------------------------------------------------------
@@ -547,8 +548,8 @@ def test_a_machine_somewhat_slower_is_allowed_for_in_raw_cases() -> None:
 def test_the_shift_can_be_asked_for_alone() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    assert gate.anchor_shift(stored, lab.sessions(3), policy) is None
-    reason = gate.anchor_shift(stored, lab.sessions(3, comparator=0.9), policy)
+    assert evidence.anchor_shift(stored, lab.sessions(3), policy) is None
+    reason = evidence.anchor_shift(stored, lab.sessions(3, comparator=0.9), policy)
     assert reason is not None
     assert "12 of 12" in reason.text
 
@@ -636,7 +637,7 @@ def test_of_sessions_that_took_turns_the_windows_are_compared(
         [Session("here", contract=contract, samples=(sample(subject=some, comparator=some, windows=given),))]
         for some, given in ((base, (2, 2, 2)), (head, windows))
     ]
-    then, now = gate.pair_readings(*arms)
+    then, now = estimates.pair_readings(*arms)
     (before,), (after,) = then[FIRST], now[FIRST]
     assert after.subject / before.subject == pytest.approx(slower)
     assert after.comparator == pytest.approx(after.subject)
@@ -649,7 +650,7 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
         Session("here", samples=(crashed,)),
         Session("here", samples=(sample(disturbed="load"),)),
     ]
-    assert gate.readings(sessions) == {
+    assert estimates.readings(sessions) == {
         FIRST: [Reading(1e-3, 2e-3, "", 0), Reading(1e-3, None, "load", 2)],
         CASES[1]: [Reading(1e-3, None, "", 0)],
     }
@@ -670,7 +671,7 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
 def test_regret_is_paired_by_block(rivals: dict[str, tuple[float, ...]], expected: float | None) -> None:
     # The machine is half as fast in the second block; that is in subject and rivals alike.
     one = sample(subject=(1.0, 1.0, 2.0, 2.0), rivals=rivals, picked=("mine",))
-    assert gate.regret(one) == (None if expected is None else pytest.approx(expected))
+    assert selection.regret(one) == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(
@@ -690,7 +691,7 @@ def test_selection_and_regret_are_notes(picked: list[tuple[str, ...]], expected:
     sessions = [
         Session("here", samples=(sample(picked=names, subject=(1.1, 1.1), rivals={"a": (1.0,)}),)) for names in picked
     ]
-    found = gate.annotate(given, {FIRST: ("old",)}, sessions)
+    found = selection.annotate(given, {FIRST: ("old",)}, sessions)
     assert found[FIRST].selection == expected
     assert found[FIRST].regret == pytest.approx(0.1)
     assert found[FIRST].faster == "a"
@@ -702,10 +703,10 @@ def test_a_changed_selection_says_what_the_change_makes() -> None:
     given = {FIRST: Judgement(FIRST, Verdict.SLOWER, Reason("slower-confirmed", ""))}
     rivals = {"old": (0.5,), "slow": (4.0,)}
     now = [Session("here", samples=(sample(picked=("new",), subject=(2.0, 2.0), rivals=rivals),))] * 3
-    found = gate.annotate(given, {FIRST: ("old",)}, now)[FIRST]
+    found = selection.annotate(given, {FIRST: ("old",)}, now)[FIRST]
     assert found.selection == "was old, is new, which takes 300.0% longer than it in the same blocks"
-    assert gate.moved({FIRST: ("old",)}, now) == [FIRST]
-    assert gate.moved({FIRST: ("new",)}, now) == gate.moved({}, now) == []
+    assert selection.moved({FIRST: ("old",)}, now) == [FIRST]
+    assert selection.moved({FIRST: ("new",)}, now) == selection.moved({}, now) == []
 
 
 @pytest.mark.parametrize(

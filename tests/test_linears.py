@@ -28,7 +28,7 @@ from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.roofline import work
+from pytest_gemm.speed.roofline import work
 
 
 def made(text: str, filling: str = "rand") -> Operands:

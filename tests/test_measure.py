@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_gemm import baseline, sessions
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Prepared
 from pytest_gemm.api.registry import Registry
@@ -23,16 +22,21 @@ from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Comparison, Entry, Environment, Globs
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.measure import SESSION, Meter, Request
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Outcome, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.replay import Replay
 from pytest_gemm.run import state
 from pytest_gemm.run.progress import Display
-from pytest_gemm.sessions import Command, Measured
-from pytest_gemm.speed import CaseKey, Sample, Session, read_session, sample_line, session_line
-from pytest_gemm.speed_check import SpeedCheck
+from pytest_gemm.speed import commands, controller
+from pytest_gemm.speed import runner as runner_module
+from pytest_gemm.speed.baseline import commands as commands_module
+from pytest_gemm.speed.baseline import store
+from pytest_gemm.speed.check import SpeedCheck
+from pytest_gemm.speed.commands import Command
+from pytest_gemm.speed.data import CaseKey, Sample, Session, read_session, sample_line, session_line
+from pytest_gemm.speed.replay import Replay
+from pytest_gemm.speed.runner import Measured
+from pytest_gemm.speed.worker import SESSION, Meter, Request
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
 
@@ -131,7 +135,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
     assert {s.case.choice: s.status for s in samples} == {"big": Status.PASSED, "medium": held, "small": Status.PASSED}
     speed = SpeedConfig(baselines=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0)
-    runner = sessions._Runner(config, Command((), tmp_path, xdist=False), Display(None), "cpu", tmp_path)
+    runner = runner_module.Runner(config, Command((), tmp_path, xdist=False), Display(None), "cpu", tmp_path)
     runner._note_failures(samples)
     assert runner.left([("several", MM.line)]) == [("several", MM.line)]
 
@@ -254,7 +258,7 @@ def test_what_is_far_behind_in_a_crowd_need_not_be_timed_alone(
     seconds: tuple[float, ...], fewest: int, left_out: tuple[int, ...]
 ) -> None:
     sample = ranked("several", {f"c{i}": s for i, s in enumerate(seconds)})
-    assert sessions.slow(sample, fewest) == tuple(f"c{i}" for i in left_out)
+    assert runner_module.slow(sample, fewest) == tuple(f"c{i}" for i in left_out)
 
 
 def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_says_how_many(
@@ -265,7 +269,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     registry.add(Compilers())
     speed = SpeedConfig(root=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, choices="")
-    runner = sessions._Runner(config, Command((), tmp_path, xdist=False), Display(None), "cuda", tmp_path)
+    runner = runner_module.Runner(config, Command((), tmp_path, xdist=False), Display(None), "cuda", tmp_path)
     crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
     asked: list[dict[str, Sequence[str]]] = []
 
@@ -278,7 +282,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
         return [ranked("several", alone), ranked("compiler", crowd)]
 
     monkeypatch.setattr(runner, "_compile", compiling)
-    head = sessions.Arm("head")
+    head = commands.Arm("head")
     runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
     assert asked == [{}, {f"several {MM.line}": ("c8", "c9", "c10", "c11")}]
     pinned = runner._pinned["head"]
@@ -297,7 +301,7 @@ class Answer:
 
     left: ClassVar[list[BaseException | None]] = []
 
-    def __init__(self, _: object, arm: sessions.Arm, request: Request) -> None:
+    def __init__(self, _: object, arm: commands.Arm, request: Request) -> None:
         self.request, self.arm, self.now, self.done = request, arm, "", 0
 
     def __enter__(self) -> Answer:
@@ -336,14 +340,14 @@ class Lines(Display):
 
 @pytest.mark.parametrize(
     ("end", "raised"),
-    [(KeyboardInterrupt(), KeyboardInterrupt), (sessions.SessionFailed("planted", ""), pytest.UsageError)],
+    [(KeyboardInterrupt(), KeyboardInterrupt), (runner_module.SessionFailed("planted", ""), pytest.UsageError)],
 )
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException], kept: bool
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sessions, "_Open", Answer)
+    monkeypatch.setattr(runner_module, "_Open", Answer)
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
     registry = Registry()
     registry.add(Several())
@@ -352,18 +356,18 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(raised):
-        sessions.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+        controller.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
     assert ("stays until you delete it" in first) is not kept
     _, _, command = then.partition(": to record from these: ")
     python, flag, module, *words = shlex.split(command)
-    assert (python, flag, module, words[0]) == ("python", "-m", "pytest_gemm.baseline", "record")
+    assert (python, flag, module, words[0]) == ("python", "-m", "pytest_gemm.speed.baseline.commands", "record")
     assert (words[1] == str(tmp_path / "mine")) is kept
     assert words[-2:] == ["--accept=a *", "--reason=so be it"]
     assert not (tmp_path / "b").exists()
-    assert baseline.main(words) == 0
-    ((key, stored),) = baseline.Store(tmp_path / "b", "amd").load("several").items()
+    assert commands_module.main(words) == 0
+    ((key, stored),) = store.Store(tmp_path / "b", "amd").load("several").items()
     assert (key.problem, len(stored.subject_us)) == (MM.line, 3)
 
 
@@ -380,7 +384,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bool, kept: bool, complete: int, says: str
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sessions, "_Open", Answer)
+    monkeypatch.setattr(runner_module, "_Open", Answer)
     monkeypatch.setattr(Answer, "left", [None] * complete + [KeyboardInterrupt()])
     registry = Registry()
     registry.add(Several())
@@ -389,7 +393,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(KeyboardInterrupt):
-        sessions.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+        controller.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
     (said,) = display.lines
     assert says in said
     assert not list(tmp_path.glob("pytest-gemm-samples-*"))

@@ -25,7 +25,7 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step
 from pytest_gemm.programs.program import args, build
-from pytest_gemm.roofline import work
+from pytest_gemm.speed.roofline import work
 
 # -- the line ----------------------------------------------------------------------------------------
 

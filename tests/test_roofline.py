@@ -9,13 +9,14 @@ import sys
 import pytest
 import torch
 
-from pytest_gemm import roofline, timing
 from pytest_gemm.operands import dtypes, tensors
 from pytest_gemm.operands.distributions import fillings_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.roofline import Work
-from pytest_gemm.speed import Ceilings
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.roofline import Work
+from pytest_gemm.speed.timing import cpu
 
 # 1 TFLOP/s in f32, 2 in bf16; 100 GB/s.
 CEILINGS = Ceilings({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
@@ -148,7 +149,7 @@ def test_ceilings_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 16)
     monkeypatch.setattr("pytest_gemm.machine.processor.last_level_cache", lambda: 1 << 14)
-    monkeypatch.setattr(timing, "waited", lambda: None)  # whatever else runs beside the tests
+    monkeypatch.setattr(cpu, "waited", lambda: None)  # whatever else runs beside the tests
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"], threads + 1)
     assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no product of i32
@@ -165,7 +166,7 @@ def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest
 
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64,)})
     monkeypatch.setattr(roofline, "_bandwidth", lambda _device: roofline._Rate(True, 1.0))
-    monkeypatch.setattr(timing, "waited", lambda: None)
+    monkeypatch.setattr(cpu, "waited", lambda: None)
     monkeypatch.setattr(torch, "_int_mm", refuse)
     assert list(roofline.measure("cpu", ["i8"], 1).flops) == ["f32"]
 
@@ -192,8 +193,8 @@ def test_a_ceiling_is_of_a_call_that_nothing_disturbed_or_is_missing(
         waits += 0.0 if calm else 0.05
         return clock
 
-    monkeypatch.setattr(timing, "waited", waited)
-    monkeypatch.setattr(timing, "cores", lambda: 64)
+    monkeypatch.setattr(cpu, "waited", waited)
+    monkeypatch.setattr(cpu, "cores", lambda: 64)
     monkeypatch.setattr("time.perf_counter", passes)
     found = roofline.measure("cpu", [], 1)
     if calm_from < math.inf:
@@ -219,7 +220,7 @@ def test_what_cannot_be_measured_is_named(device: str, dtype: str, message: str)
 
 def test_a_report_needs_no_torch() -> None:
     code = (
-        "import sys; from pytest_gemm import roofline, timing; from pytest_gemm.problem.problem import Problem; "
-        "roofline.work(Problem.parse('mm:f32:nn:8x8x8')); timing.Plan().contract(); sys.exit('torch' in sys.modules)"
+        "import sys; from pytest_gemm.speed import roofline; from pytest_gemm.speed.timing import plan; from pytest_gemm.problem.problem import Problem; "
+        "roofline.work(Problem.parse('mm:f32:nn:8x8x8')); plan.Plan().contract(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

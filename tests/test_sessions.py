@@ -17,15 +17,18 @@ from typing import Any, Final
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm import baseline, gate, sessions
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
-from pytest_gemm.measure import Meter, Request
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.sessions import Command
-from pytest_gemm.speed import CaseKey, Sample, Session, Verdict, read_session
+from pytest_gemm.speed import commands, controller
+from pytest_gemm.speed import runner as runner_module
+from pytest_gemm.speed.baseline import entry, store
+from pytest_gemm.speed.commands import Command
+from pytest_gemm.speed.data import CaseKey, Sample, Session, Verdict, read_session
+from pytest_gemm.speed.gate import policy
+from pytest_gemm.speed.worker import Meter, Request
 from pytest_gemm.storage import files
 
 # Sessions that compile, judge and time, by a clock of their own.
@@ -33,8 +36,9 @@ TIMED = """
 import os
 import random
 
-from pytest_gemm import roofline, timing
-from pytest_gemm.speed import Ceilings
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.timing import cpu, plan
 
 
 class Arm:
@@ -75,12 +79,12 @@ class Timer:
         pass
 
     def end(self):
-        return timing.Conditions({}, os.environ.get("DISTURBED", ""))
+        return plan.Conditions({}, os.environ.get("DISTURBED", ""))
 
 
 def pytest_configure(config):
     if config.getoption("gemm_session") is not None:  # the run itself is in the process of the test
-        timing.CpuTimer = Timer
+        cpu.CpuTimer = Timer
         roofline.measure = lambda device, dtypes, threads: Ceilings({"f32": 1e15}, 1e15)
 """
 
@@ -95,9 +99,9 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm.machine import key
-from pytest_gemm.measure import REQUEST, SESSION, Request
+from pytest_gemm.speed.worker import REQUEST, SESSION, Request
 from pytest_gemm.outcome import Status
-from pytest_gemm.speed import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.data import CaseKey, Ceilings, Sample, Session, sample_line, session_line
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -264,8 +268,8 @@ def test_a_session_gets_what_selects_and_not_what_reports(
 
 def test_the_command_that_records_selects_the_same_and_gates_nothing(tmp_path: Path) -> None:
     given = ("perf", "-n", "2", "--gemm-gate", "report", "--gemm-sessions=1", "--gemm-threads=1", "-k", "not f16")
-    gate = ("--gemm-no-baseline=show", "--gemm-undecided=fail", "--gemm-undecided-share", "50")
-    made = Command((*given, *gate), tmp_path, xdist=True).recording(threads=1)
+    screen = ("--gemm-no-baseline=show", "--gemm-undecided=fail", "--gemm-undecided-share", "50")
+    made = Command((*given, *screen), tmp_path, xdist=True).recording(threads=1)
     assert made == "pytest perf -k 'not f16' --gemm-threads=1 --gemm-record"
 
 
@@ -273,25 +277,25 @@ def test_the_command_that_records_selects_the_same_and_gates_nothing(tmp_path: P
 
 
 def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_path: Path) -> None:
-    assert sessions.resolve(sys.executable, tmp_path).python == sys.executable
+    assert commands.resolve(sys.executable, tmp_path).python == sys.executable
     folder = tmp_path / "checkout"
     folder.mkdir()
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=\S+: holds no torch, so both sides would run"):
-        sessions.resolve(str(folder), tmp_path)
+        commands.resolve(str(folder), tmp_path)
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").touch()
-    assert sessions.resolve(str(folder), tmp_path).first == folder
+    assert commands.resolve(str(folder), tmp_path).first == folder
     (folder / "bin").mkdir()
     (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     (folder / "bin" / "python").chmod(0o755)
     with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both arms need"):
-        sessions.resolve(str(folder), tmp_path)
+        commands.resolve(str(folder), tmp_path)
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=nowhere: name an interpreter, a virtual environment"):
-        sessions.resolve("nowhere", tmp_path)
+        commands.resolve("nowhere", tmp_path)
     wheel = tmp_path / "mine-1-py3-none-any.whl"
     wheel.write_text("no wheel")
     with pytest.raises(pytest.UsageError, match="pip cannot unpack the wheel"):
-        sessions.resolve(str(wheel), tmp_path)
+        commands.resolve(str(wheel), tmp_path)
 
 
 # -- a run -------------------------------------------------------------------------------------------------
@@ -391,7 +395,7 @@ def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(
     timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No device can be lost on a CPU, so the judge is told that one was.
-    monkeypatch.setattr(sessions.Command, "session", _losing(sessions.Command.session))
+    monkeypatch.setattr(commands.Command, "session", _losing(commands.Command.session))
     with_problems(timing_project, *LINES)
     (timing_project.path / "losing.py").write_text(
         "import os\n"
@@ -547,19 +551,19 @@ def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
     assert bench["extra_info"]["regret"] == pytest.approx(0.25, abs=0.03)
 
 
-class Picker(sessions._Runner):
+class Picker(runner_module.Runner):
     """A runner whose sessions take as long as the candidate that was picked last: the next of ``picks`` each time."""
 
     def __init__(self, picks: Sequence[str]) -> None:
         self.failed, self.before = {}, {}
         self._pinned, self._picks, self.asked = {"head": {}}, iter(picks), 0
-        self.compile(sessions.Arm("head"), [])
+        self.compile(commands.Arm("head"), [])
 
-    def compile(self, arm: sessions.Arm, _: Sequence[tuple[str, str]]) -> None:
+    def compile(self, arm: commands.Arm, _: Sequence[tuple[str, str]]) -> None:
         self.asked += 1
         self._pinned[arm.name] = {f"{CASE.backend} {CASE.problem}": (next(self._picks), "old", "bad")}
 
-    def session(self, arm: sessions.Arm, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
+    def session(self, arm: commands.Arm, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
         (one,) = self.picked(arm)[CASE]
         times = {"old": 1e-5, "bad": 4e-5}
         rivals = {} if one == "old" else {"old": (times["old"],) * 6}
@@ -580,17 +584,17 @@ def test_a_pick_that_makes_a_case_slower_has_to_recur(
     picks: list[str], verdict: Verdict, told: str, tmp_path: Path
 ) -> None:
     # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
-    stored = baseline.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), picked=("old",))
-    made = sessions.Measured("cuda", "here", stored={CASE: stored})
+    stored = entry.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), picked=("old",))
+    made = runner_module.Measured("cuda", "here", stored={CASE: stored})
     runner = Picker(picks)
-    sessions._gate(
+    controller._gate(
         runner,
-        sessions.Arm("head"),
+        commands.Arm("head"),
         [(CASE.backend, CASE.problem)],
-        gate.Policy.for_device("cuda"),
-        baseline.Store(tmp_path, "here"),
+        policy.Policy.for_device("cuda"),
+        store.Store(tmp_path, "here"),
         made,
-        sessions._Clock({}),
+        controller._Clock({}),
     )
     (judgement,) = made.judgements.values()
     assert judgement.verdict is verdict, judgement.reason
@@ -678,11 +682,11 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
             return False
 
     monkeypatch.setattr(gpus, "visible_gpu", lambda: Gpu(0, "GPU-a", "NVIDIA H200", "580.1", "9.0"))
-    with sessions._alone("cuda", Display(None)):
+    with runner_module.timed_apart("cuda", Display(None)):
         assert (is_free("GPU-a"), is_free("GPU-b"), is_free("cpu")) == (False, True, True)
     assert is_free("GPU-a")
     monkeypatch.setattr(gpus, "visible_gpu", lambda: None)  # nvidia-smi does not say
-    with sessions._alone("cuda", Display(None)):
+    with runner_module.timed_apart("cuda", Display(None)):
         assert not is_free("cuda")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.replay import Replay
-from pytest_gemm.speed import (
+from pytest_gemm.speed.data import (
     CaseKey,
     Ceilings,
     Sample,
@@ -21,6 +20,7 @@ from pytest_gemm.speed import (
     sample_line,
     session_line,
 )
+from pytest_gemm.speed.replay import Replay
 
 SAMPLE = Sample(
     CaseKey("cpp", "mm:f32:nn:8x8x8", "tile-a"),

@@ -13,10 +13,10 @@ import matplotlib as mpl
 import pytest
 from test_speed_report import KINDS, LINE, NK, TIMED, example, problems, run_of
 
-from pytest_gemm import speed_page
 from pytest_gemm.outcome import Reason
-from pytest_gemm.speed import Ceilings, Verdict
-from pytest_gemm.speed_report import Past, Run
+from pytest_gemm.speed.data import Ceilings, Verdict
+from pytest_gemm.speed.report import page
+from pytest_gemm.speed.report.rows import Past, Run
 
 VOID = {"meta", "input"}
 
@@ -67,7 +67,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="module")
 def text(run: Run) -> str:
-    return speed_page.page(run, "Speed & <more>")
+    return page.page(run, "Speed & <more>")
 
 
 def test_the_page_is_one_well_formed_file_that_asks_nobody(text: str) -> None:
@@ -151,7 +151,7 @@ def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: 
     ],
 )
 def test_what_is_missing_is_said_and_not_drawn(run: Run, told: str, missing: list[str]) -> None:
-    text = speed_page.page(run, "Speed")
+    text = page.page(run, "Speed")
     assert told in text
     assert Reader(text).open == []
     assert [name for name in ("verdicts", "winners", "speedup", "history") if not section(text, name)] == missing
@@ -161,7 +161,7 @@ def test_a_thin_baseline_is_not_called_missing() -> None:
     run = run_of(TIMED, verdict=Verdict.UNDECIDED)
     reason = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
     judgements = [dataclasses.replace(run.judgements[0], reason=reason)]
-    text = section(speed_page.page(dataclasses.replace(run, judgements=judgements), "Speed"), "verdicts")
+    text = section(page.page(dataclasses.replace(run, judgements=judgements), "Speed"), "verdicts")
     assert "1 case undecided: the baseline has 3 usable sessions; it takes 5" in text
     assert "no case has a baseline" not in text
 
@@ -169,7 +169,7 @@ def test_a_thin_baseline_is_not_called_missing() -> None:
 @pytest.mark.parametrize(("rate", "unit"), [(200e9, "GFLOP/s"), (20e12, "TFLOP/s")])
 def test_axes_have_the_unit_of_the_machine(rate: float, unit: str) -> None:
     sample = dataclasses.replace(TIMED[0], subject=(40e9 / rate,), comparator=())
-    text = speed_page.page(run_of([sample], ceilings=Ceilings({"f16": rate}, 1e10)), "Speed")
+    text = page.page(run_of([sample], ceilings=Ceilings({"f16": rate}, 1e10)), "Speed")
     assert f">{unit}</text>" in section(text, "winners")
     assert f">{unit}, " in section(text, "roofline")
 
@@ -187,7 +187,7 @@ def test_names_and_reasons_cannot_write_html() -> None:
     run = dataclasses.replace(
         run, judgements=told, hardware=nasty, software={nasty: nasty}, notes=[nasty], anchor=Reason("x", nasty)
     )
-    text = speed_page.page(run, nasty)
+    text = page.page(run, nasty)
     assert text.count("<script>") == 1
     assert Reader(text).open == []
     drawn = [element.text or "" for figure in figures(text) for element in ElementTree.fromstring(figure).iter("text")]
@@ -198,21 +198,21 @@ def test_the_same_run_gives_the_same_bytes_and_matplotlib_is_left_as_it_was() ->
     run = example([LINE])
     with mpl.rc_context({"axes.labelsize": 30, "xtick.labelsize": 30}):
         before = dict(mpl.rcParams)
-        first = speed_page.page(run, "Speed")
+        first = page.page(run, "Speed")
         assert dict(mpl.rcParams) == before
-    assert first == speed_page.page(run, "Speed")
+    assert first == page.page(run, "Speed")
 
 
 def test_three_hundred_cases_stay_below_three_megabytes() -> None:
     run = example(problems(KINDS[:3]), ("triton", "cutlass", "cutedsl", "cpp", "mine"), sessions=1)
     assert len(run.judgements) == 300
-    assert len(speed_page.page(run, "Speed").encode()) < 3_000_000
+    assert len(page.page(run, "Speed").encode()) < 3_000_000
 
 
 def test_neither_torch_nor_a_display_is_needed() -> None:
     code = (
-        "import sys; from pytest_gemm import speed_page; assert 'matplotlib' not in sys.modules;"
-        "from test_speed_report import example; speed_page.page(example(['mm:f16:nt:8x8x8']), 't');"
+        "import sys; from pytest_gemm.speed.report import page; assert 'matplotlib' not in sys.modules;"
+        "from test_speed_report import example; page.page(example(['mm:f16:nt:8x8x8']), 't');"
         "assert not {'torch', 'matplotlib.pyplot', 'tkinter'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd="tests")

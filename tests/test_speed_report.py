@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
-from pytest_gemm.speed_report import Past, Run
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed.report import markdown, terminal, units
+from pytest_gemm.speed.report import rows as rows_module
+from pytest_gemm.speed.report.rows import Past, Run
 
 CEILINGS = Ceilings({"f16": 790e12, "bf16": 810e12, "f32": 52e12, "i8": 1450e12, "f8e4m3fn": 1500e12}, 4.1e12)
 NK = ("11008x4096", "4096x12288", "22016x4096", "4096x4096", "4096x65536")
@@ -159,10 +161,10 @@ def run_of(*cases: Sequence[Sample], verdict: Verdict = Verdict.SAME, **changes:
 
 @pytest.mark.parametrize("width", [90, 120, 200])
 @pytest.mark.parametrize("mode", ["baseline", "against", "none"])
-def test_every_case_has_a_line_and_every_line_fits(width: int, mode: speed_report.Mode) -> None:
+def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module.Mode) -> None:
     odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:rowwise+bias+leaky_relu-0.1:pad-lda+off-a"
     run = dataclasses.replace(example([*problems(), odd]), mode=mode)
-    lines = speed_report.table(run, width)
+    lines = terminal.table(run, width)
     body = lines[1 : 1 + len(run.judgements)]
     assert [line for line in lines if len(line) > width and not line.startswith("  pytest ")] == []
     for judgement, line in zip(run.judgements, body, strict=True):
@@ -176,7 +178,7 @@ def test_every_case_has_a_line_and_every_line_fits(width: int, mode: speed_repor
 
 def test_shortened_problems_stay_distinct() -> None:
     long = [f"linear:bf16:nt:{m}x4096x11008:bias+leaky_relu-{s}" for m in (16, 64, 256) for s in ("0.125", "0.25")]
-    lines = speed_report.table(example(long, ("triton",)), 110)[1 : 1 + len(long)]
+    lines = terminal.table(example(long, ("triton",)), 110)[1 : 1 + len(long)]
     assert all(".." in line and len(line) <= 110 for line in lines)
     assert len({line.split()[0] for line in lines}) == len(long)
 
@@ -186,7 +188,7 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
     run = dataclasses.replace(
         run, judgements=[dataclasses.replace(run.judgements[0], change=0.051, low=0.032, high=0.0701)]
     )
-    head, line = speed_report.table(run)[:2]
+    head, line = terminal.table(run)[:2]
     assert " ".join(head.split()) == "problem backend time rate roof vs aten vs baseline verdict"
     assert " ".join(line.split()) == f"{LINE} triton* 50.0 us 687 TFLOP/s 87% 1.21x ±6.5% +5.1% [+3.2, +7.0] slower"
 
@@ -201,14 +203,14 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
     ],
 )
 def test_the_rate_is_of_what_limits_the_case(line: str, ceilings: Ceilings, rate: str) -> None:
-    (row,) = speed_report.rows(run_of(measured([(1e-3, None)], CaseKey("triton", line)), ceilings=ceilings))
-    assert speed_report.rate_cell(row) == rate
+    (row,) = rows_module.rows(run_of(measured([(1e-3, None)], CaseKey("triton", line)), ceilings=ceilings))
+    assert terminal.rate_cell(row) == rate
     assert (row.share is None) == (not ceilings.flops)
 
 
 def test_cases_of_a_problem_stand_together() -> None:
     keys = [CaseKey("triton", LINE), CaseKey("triton", OTHER), CaseKey("cpp", LINE), CaseKey("cpp", OTHER)]
-    found = speed_report.rows(run_of(*(measured([(1e-3, None)], key) for key in keys)))
+    found = rows_module.rows(run_of(*(measured([(1e-3, None)], key) for key in keys)))
     assert [row.judgement.case for row in found] == [keys[0], keys[2], keys[1], keys[3]]
 
 
@@ -217,7 +219,7 @@ def test_cases_of_a_problem_stand_together() -> None:
     [(9.996e-4, "1.00 ms"), (12.345e-6, "12.3 us"), (1.5, "1.50 s"), (250e-9, "250 ns"), (1234.0, "1234 s")],
 )
 def test_times_have_three_digits(seconds: float, text: str) -> None:
-    assert speed_report.seconds_text(seconds) == text
+    assert units.seconds_text(seconds) == text
 
 
 # -- intervals, winners, means
@@ -229,11 +231,11 @@ def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count()
     spoilt = measured([(1e-3, 9e-3)], disturbed="load")
     logs = [math.log(ratio) for ratio in ratios]
     low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
-    speedup = speed_report.rows(run_of(samples + spoilt))[0].speedup
+    speedup = rows_module.rows(run_of(samples + spoilt))[0].speedup
     assert speedup is not None
     assert (speedup.low, speedup.high) == pytest.approx((math.exp(low), math.exp(high)))
     assert speedup.sessions == 4
-    (only,) = speed_report.rows(run_of(spoilt, ceilings=CEILINGS))
+    (only,) = rows_module.rows(run_of(spoilt, ceilings=CEILINGS))
     assert (only.doubtful, only.speedup, only.share) == (True, None, None)
 
 
@@ -241,15 +243,15 @@ def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     load = "its threads waited for 0.90 cores that others kept busy"
     good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseKey("cutlass", LINE), disturbed=load)
     run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, ceilings=Ceilings(disturbed="nothing was calm"))
-    lines = speed_report.table(run, 200)
+    lines = terminal.table(run, 200)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
     assert any(line.endswith("; ?: disturbed in every session") for line in lines)
     told = f"disturbed and left out: 2 of 4 samples, for instance: {load}; 1 case without any other: cutlass-{LINE}"
     assert told in lines
     assert "no roofline: nothing was calm" in lines
     assert "fastest of 1 problem: too close to call 1" in lines
-    assert [mean.entrant for mean in speed_report.geomean(run)] == ["triton"]
-    assert "disturbed and left out" in speed_report.markdown(run, "speed")
+    assert [mean.entrant for mean in rows_module.geomean(run)] == ["triton"]
+    assert "disturbed and left out" in markdown.markdown(run, "speed")
 
 
 def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
@@ -257,11 +259,11 @@ def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
     slower = measured([(1e-3, ratio * 1e-3) for ratio in (0.55, 0.56, 0.54)])
     own = measured([(seconds, None) for seconds in (26e-3, 25e-3, 27e-3)], CaseKey("aten", LINE))
     run = run_of(slower, own, verdict=Verdict.NO_BASELINE)
-    (found,) = speed_report.winners(run)
+    (found,) = rows_module.winners(run)
     assert (found.entrant, found.runner_up, found.clear) == ("aten", "triton", True)
     assert found.lead is not None
     assert found.lead.middle == pytest.approx(1 / 0.55, rel=0.01)
-    lines = speed_report.summary(run)
+    lines = terminal.summary(run)
     assert "fastest of 1 problem: aten 1 (by 1.82x)" in lines
     assert "triton over aten: 0.55x" in lines
 
@@ -280,10 +282,10 @@ def test_a_memory_that_is_no_limit_has_no_share(line: str, seconds: float, cell:
     problem = Problem.parse(line)
     least = roofline.attainable_seconds(roofline.work(problem), "f16", CEILINGS)
     assert least
-    (row,) = speed_report.rows(
+    (row,) = rows_module.rows(
         run_of(measured([(10 * least * seconds, None)], CaseKey("triton", line)), ceilings=CEILINGS)
     )
-    assert speed_report.share_cell(row) == cell
+    assert terminal.share_cell(row) == cell
 
 
 # Relative to a run-wide disturbance of each session, which slows all alike.
@@ -311,30 +313,30 @@ def test_the_winner_is_clear_when_its_lead_within_sessions_is(
         )
         for name in jitter
     ]
-    (found,) = speed_report.winners(run_of(*cases))
+    (found,) = rows_module.winners(run_of(*cases))
     assert (found.entrant, found.runner_up, found.clear) == (winner, runner_up, clear)
     assert list(found.seconds_by) == sorted(seconds, key=lambda name: seconds[name])
     assert found.lead is not None
     assert found.lead.middle == pytest.approx(seconds[runner_up] / seconds[winner], rel=0.01)
-    told = speed_report.summary(run_of(*cases))
+    told = terminal.summary(run_of(*cases))
     assert any(line.startswith("fastest of 1 problem: " + (winner if clear else "too close")) for line in told)
     assert any("without an interval" in line for line in told) == (len(sessions) == 1)
 
 
 def test_a_backend_without_rivals_wins_nothing() -> None:
     run = run_of(measured([(1.0, None)]))
-    (found,) = speed_report.winners(run)
+    (found,) = rows_module.winners(run)
     assert (found.runner_up, found.lead, found.clear) == ("", None, False)
-    assert not any("fastest" in line for line in speed_report.summary(run))
+    assert not any("fastest" in line for line in terminal.summary(run))
 
 
 def test_the_mean_speed_up_is_geometric() -> None:
     run = run_of(measured([(1.0, 4.0)]), measured([(1.0, 0.25)], CaseKey("triton", OTHER)))
-    (mean,) = speed_report.geomean(run)
+    (mean,) = rows_module.geomean(run)
     assert (mean.entrant, mean.comparator, mean.cases) == ("triton", "aten", 2)
     assert (mean.speedup, mean.worst, mean.best) == pytest.approx((1.0, 0.25, 4.0))
     told = "triton over aten: 1.00x, the geometric mean of 2 cases from 0.25x to 4.00x"
-    assert told in speed_report.summary(run)
+    assert told in terminal.summary(run)
 
 
 # -- the summary
@@ -366,8 +368,8 @@ TIMED = measured([(1e-3, 1e-3)])
     ],
 )
 def test_the_summary_hides_nothing(run: Run, told: str) -> None:
-    assert told in speed_report.table(run, 200)
-    assert speed_report.markdown(run, "speed")
+    assert told in terminal.table(run, 200)
+    assert markdown.markdown(run, "speed")
 
 
 def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
@@ -380,7 +382,7 @@ def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
         {"detectable": 0.03},
     ]
     told = [dataclasses.replace(j, **more) for j, more in zip(run.judgements, extra, strict=True)]
-    text = "\n".join(speed_report.summary(dataclasses.replace(run, judgements=told)))
+    text = "\n".join(terminal.summary(dataclasses.replace(run, judgements=told)))
     assert f"median case 3.0%, worst 8.0% in triton-{OTHER}" in text
     assert f"selection changed, triton-{OTHER}: was a, is b" in text
     assert f"over 5% longer than the fastest timed candidate in 1 of 1 case: +7.0% in {CASE} against tile-b" in text
@@ -391,7 +393,7 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
     cases = [measured([(1e-3, 1e-3)], CaseKey("triton", line)) for line in problems(KINDS[:1])[:7]]
     run = run_of(*cases, verdict=Verdict.UNDECIDED)
     told = [dataclasses.replace(j, reason=Reason(code, f"figure {i}")) for i, j in enumerate(run.judgements)]
-    lines = speed_report.summary(dataclasses.replace(run, judgements=told))
+    lines = terminal.summary(dataclasses.replace(run, judgements=told))
     at = lines.index(f"undecided, {code}: 7 cases")
     assert lines[at + 1].endswith("figure 0")
     assert lines[at + 6] == "  and 2 more"
@@ -414,8 +416,8 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
         (Verdict.SLOWER, "against", []),
     ],
 )
-def test_the_summary_says_what_to_do(verdict: Verdict, mode: speed_report.Mode, told: list[str]) -> None:
-    lines = speed_report.summary(run_of(TIMED, verdict=verdict, mode=mode))
+def test_the_summary_says_what_to_do(verdict: Verdict, mode: rows_module.Mode, told: list[str]) -> None:
+    lines = terminal.summary(run_of(TIMED, verdict=verdict, mode=mode))
     assert [line for line in lines if "record" in line or "is meant" in line] == told
 
 
@@ -461,7 +463,7 @@ def test_the_summary_ends_with_the_verdicts_and_what_fails(
     judgements = [dataclasses.replace(j, verdict=word) for j, word in zip(run.judgements, words, strict=True)]
     run = dataclasses.replace(run, judgements=judgements, **{"undecided_share": 0.9, **changes})
     assert run.decided_too_little == red
-    last = speed_report.summary(run)[-1]
+    last = terminal.summary(run)[-1]
     assert last == told or (not told and not last.startswith("gate:"))
 
 
@@ -469,7 +471,7 @@ def test_a_thin_baseline_is_called_so_and_offered_to_be_recorded() -> None:
     run = run_of(TIMED, verdict=Verdict.UNDECIDED)
     thin = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
     run = dataclasses.replace(run, judgements=[dataclasses.replace(run.judgements[0], reason=thin)])
-    lines = speed_report.summary(run)
+    lines = terminal.summary(run)
     assert f"  {CASE}: the baseline has 3 usable sessions; it takes 5 (record it anew)" in lines
     assert "to record the 1 with a thin one:" in lines
 
@@ -496,7 +498,7 @@ SLOWER = Judgement(
 
 
 def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -> None:
-    text = speed_report.failure(
+    text = terminal.failure(
         SLOWER,
         "pytest rerun",
         stored=Past("2026-07-01T10:00:00", 117.2e-6, "ab12cd3"),
@@ -515,7 +517,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
 
 
 def test_a_failure_against_another_environment_offers_no_recording() -> None:
-    text = speed_report.failure(
+    text = terminal.failure(
         dataclasses.replace(SLOWER, weight=0.0), "pytest rerun", mode="against", record="pytest perf --gemm-record"
     )
     assert "was 117 us in the base environment" in text
@@ -525,7 +527,7 @@ def test_a_failure_against_another_environment_offers_no_recording() -> None:
 
 def test_a_missing_baseline_says_how_to_record_it() -> None:
     missing = Judgement(CASE, Verdict.NO_BASELINE, REASONS[Verdict.NO_BASELINE], seconds=1e-3, sessions=1)
-    assert speed_report.failure(missing, "pytest rerun", record="pytest perf --gemm-record").splitlines() == [
+    assert terminal.failure(missing, "pytest rerun", record="pytest perf --gemm-record").splitlines() == [
         f"{LINE} on triton: no-baseline",
         "  now 1.00 ms",
         "  no-baseline: nothing is stored for it on this hardware",
@@ -540,7 +542,7 @@ def test_a_missing_baseline_says_how_to_record_it() -> None:
 
 def test_markdown_has_what_moved_first_and_folds_the_rest() -> None:
     run = example()
-    text = speed_report.markdown(run, "Speed")
+    text = markdown.markdown(run, "Speed")
     open_part = text[: text.index("<details>")]
     moved = [j for j in run.judgements if j.verdict in {Verdict.SLOWER, Verdict.FASTER, Verdict.UNDECIDED}]
     assert len(moved) > 2
@@ -557,7 +559,7 @@ def test_markdown_survives_what_names_and_reasons_hold() -> None:
     case = CaseKey("mine", LINE, "a|b`c")
     run = run_of(measured([(1e-3, 1e-3)], case), verdict=Verdict.UNDECIDED, notes=[nasty])
     told = [dataclasses.replace(j, reason=Reason("odd", nasty)) for j in run.judgements]
-    text = speed_report.markdown(dataclasses.replace(run, judgements=told), "<b>|</b>")
+    text = markdown.markdown(dataclasses.replace(run, judgements=told), "<b>|</b>")
     assert "<b>" not in text
     columns = 0
     for line in text.splitlines():

@@ -21,10 +21,15 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import timing
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed import CaseKey, sample_line
-from pytest_gemm.timing import Arm, Call, Conditions, CudaTimer, GpuState, Plan, Readings, TimingError
+from pytest_gemm.speed.data import CaseKey, sample_line
+from pytest_gemm.speed.timing import blocks as blocks_module
+from pytest_gemm.speed.timing import cpu, gpu_state
+from pytest_gemm.speed.timing import cuda as cuda_module
+from pytest_gemm.speed.timing import plan as plan_module
+from pytest_gemm.speed.timing.cuda import CudaTimer
+from pytest_gemm.speed.timing.gpu_state import GpuState
+from pytest_gemm.speed.timing.plan import Arm, Call, Conditions, Plan, Readings, TimingError
 
 # Seconds of a call that begins at a given time.
 Cost = Callable[[float], float]
@@ -68,7 +73,7 @@ class VirtualTimer:
         return self.conditions
 
     def measure(self, *rivals: str, comparator: bool = True, **plan: Any) -> Readings:
-        return timing.measure(
+        return blocks_module.measure(
             self.call("subject"),
             self.call("comparator") if comparator else None,
             {name: self.call(name) for name in rivals},
@@ -133,7 +138,7 @@ def test_alone_the_subject_is_visited_twice_a_block() -> None:
 def test_an_arm_is_a_millisecond_and_whole_turns(cost: float, turn: int) -> None:
     timer = VirtualTimer(subject=cost, comparator=10e-3)
     calls = [timer.call("subject") for _ in range(turn)]
-    readings = timing.measure(calls, timer.call("comparator"), timer=timer)
+    readings = blocks_module.measure(calls, timer.call("comparator"), timer=timer)
     mine = [(calls, seconds) for name, calls, seconds in timer.visits if name == "subject"]
     assert all(calls == readings.calls and calls % turn == 0 for calls, _ in mine)
     assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * turn for _, seconds in mine)
@@ -311,7 +316,7 @@ def test_the_cpu_timer_calls_in_turn_with_one_call_before_and_no_collector() -> 
 
         return run
 
-    arm = timing.CpuTimer().arms({"subject": [call("a"), call("b")]})["subject"]
+    arm = cpu.CpuTimer().arms({"subject": [call("a"), call("b")]})["subject"]
     assert arm.turn == 2
     assert arm.seconds(4) > 0.0
     assert made == ["b", "a", "b", "a", "b"]
@@ -323,7 +328,7 @@ def test_the_collector_is_back_after_a_call_that_fails() -> None:
     def fail() -> None:
         raise ValueError
 
-    arm = timing.CpuTimer().arms({"subject": [fail]})["subject"]
+    arm = cpu.CpuTimer().arms({"subject": [fail]})["subject"]
     with pytest.raises(ValueError):  # noqa: PT011  # the call's own
         arm.seconds(1)
     assert gc.isenabled()
@@ -353,7 +358,7 @@ def test_load_of_others_on_the_own_cores_disturbs(
         lines = [f"cpu{number} {' '.join(map(str, row))}" for number, row in enumerate(rows)]
         (tmp_path / "stat").write_text("\n".join(["cpu 1 1 1", *lines, "intr 5", ""]), encoding="utf-8")
 
-    timer = timing.CpuTimer(tmp_path)
+    timer = cpu.CpuTimer(tmp_path)
     write(0)
     timer.begin()
     write(10**9)
@@ -370,7 +375,7 @@ def test_a_little_load_is_not_a_disturbance(
 ) -> None:
     """Cores kept busy by others for ten seconds."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
-    timer = timing.CpuTimer(tmp_path)
+    timer = cpu.CpuTimer(tmp_path)
     for now, busy in ((0.0, 1.0), (10.0, 1.0 + 10.0 * load)):
         ticks = round(busy * os.sysconf("SC_CLK_TCK"))
         (tmp_path / "stat").write_text(f"cpu0 {ticks} 0 0 0 0 0 0 0 0 0\n", encoding="utf-8")
@@ -397,7 +402,7 @@ def test_threads_that_wait_for_their_core_disturb(
     """OpenMP binds each thread to a core: what runs on the others' cores is not in the main thread's counters."""
     own = os.getpid()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0} if pid in {0, own} else {1})
-    timer = timing.CpuTimer(tmp_path)
+    timer = cpu.CpuTimer(tmp_path)
     tasks = [tmp_path / "self" / "task" / str(own + number) for number in range(threads)]
     for now in (0.0, 10.0):
         ran = min(10.0 - waited, 20.0 / threads) if now else 0.0
@@ -419,7 +424,7 @@ def test_threads_that_wait_for_their_core_disturb(
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count what threads wait")
 def test_a_thread_that_shares_its_core_is_seen_to_wait() -> None:
     cores = os.sched_getaffinity(0)
-    timer = timing.CpuTimer()
+    timer = cpu.CpuTimer()
     ends = time.monotonic() + 0.3
     os.sched_setaffinity(0, {min(cores)})
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -442,7 +447,7 @@ def test_a_thread_that_shares_its_core_is_seen_to_wait() -> None:
 def test_without_counters_nothing_is_said_of_others(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        timer = timing.CpuTimer(folder)
+        timer = cpu.CpuTimer(folder)
         timer.begin()
         found = timer.end()
         assert found.disturbed == ""
@@ -451,8 +456,8 @@ def test_without_counters_nothing_is_said_of_others(tmp_path: Path) -> None:
 
 def test_a_product_is_timed_on_the_cpu() -> None:
     a = torch.rand(64, 64)
-    readings = timing.measure(
-        lambda: a @ a, lambda: a + a, {"other": lambda: a - a}, timer=timing.CpuTimer(), plan=Plan(blocks=2, retakes=0)
+    readings = blocks_module.measure(
+        lambda: a @ a, lambda: a + a, {"other": lambda: a - a}, timer=cpu.CpuTimer(), plan=Plan(blocks=2, retakes=0)
     )
     assert len(readings.subject) == len(readings.comparator) == 2 * len(readings.rivals["other"]) == 4
     assert all(0.0 < seconds < 1.0 for seconds in (*readings.subject, *readings.comparator))
@@ -461,7 +466,7 @@ def test_a_product_is_timed_on_the_cpu() -> None:
 # -- CUDA --------------------------------------------------------------------------------------------------------
 
 
-class FakeCuda(timing.CudaRuntime):
+class FakeCuda(cuda_module.CudaRuntime):
     """A device on which every call takes a millisecond for each kernel that it launches."""
 
     def __init__(self) -> None:
@@ -532,9 +537,9 @@ PLAN = Plan(blocks=3, warm_seconds=0.0, arm_seconds=3e-3)
 
 
 def on_cuda(
-    cuda: FakeCuda, probe: timing.Probe | None = None, *, subject: Sequence[Call], comparator: Sequence[Call]
+    cuda: FakeCuda, probe: gpu_state.Probe | None = None, *, subject: Sequence[Call], comparator: Sequence[Call]
 ) -> Readings:
-    return timing.measure(subject, comparator, timer=CudaTimer(cuda, probe or FakeProbe()), plan=PLAN)
+    return blocks_module.measure(subject, comparator, timer=CudaTimer(cuda, probe or FakeProbe()), plan=PLAN)
 
 
 def test_an_arm_on_cuda_is_a_graph_of_all_operand_sets_in_turn() -> None:
@@ -568,8 +573,8 @@ def test_a_later_case_has_its_graphs_again() -> None:
     cuda = FakeCuda()
     timer = CudaTimer(cuda, FakeProbe())
     good, bad = cuda.call("good"), cuda.call("bad", captures=False)
-    assert timing.measure(bad, None, timer=timer, plan=PLAN).telemetry["graph"] == 0.0
-    assert timing.measure(good, None, timer=timer, plan=PLAN).telemetry["graph"] == 1.0
+    assert blocks_module.measure(bad, None, timer=timer, plan=PLAN).telemetry["graph"] == 0.0
+    assert blocks_module.measure(good, None, timer=timer, plan=PLAN).telemetry["graph"] == 1.0
 
 
 def test_a_call_that_launches_nothing_is_an_error() -> None:
@@ -626,7 +631,7 @@ def test_a_power_cap_disturbs_only_when_it_meets_one_arm_more_than_the_other(mhz
         CudaTimer.visited(timer, name)
 
     timer.visited = visited  # type: ignore[method-assign]  # the state is that of the arm
-    readings = timing.measure(cuda.call("s"), cuda.call("c"), timer=timer, plan=PLAN)
+    readings = blocks_module.measure(cuda.call("s"), cuda.call("c"), timer=timer, plan=PLAN)
     assert readings.telemetry["sw_power_cap_share"] > 0.8
     assert ("power-capped, at 1500 MHz under the subject and 1600 MHz" in readings.disturbed) == disturbs
     assert bool(readings.disturbed) == disturbs
@@ -753,15 +758,15 @@ def test_operand_sets_hold_twice_the_cache(size: int, sets: int, monkeypatch: py
     properties = types.SimpleNamespace(L2_cache_size=50 << 20)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-    assert timing.rotation(size, "cuda") == sets
-    assert timing.rotation(size, "cpu") == 1
+    assert cuda_module.rotation(size, "cuda") == sets
+    assert cuda_module.rotation(size, "cpu") == 1
 
 
 def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls in turn, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
     from pytest_gemm.api import device_kernels
 
-    assert timing.cross_check(lambda: None, 1.0) is None or torch.cuda.is_available()
+    assert cuda_module.cross_check(lambda: None, 1.0) is None or torch.cuda.is_available()
     calls: list[str] = []
 
     class Profile:
@@ -786,7 +791,7 @@ def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest
     monkeypatch.setattr(device_kernels, "works", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("torch.profiler.profile", Profile)
-    ratio = timing.cross_check([lambda: calls.append("a"), lambda: calls.append("b")], 110e-6)
+    ratio = cuda_module.cross_check([lambda: calls.append("a"), lambda: calls.append("b")], 110e-6)
     assert ratio == pytest.approx(1.1)
     assert calls == ["a", "b"] * 5
 
@@ -794,8 +799,8 @@ def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest
 # -- windows -------------------------------------------------------------------------------------------------
 
 
-def window(seconds: float, disturbed: str = "") -> timing.Readings:
-    return timing.Readings(
+def window(seconds: float, disturbed: str = "") -> plan_module.Readings:
+    return plan_module.Readings(
         (seconds,) * 2,
         (2 * seconds,) * 2,
         {"r": (seconds,)},
@@ -807,7 +812,7 @@ def window(seconds: float, disturbed: str = "") -> timing.Readings:
 
 
 def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
-    made = timing.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
+    made = plan_module.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
     assert made.subject == (1.0, 1.0, 2.0, 2.0)
     assert made.comparator == (2.0, 2.0, 4.0, 4.0)
     assert made.rivals == {"r": (1.0, 2.0)}
@@ -816,6 +821,6 @@ def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
 
 
 def test_too_many_disturbed_windows_disturb_the_case() -> None:
-    made = timing.merged([window(1.0), window(9.0, "a neighbour"), window(8.0, "another")])
+    made = plan_module.merged([window(1.0), window(9.0, "a neighbour"), window(8.0, "another")])
     assert made.disturbed == "2 of 3 windows were disturbed: a neighbour"
     assert made.windows == (2, 2, 2)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_gemm import turns
+from pytest_gemm.speed import lockstep
 
 
 class Busy:
@@ -33,7 +33,7 @@ class Busy:
 
 
 def side(busy: Busy, name: str, descriptor: int, rounds: Sequence[int], *, first: bool) -> None:
-    with contextlib.closing(turns.Turns(descriptor, first=first)) as mine:
+    with contextlib.closing(lockstep.Turns(descriptor, first=first)) as mine:
         for windows in rounds:
             with mine.round():
                 for _ in range(windows):
@@ -45,7 +45,7 @@ def side(busy: Busy, name: str, descriptor: int, rounds: Sequence[int], *, first
 def both(rounds: Sequence[int], others: Sequence[int]) -> Busy:
     """What two threads, each with its end, did."""
     busy = Busy()
-    ends = [end.detach() for end in turns.pair()]
+    ends = [end.detach() for end in lockstep.pair()]
     threads = [
         threading.Thread(target=side, args=(busy, "a", ends[0], rounds), kwargs={"first": True}, daemon=True),
         threading.Thread(target=side, args=(busy, "b", ends[1], others), kwargs={"first": False}, daemon=True),
@@ -81,10 +81,10 @@ def test_neither_side_leaves_a_round_before_both_are_done() -> None:
 
 @pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
 def test_the_death_of_the_other_process_ends_no_session(how: str) -> None:
-    mine, other = turns.pair()
+    mine, other = lockstep.pair()
     code = f"""
 import os, sys
-from pytest_gemm.turns import Turns
+from pytest_gemm.speed.lockstep import Turns
 turns = Turns(int(sys.argv[1]), first=True)
 with turns.round(), turns.turn():
     {how}

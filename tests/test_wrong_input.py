@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import baseline, calibrate, config, coverage, snapshot
+from pytest_gemm import config, coverage, snapshot
 from pytest_gemm.conformance import families
 from pytest_gemm.machine import isa
 from pytest_gemm.run import page as results
+from pytest_gemm.speed import calibrate
+from pytest_gemm.speed.baseline import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -465,7 +467,7 @@ COMMANDS = wrong(
     ("families all", "unrecognized arguments: all"),
 )
 MAINS: dict[str, Callable[[list[str]], int]] = {
-    "baseline": baseline.main,
+    "baseline": commands.main,
     "results": results.main,
     "snapshot": snapshot.main,
     "coverage": coverage.main,

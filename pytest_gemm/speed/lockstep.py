@@ -16,8 +16,6 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["Turns", "pair"]
-
 _READY: Final = b"r"
 _YOURS: Final = b"y"
 _DONE: Final = b"d"

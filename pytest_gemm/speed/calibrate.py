@@ -1,4 +1,4 @@
-"""What the gate is worth on a machine: ``python -m pytest_gemm.calibrate SESSIONS_DIR > calibration.md``.
+"""What the gate is worth on a machine: ``python -m pytest_gemm.speed.calibrate SESSIONS_DIR > calibration.md``.
 
 Many sessions of one and the same code (an A/A study) say how often a rule is red for nothing; multiplying one case's
 readings by 1.05 says how often it finds a slow-down of 5%.  Runs are drawn from the sessions without replacement and
@@ -20,11 +20,12 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from pytest_gemm import commands, gate
-from pytest_gemm.gate import Policy, Reading, Screened, Stored
-from pytest_gemm.speed import CaseKey, Judgement, Sample, Session, SessionError, Verdict, read_session
-
-__all__ = ["CLASSES", "PLANTED", "Score", "Study", "calibrate", "load", "main", "page"]
+from pytest_gemm import commands
+from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, SessionError, Verdict, read_session
+from pytest_gemm.speed.gate import confirm, estimates, screen
+from pytest_gemm.speed.gate import pairs as pairs_module
+from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
+from pytest_gemm.speed.gate.policy import Policy
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
 """Slow-downs that are planted, as fractions."""
@@ -243,7 +244,7 @@ class _Sessions:
         then, now = self.take(base), self.take(head)
         for position, (one, other) in enumerate(zip(base, head, strict=True)):
             if self._took_turns[one] and self._took_turns[other]:
-                gate.compare_windows(now, self.samples[one], self.samples[other], position)
+                estimates.compare_windows(now, self.samples[one], self.samples[other], position)
         return then, now
 
 
@@ -268,8 +269,8 @@ class _Draw:
     def screen(self, head: Mapping[CaseKey, Sequence[Reading]]) -> Screened:
         """The gate's screen of these readings of the head."""
         if self.stored is None:
-            return gate.screen_pair(self.base_first, head, self.policy)
-        return gate.screen(self.stored, head, self.policy)
+            return pairs_module.screen_pair(self.base_first, head, self.policy)
+        return screen.screen(self.stored, head, self.policy)
 
     def confirm(self, head: Mapping[CaseKey, Sequence[Reading]], screened: Screened) -> dict[CaseKey, Judgement]:
         """The gate's confirmation by these readings of the head, look by look."""
@@ -278,11 +279,11 @@ class _Draw:
             mine = {case: head[case][:count] for case in cases}
             if self.stored is None:
                 base = {case: self.base_more[case][:count] for case in cases}
-                return gate.confirm_pair(base, mine, known, self.policy, last=last)
-            return gate.confirm(self.stored, mine, known, self.policy, last=last)
+                return pairs_module.confirm_pair(base, mine, known, self.policy, last=last)
+            return confirm.confirm(self.stored, mine, known, self.policy, last=last)
 
         policy = self.policy
-        return gate.by_looks(
+        return confirm.by_looks(
             screened, policy, policy.confirm_pairs if self.stored is None else policy.confirm_sessions, look
         )
 
@@ -592,7 +593,7 @@ def _as_json(study: Study) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the study of the sessions that the arguments name to standard output; 0, or a usage error's exit."""
     parser = commands.Parser(
-        prog="python -m pytest_gemm.calibrate",
+        prog="python -m pytest_gemm.speed.calibrate",
         description="false alarms and power of the gate, from sessions of one code",
     )
     parser.add_argument("sessions", type=Path, help="folder of session files (*.jsonl), all of the same code")

@@ -18,16 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gemm import roofline, speed_report
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import CaseKey, Judgement, Verdict
-from pytest_gemm.speed_report import Past, Row, Run, Winner
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import CaseKey, Judgement, Verdict
+from pytest_gemm.speed.report import rows as rows_module
+from pytest_gemm.speed.report import terminal, units
+from pytest_gemm.speed.report.rows import Past, Row, Run, Winner
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["page"]
 
 # Okabe and Ito's palette without black, and without yellow, which a white page swallows.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -217,8 +218,8 @@ class _Page:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.rows = speed_report.rows(run)
-        self.winners = {w.problem: w for w in speed_report.winners(run)}
+        self.rows = rows_module.rows(run)
+        self.winners = {w.problem: w for w in rows_module.winners(run)}
         self.problems = {row.problem.line: row.problem for row in self.rows}
         subjects = list(dict.fromkeys(row.entrant for row in self.rows))
         others = dict.fromkeys(itertools.chain.from_iterable(w.seconds_by for w in self.winners.values()))
@@ -271,7 +272,7 @@ class _Page:
         parts = [f"<dl>{given}</dl>", self.tiles()]
         if run.anchor:
             parts.append(f'<p class="banner"><b>Anchor shift.</b> {html.escape(str(run.anchor))}</p>')
-        parts += [_element("p", note, class_="note") for note in (*speed_report.disturbed_lines(run), *run.notes)]
+        parts += [_element("p", note, class_="note") for note in (*terminal.disturbed_lines(run), *run.notes)]
         return "".join(parts)
 
     def tiles(self) -> str:
@@ -282,7 +283,7 @@ class _Page:
         counts = self.run.counts()
         told = (
             tile.format(_VERDICT_COLOUR[v], html.escape(text), counts.get(v, 0), v)
-            for v, text in speed_report.VERDICTS.items()
+            for v, text in rows_module.VERDICTS.items()
         )
         return f'<div class="tiles">{cases}{"".join(told)}</div>'
 
@@ -294,7 +295,7 @@ class _Page:
         compared = [row.judgement for row in self.rows if row.judgement.change is not None]
         if not compared:
             why = Counter(f"{row.judgement.verdict}: {row.judgement.reason.text}" for row in self.rows)
-            lines = (f"{speed_report.plural(count, 'case')} {text}" for text, count in why.items())
+            lines = (f"{terminal.plural(count, 'case')} {text}" for text, count in why.items())
             return f"<p>Nothing was compared.</p><ul>{''.join(_element('li', line) for line in lines)}</ul>"
         compared.sort(key=lambda j: -(j.change or 0.0))
         moved = [j for j in compared if j.verdict is not Verdict.SAME]
@@ -307,7 +308,7 @@ class _Page:
             told += f" The band is the tolerance of {100 * self.run.delta:.1f}%."
         parts = [_element("p", told)]
         parts.append(self.forests(moved, "moved") or "<p>No case moved, and none is undecided.</p>")
-        parts.append(_folded(f"{speed_report.plural(len(same), 'case')} that stayed", self.forests(same, "same")))
+        parts.append(_folded(f"{terminal.plural(len(same), 'case')} that stayed", self.forests(same, "same")))
         return "".join(parts)
 
     def forests(self, judgements: Sequence[Judgement], name: str) -> str:
@@ -335,10 +336,10 @@ class _Page:
             (point,) = axes.plot(
                 [at], [y], _VERDICT_MARKER[judgement.verdict], color=colour, markersize=6, clip_on=False
             )
-            change_text = speed_report.change_text(judgement)
+            change_text = units.change_text(judgement)
             plot.tip(point, f"{judgement.case}: {judgement.verdict}, {change_text}. {judgement.reason.text}")
         axes.set_yticks(
-            range(len(judgements)), [f"{j.case.problem}  {speed_report.entrant(j.case)}" for j in judgements]
+            range(len(judgements)), [f"{j.case.problem}  {rows_module.entrant(j.case)}" for j in judgements]
         )
         axes.set_ylim(len(judgements) - 0.4, -0.6)
         axes.set_xlim(-reach, reach)
@@ -353,7 +354,7 @@ class _Page:
         found = {j.verdict for j in judgements}
         handles = [
             Line2D([], [], color=_VERDICT_COLOUR[v], marker=_VERDICT_MARKER[v], label=str(v), linewidth=2)
-            for v in speed_report.VERDICTS
+            for v in rows_module.VERDICTS
             if v in found
         ]
         plot.figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
@@ -377,8 +378,8 @@ class _Page:
 
     def standings(self) -> str:
         """Wins and mean speed-ups by backend."""
-        leads, close = speed_report.wins(self.winners.values())
-        means = {mean.entrant: mean for mean in speed_report.geomean(self.run)}
+        leads, close = terminal.wins(self.winners.values())
+        means = {mean.entrant: mean for mean in rows_module.geomean(self.run)}
         contested = close + sum(map(len, leads.values()))
         body = []
         for entrant in self.entrants:
@@ -397,7 +398,7 @@ class _Page:
         heads = ["backend", "fastest at", "by, on average", f"mean over {over}", "from, to", "cases"]
         head = "".join(_element("th", text, scope="col") for text in heads)
         told = (
-            f"{speed_report.plural(close, 'problem')} too close to call: the interval of a lead includes a tie. "
+            f"{terminal.plural(close, 'problem')} too close to call: the interval of a lead includes a tie. "
             if close
             else ""
         )
@@ -416,7 +417,7 @@ class _Page:
         plot = _Plot(name, 0.95 + len(group) * (0.12 * len(present) + 0.12))
         found = plot.figure.subplots(1, 2, sharey=True, squeeze=False, width_ratios=[2, 1])[0] if shared else None
         rates, shares = found if found is not None else (plot.figure.subplots(), None)
-        unit = speed_report.operations(self.problems[group[0].problem])
+        unit = units.operations(self.problems[group[0].problem])
         highest = max(self.flops(w) / w.seconds for w in group)
         scale, prefix = _unit(highest)
         reach = max([highest, *(attainable.get(w.problem) or 0.0 for w in group)])
@@ -429,8 +430,8 @@ class _Page:
                     continue
                 at = y + (i - (len(present) - 1) / 2) * thick
                 rate = flops / seconds
-                tip = f"{entrant}, {winner.problem}: {speed_report.rate_text(rate, unit)}"
-                tip += f", {speed_report.seconds_text(seconds)}"
+                tip = f"{entrant}, {winner.problem}: {units.rate_text(rate, unit)}"
+                tip += f", {units.seconds_text(seconds)}"
                 tip += f", {100 * rate / limit:.0f}% of the roofline" if limit else ""
                 (bar,) = rates.barh([at], [rate / scale], height=thick, color=self.colours[entrant])
                 plot.tip(bar, tip)
@@ -438,7 +439,7 @@ class _Page:
                     # The figure stands behind the roofline's mark where the two would meet.
                     beyond = limit if limit and rate <= limit < rate + 0.1 * reach else rate
                     rates.annotate(
-                        speed_report.three(rate / scale),
+                        units.three(rate / scale),
                         (beyond / scale, at),
                         (4, 0),
                         textcoords="offset points",
@@ -497,7 +498,7 @@ class _Page:
         told = f"Time of {self.comparator()} over that of the backend: above 1, in blue, the backend is faster."
         left = sum(len(cells) for kind, by in grids.items() if kind not in shown for cells in by.values())
         if left:
-            told += f" {speed_report.plural(left, 'case')} of too few shapes for a grid: see the table of all cases."
+            told += f" {terminal.plural(left, 'case')} of too few shapes for a grid: see the table of all cases."
         parts = [_element("p", told), self.scale() if shown else ""]
         for kind, by in shown.items():
             maps = "".join(_heat_map(entrant, cells) for entrant, cells in by.items())
@@ -549,7 +550,7 @@ class _Page:
                 [left, knee, right], [left * bandwidth / scale, peak / scale, peak / scale], color=_INK, linewidth=1.4
             )
             axes.annotate(
-                f"{speed_report.rate_text(peak, 'OP/s' if dtype in _INTEGERS else 'FLOP/s')}",
+                f"{units.rate_text(peak, 'OP/s' if dtype in _INTEGERS else 'FLOP/s')}",
                 (right, peak / scale),
                 (-2, 3),
                 textcoords="offset points",
@@ -557,7 +558,7 @@ class _Page:
                 fontsize=8,
             )
             axes.annotate(
-                speed_report.rate_text(bandwidth, "B/s"),
+                units.rate_text(bandwidth, "B/s"),
                 (math.sqrt(left * knee), math.sqrt(left * knee) * bandwidth / scale),
                 (-4, 4),
                 textcoords="offset points",
@@ -577,7 +578,7 @@ class _Page:
                         alpha=0.85,
                         markeredgewidth=0,
                     )
-                    plot.tip(point, f"{entrant}, {winner.problem}: {speed_report.rate_text(rate, 'OP/s')}")
+                    plot.tip(point, f"{entrant}, {winner.problem}: {units.rate_text(rate, 'OP/s')}")
                     if entrant not in present:
                         present.append(entrant)
             _logarithmic(axes)
@@ -650,7 +651,7 @@ class _Page:
                 since = f"{past[0].date[:10]} ({past[0].commit or 'commit unknown'})"
                 plot.tip(point, f"{judgement.case}: {100 * change:+.1f}% since {since}, {judgement.verdict}")
             problem = self.problems[judgement.case.problem]
-            heading = f"{speed_report.entrant(judgement.case)}, {_kind(problem)}\n{_rest(problem)}"
+            heading = f"{rows_module.entrant(judgement.case)}, {_kind(problem)}\n{_rest(problem)}"
             axes.text(x0, y0 + 1.12, heading, va="bottom", fontsize=7.5)
         ends = f"from {date.fromordinal(int(first))} to {date.fromordinal(int(max(days)))}"
         axes.set_xlim(-0.2, across * 1.25 - 0.2)
@@ -692,13 +693,13 @@ class _Page:
         yield f"<td>{_chip(self.colours[row.entrant], row.entrant)}</td>"
         if compared:
             yield f"<td>{_chip(_VERDICT_COLOUR[judgement.verdict], str(judgement.verdict), 'verdict')}</td>"
-        yield _number(speed_report.time_cell(row), judgement.seconds)
-        yield _number(speed_report.rate_cell(row), row.flop_rate)
-        yield _number(speed_report.share_cell(row), row.share)
-        yield _number(speed_report.ratio_text(row.speedup), row.speedup.middle if row.speedup else None)
+        yield _number(terminal.time_cell(row), judgement.seconds)
+        yield _number(terminal.rate_cell(row), row.flop_rate)
+        yield _number(terminal.share_cell(row), row.share)
+        yield _number(units.ratio_text(row.speedup), row.speedup.middle if row.speedup else None)
         if compared:
             seen = "-" if judgement.detectable is None else f"{100 * judgement.detectable:.1f}%"
-            yield _number(speed_report.change_text(judgement), judgement.change)
+            yield _number(units.change_text(judgement), judgement.change)
             yield _number(seen, judgement.detectable)
         yield f'<td class="small">{html.escape(ran.get(judgement.case, ""))}</td>'
         why = f"{judgement.reason.code}: {judgement.reason}" + (
@@ -709,10 +710,10 @@ class _Page:
     def method(self) -> str:
         told = "".join(
             f"<dt>{_chip(_VERDICT_COLOUR[v], str(v), 'verdict')}</dt>{_element('dd', text)}"
-            for v, text in speed_report.VERDICTS.items()
+            for v, text in rows_module.VERDICTS.items()
         )
         words = "".join(f"{_element('dt', k)}{_element('dd', v)}" for k, v in _WORDS.items())
-        untimed = "".join(_element("li", line) for line in speed_report.untimed_lines(self.run))
+        untimed = "".join(_element("li", line) for line in terminal.untimed_lines(self.run))
         left = f"<h3>Cases without a figure</h3><ul>{untimed}</ul>" if untimed else ""
         return f'{left}<h3>Verdicts</h3><dl class="words">{told}</dl><h3>Columns</h3><dl class="words">{words}</dl>'
 
@@ -727,7 +728,7 @@ _INTEGERS = frozenset({"i8", "u8", "i4", "i32"})
 
 def _counted(judgements: Iterable[Judgement]) -> str:
     found = [j.verdict for j in judgements]
-    return ", ".join(f"{found.count(v)} {v}" for v in speed_report.VERDICTS if v in found)
+    return ", ".join(f"{found.count(v)} {v}" for v in rows_module.VERDICTS if v in found)
 
 
 def _number(text: str, value: float | None) -> str:
@@ -766,7 +767,7 @@ def _heat_map(entrant: str, cells: Mapping[tuple[str, str], Row]) -> str:
                 continue
             ratio = row.speedup.middle
             style = _heat_style(sum(ratio >= edge for edge in _EDGES))
-            tip = f"{row.judgement.case}: {speed_report.ratio_text(row.speedup)} over {row.comparator}"
+            tip = f"{row.judgement.case}: {units.ratio_text(row.speedup)} over {row.comparator}"
             line.append(_element("td", f"{ratio:.2f}", style=style, title=tip))
         body.append(f"<tr>{''.join(line)}</tr>")
     corner = _element("th", "M, N x K", scope="col")

@@ -25,22 +25,6 @@ from typing import Any, Final
 
 from pytest_gemm.outcome import Reason, Status
 
-__all__ = [
-    "TURNS",
-    "CaseKey",
-    "Ceilings",
-    "Judgement",
-    "Sample",
-    "Session",
-    "SessionError",
-    "Verdict",
-    "by_case",
-    "read_session",
-    "sample_line",
-    "session_line",
-]
-
-
 TURNS: Final = "-turns"
 """How the contract of a session ends that was timed in alternation with another one."""
 

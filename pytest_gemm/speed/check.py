@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import roofline, speed_report
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import Ceilings, Judgement, Sample
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import Ceilings, Judgement, Sample
+from pytest_gemm.speed.report import rows, terminal
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
-    from pytest_gemm.replay import Replay
     from pytest_gemm.run.check import GemmCheck
-    from pytest_gemm.sessions import Measured
-
-__all__ = ["SpeedCheck"]
+    from pytest_gemm.speed.replay import Replay
+    from pytest_gemm.speed.runner import Measured
 
 
 class SpeedCheck:
@@ -103,12 +102,12 @@ class SpeedCheck:
 
     def _failure(self, made: Measured, judgement: Judgement) -> str:
         line = made.stored.get(judgement.case)
-        past = speed_report.Past(*line.history[-1]) if line is not None else None
+        past = rows.Past(*line.history[-1]) if line is not None else None
         case = judgement.case
         outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.choice)
         rerun = self._check.rerun.line(outcome)
         mode: Any = "against" if made.mode == "against" else "baseline"
-        return speed_report.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
+        return terminal.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:

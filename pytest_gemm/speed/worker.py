@@ -21,22 +21,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import roofline, timing
 from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
 from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Status, Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
-from pytest_gemm.turns import Turns
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.lockstep import Turns
+from pytest_gemm.speed.timing import blocks, cpu, cuda
+from pytest_gemm.speed.timing import plan as plan_module
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.tensors import Operands
 
-__all__ = ["LOST", "NOW", "REQUEST", "SESSION", "Meter", "Request"]
 
 REQUEST: Final = "request.json"
 SESSION: Final = "session.jsonl"
@@ -118,14 +119,14 @@ class _Work:
     first: Any
     last: Any = None
     outcome: Outcome | None = None
-    windows: list[timing.Readings] = dataclasses.field(default_factory=list)
+    windows: list[plan_module.Readings] = dataclasses.field(default_factory=list)
     filling: dict[str, int] = dataclasses.field(default_factory=dict)
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
 # median over the windows leaves out what a guard would.
-_WINDOW: Final = timing.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
+_WINDOW: Final = plan_module.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
@@ -161,12 +162,12 @@ class Meter:
         self.folder = config.speed.session
         self.request = Request.read(self.folder)
         self.windows = config.speed.windows if self.request.device == "cpu" else 1
-        self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else timing.Plan(), seed=self.request.index)
+        self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else plan_module.Plan(), seed=self.request.index)
         self._config = config
         self._judge = judge
         self._may_run_eager = may_run_eager
         self._watch = watch
-        self._timer: timing.Timer = timing.CudaTimer() if self.request.device == "cuda" else timing.CpuTimer()
+        self._timer: plan_module.Timer = cuda.CudaTimer() if self.request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
         self._turns = Turns(self.request.turns, first=self.request.begins) if self.request.turns is not None else None
         self._parent = os.getppid()
@@ -357,7 +358,7 @@ class Meter:
                 rivals = {name: self._calls(stack, one, work) for name, one in work.rivals.items()}
                 # The order of visits is drawn anew in each window.
                 plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-                readings = timing.measure(subject, beside, rivals, timer=self._timer, plan=plan, filling=work.filling)
+                readings = blocks.measure(subject, beside, rivals, timer=self._timer, plan=plan, filling=work.filling)
                 if case.device == "cuda":
                     readings = self._cross_checked(_with_latency(readings, subject, beside), subject)
                 work.last = subject[0]()
@@ -379,7 +380,7 @@ class Meter:
             outcome = list(self._judge.judge(again, timing=lambda *_: work.last))[-1]
         if outcome.status is not Status.PASSED or not work.windows:
             return _sample(work.case, outcome, work.phases)
-        readings = timing.merged(work.windows)
+        readings = plan_module.merged(work.windows)
         sample = readings.sample(
             CaseKey(outcome.backend, outcome.problem, outcome.choice),
             work.case.device,
@@ -396,12 +397,12 @@ class Meter:
             sample = dataclasses.replace(sample, disturbed=str(excess))
         return sample
 
-    def _cross_checked(self, readings: timing.Readings, calls: list[Callable[[], object]]) -> timing.Readings:
+    def _cross_checked(self, readings: plan_module.Readings, calls: list[Callable[[], object]]) -> plan_module.Readings:
         """The first readings of this process held against the profiler's device time, a second instrument."""
         if self._is_cross_checked:
             return readings
         self._is_cross_checked = True
-        ratio = timing.cross_check(calls, min(readings.subject))
+        ratio = cuda.cross_check(calls, min(readings.subject))
         if ratio is None:
             return readings
         return dataclasses.replace(readings, telemetry={**readings.telemetry, "timer_over_profiler": ratio})
@@ -409,7 +410,7 @@ class Meter:
     def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> list[Callable[[], object]]:
         """What to call in turn: on a GPU with as many sets of operands as its cache does not hold."""
         case, given = work.case, work.given
-        count = timing.rotation(int(roofline.work(case.problem).bytes), case.device)
+        count = cuda.rotation(int(roofline.work(case.problem).bytes), case.device)
         sets = [given, *(given.clone() for _ in range(1, count))]
         return [stack.enter_context(_timed(prepared, one)) for one in sets]
 
@@ -501,13 +502,13 @@ def _timed(prepared: Prepared, given: Operands) -> Iterator[Callable[[], object]
 
 
 def _with_latency(
-    readings: timing.Readings,
+    readings: plan_module.Readings,
     subject: list[Callable[[], object]],
     comparator: list[Callable[[], object]] | None,
-) -> timing.Readings:
+) -> plan_module.Readings:
     """With what a call costs from Python; on a CPU that is what is timed anyway."""
     calls = {"end_to_end_us": subject, "comparator_end_to_end_us": comparator}
-    found = {name: 1e6 * timing.latency(some) for name, some in calls.items() if some}
+    found = {name: 1e6 * cuda.latency(some) for name, some in calls.items() if some}
     return dataclasses.replace(readings, telemetry={**readings.telemetry, **found})
 
 

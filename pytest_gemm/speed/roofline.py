@@ -16,30 +16,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pytest_gemm import timing
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.speed import Ceilings
+from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.timing import cpu
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "MARGIN",
-    "Work",
-    "attainable_seconds",
-    "bound",
-    "dtype_name",
-    "excess",
-    "measure",
-    "peak",
-    "share",
-    "work",
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,13 +376,13 @@ def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
         return time.perf_counter() - started
 
     # Where there are more threads than cores they wait for each other.
-    is_watched = device == "cpu" and torch.get_num_threads() <= timing.cores()
+    is_watched = device == "cpu" and torch.get_num_threads() <= cpu.cores()
 
     def once() -> tuple[float, bool]:
-        before = timing.waited() if is_watched else None
+        before = cpu.waited() if is_watched else None
         spent = seconds()
-        after = timing.waited() if is_watched else None
-        return spent, before is None or after is None or after - before <= timing.LOAD_OF_OTHERS * spent
+        after = cpu.waited() if is_watched else None
+        return spent, before is None or after is None or after - before <= cpu.LOAD_OF_OTHERS * spent
 
     began = time.perf_counter()
     seconds()

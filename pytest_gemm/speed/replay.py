@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["Replay"]
-
 
 class Replay:
     """Time that passes by readings: :meth:`clock` is a benchmark's timer and :meth:`step` its target."""

@@ -1,0 +1,1 @@
+"""Speed: what is measured, where, and how it is reported."""

@@ -1,0 +1,344 @@
+"""The command for baselines: show, diff, prune, record, resolve."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import fnmatch
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gemm.commands import Parser
+from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
+from pytest_gemm.speed.baseline.record import record_sessions
+from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
+from pytest_gemm.speed.data import CaseKey, Session, read_session
+
+if TYPE_CHECKING:
+    pass
+
+
+# -- comparing two states of the store -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A case whose baseline differs between two states of the store.
+
+    Attributes:
+        hardware: the hardware key.
+        case: which.
+        old: ``None`` for an added case.
+        new: ``None`` for a removed one.
+    """
+
+    hardware: str
+    case: CaseKey
+    old: Baseline | None
+    new: Baseline | None
+
+    @property
+    def change(self) -> float | None:
+        """Relative change of the median time; ``None`` where there are not two comparable figures."""
+        if self.old is None or self.new is None or self.old.contract != self.new.contract:
+            return None
+        return self.new.median_us / self.old.median_us - 1.0
+
+    @property
+    def note(self) -> str:
+        """What else is to be said: added, removed, not comparable, another choice, why a slow-down was accepted."""
+        if self.new is None:
+            return "removed"
+        if self.old is None:
+            return "added"
+        notes = []
+        if self.new.epoch > self.old.epoch and self.new.reason:
+            notes.append(self.new.reason)
+        elif self.old.contract != self.new.contract:
+            notes.append(f"timed in another way ({self.old.contract or '-'} -> {self.new.contract or '-'})")
+        if self.old.picked != self.new.picked:
+            notes.append(f"choice {' '.join(self.old.picked) or '-'} -> {' '.join(self.new.picked) or '-'}")
+        return "; ".join(notes)
+
+
+Tree = Mapping[str, Mapping[CaseKey, Baseline]]  # by hardware key
+
+
+def read_tree(source: str, repo: Path = Path(), inside: str = "baselines") -> Tree:
+    """All baselines of a folder or of a git revision, by hardware key.
+
+    Args:
+        source: a folder of hardware keys, or else a revision.
+        repo: a folder of the repository that the revision is of.
+        inside: where the store lies in the revision, from the repository's root.
+
+    Raises:
+        BaselineError: when it is neither, or holds a file that cannot be read.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        if any(folder.glob(f"*{SUFFIX}")):
+            raise BaselineError(folder, 0, "is the folder of one hardware key", f"give its parent, {folder.parent}")
+        return {key: Store(folder, key).load_all() for key in hardware_keys(folder)}
+    commit = _git(repo, source, "rev-parse", "--verify", "--quiet", f"{source}^{{commit}}").strip()
+    listing = _git(repo, source, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", f"{inside}/")
+    found: dict[str, dict[CaseKey, Baseline]] = {}
+    for name in filter(None, listing.split("\0")):
+        hardware, _, file = name.removeprefix(f"{inside}/").partition("/")
+        backend = file.removesuffix(SUFFIX)
+        if backend == file or not NAME.fullmatch(backend):
+            continue
+        text = _git(repo, source, "show", f"{commit}:{name}")
+        kept = parse(text, backend, f"{source}:{name}")
+        found.setdefault(hardware, {}).update((case, one.baseline) for case, one in kept.items())
+    return found
+
+
+def _git(repo: Path, source: str, *words: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(repo), *words], capture_output=True, check=True)
+        return done.stdout.decode("utf-8")
+    except FileNotFoundError:
+        raise BaselineError(source, 0, "is no folder, and there is no git", "install git, or give a folder") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode("utf-8", "replace").strip()
+        problem = f"is neither a folder nor a revision of {repo.resolve()}" + (f" ({said})" if said else "")
+        raise BaselineError(source, 0, problem, "give one of them") from None
+    except UnicodeDecodeError:
+        raise BaselineError(source, 0, f"git {' '.join(words)} gave no UTF-8", RESTORE) from None
+
+
+def differences(old: Tree, new: Tree) -> list[Difference]:
+    """Cases that differ, the worst slow-down first; then the incomparable, the added, the removed."""
+    found = [
+        Difference(hardware, case, old.get(hardware, {}).get(case), new.get(hardware, {}).get(case))
+        for hardware in sorted({*old, *new})
+        for case in sorted({*old.get(hardware, {}), *new.get(hardware, {})})
+    ]
+
+    def order(one: Difference) -> tuple[int, float]:
+        if one.old is None or one.new is None:
+            return (2 if one.old is None else 3), 0.0
+        return (1, 0.0) if one.change is None else (0, -one.change)
+
+    return sorted((one for one in found if one.old != one.new), key=order)
+
+
+def _difference_rows(found: Sequence[Difference]) -> list[list[str]]:
+    def time_of(one: Baseline | None) -> str:
+        return "-" if one is None else time_text(one.median_us)
+
+    def speedup(one: Baseline | None) -> str:
+        return "-" if one is None or one.speedup is None else f"{one.speedup:.2f}x"
+
+    rows = [["case", "old", "new", "change", "speed-up", "note"]]
+    several = len({one.hardware for one in found}) > 1
+    for one in found:
+        change = "-" if one.change is None else percent(one.change)
+        case = f"{one.hardware} {one.case}" if several else str(one.case)
+        both = f"{speedup(one.old)} -> {speedup(one.new)}"
+        rows.append([case, time_of(one.old), time_of(one.new), change, both if both != "- -> -" else "-", one.note])
+    return rows
+
+
+def _text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """First and last column left-aligned, figures right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    last = len(widths) - 1
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(w) if i in (0, last) else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    rule = ["---", *["---:"] * (len(rows[0]) - 2), "---"]
+    return [line(rows[0]), line(rule), *map(line, rows[1:])]
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
+
+
+def _show(given: argparse.Namespace) -> list[str]:
+    keys = hardware_keys(given.dir)
+    if not keys:
+        raise BaselineError(given.dir, 0, "holds no baselines", "record some: pytest perf --gemm-record")
+    rows = [["hardware key", "backend", "cases", "sessions", "recorded", "torch"]]
+    for key in keys:
+        store = Store(given.dir, key)
+        for backend in store.backends():
+            found = store.load(backend).values()
+            counts = sorted({len(one.subject_us) for one in found})
+            days = sorted({one.date[:10] for one in found})
+            versions = sorted({one.software.get("torch", "?") for one in found})
+            rows.append([key, backend, str(len(found)), _range(counts), _range(days), ", ".join(versions)])
+    return _text_table(rows)
+
+
+def _range(values: Sequence[object]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]}..{values[-1]}"
+
+
+def _diff(given: argparse.Namespace) -> list[str]:
+    old, new = (read_tree(source, given.repo, given.inside.strip("/")) for source in (given.old, given.new))
+    if not any(old.values()) and not any(new.values()):
+        remedy = "give folders of hardware keys, or --inside for where the revisions have them"
+        raise BaselineError(f"{given.old} and {given.new}", 0, "hold no baselines", remedy)
+    found = differences(old, new)
+    total = len({(key, case) for tree in (old, new) for key, cases in tree.items() for case in cases})
+    if not found:
+        return [f"no difference in {total} case(s)"]
+    rows = _difference_rows(found)
+    table = [*_markdown_table(rows), ""] if given.markdown else [*_text_table(rows), ""]
+    return [*table, f"{len(found)} of {total} case(s) differ"]
+
+
+def _prune(given: argparse.Namespace) -> list[str]:
+    store = Store(given.dir, given.hardware)
+    if not store.place.is_dir():
+        raise BaselineError(store.place, 0, "does not exist", f"known: {', '.join(hardware_keys(given.dir)) or 'none'}")
+    names = [str(case) for case in store.load_all()]
+    for pattern in given.cases:
+        if pattern not in names and not fnmatch.filter(names, pattern):
+            hint = did_you_mean(pattern, names)
+            raise BaselineError(store.place, 0, f"no case {pattern!r}{hint}", "nothing was deleted")
+    gone = store._delete(
+        lambda case: any(str(case) == one or fnmatch.fnmatchcase(str(case), one) for one in given.cases), None
+    )
+    return [f"deleted {case}" for case in gone]
+
+
+def _resolve(given: argparse.Namespace) -> list[str]:
+    """Keep the newest line of each case, and drop git's markers."""
+    path: Path = given.file
+    backend = path.name.removesuffix(SUFFIX)
+    if path.suffix != SUFFIX or not path.is_file():
+        raise BaselineError(path, 0, "is no file of baselines", f"name one, DIR/HARDWARE/BACKEND{SUFFIX}")
+    place = path.absolute().parent
+    store = Store(place.parent, place.name)
+    newest: dict[CaseKey, Kept] = {}
+    dropped = 0
+    with store._lock():
+        for number, line in enumerate(read_text(path).split("\n"), 1):
+            if not line.strip() or MARKER.match(line.rstrip()):
+                continue
+            one = Kept(Baseline.parse(line, backend, path, number), line.rstrip("\r"), number)
+            twin = newest.get(one.baseline.case)
+            dropped += twin is not None
+            if twin is None or _instant(twin.baseline.date) <= _instant(one.baseline.date):
+                newest[one.baseline.case] = one
+        store._write(backend, newest)
+    return [f"{path}: {len(newest)} case(s), {dropped} older line(s) dropped"]
+
+
+def _instant(date: str) -> datetime.datetime:
+    """A date of ISO 8601 for comparing; without a time zone it is UTC, and what is no date is older than all."""
+    try:
+        found = datetime.datetime.fromisoformat(date.replace("Z", "+00:00"))  # Python 3.10 does not know "Z"
+    except ValueError:
+        found = datetime.datetime.min
+    return found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
+
+
+def _record(given: argparse.Namespace) -> list[str]:
+    """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not."""
+    if given.sessions < 1:
+        raise ValueError(f"--sessions={given.sessions}: give 1 or more")
+    if bool(given.accept) != bool(given.reason):
+        raise ValueError("--accept names cases, and --reason says why they may be slower: give both, or neither")
+    files = sorted(given.samples.glob("*.jsonl"))
+    if not files:
+        remedy = "name the folder that a run was given as --gemm-samples"
+        raise BaselineError(given.samples, 0, "holds no sessions (*.jsonl)", remedy)
+    read = {file: read_session(file) for file in files}
+    lines = [f"{file.name} did not come to its end and is left out" for file, one in read.items() if not one.complete]
+    whole = [one for one in read.values() if one.complete]
+    timed = [sample for one in whole for sample in one.samples if sample.is_timed]
+    if not timed:
+        raise BaselineError(given.samples, 0, "holds no session that timed anything", "see why the run ended")
+    from pytest_gemm.speed.gate.policy import Policy
+
+    of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
+    for one in whole:
+        of_hardware.setdefault(one.hardware, []).append(one)
+    for hardware, some in of_hardware.items():
+        store = Store(given.baselines, hardware)
+        device = next((sample.device for one in some for sample in one.samples), timed[0].device)
+        done, refused = record_sessions(
+            store,
+            some,
+            Policy.for_device(device),
+            k=given.sessions,
+            force=given.force,
+            accept=given.accept,
+            reason=given.reason,
+        )
+        # What a run calls --gemm-force is --force here.
+        told = [line.replace("--gemm-", "--") for line in (*done.lines(), *dict.fromkeys(refused.values()))]
+        stored_any = bool(done.new or done.changed)
+        lines += [f"baselines in {store.place}:" if stored_any else f"nothing was recorded in {store.place}:", *told]
+        given.status |= bool(refused) or not stored_any
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 1 when a case was not recorded, 0 otherwise."""
+    parser = Parser(prog="python -m pytest_gemm.speed.baseline.commands", description="stored baselines of speed")
+    parser.set_defaults(status=0)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    show = commands.add_parser("show", help="hardware keys, backends, cases, dates")
+    show.add_argument("dir", nargs="?", type=Path, default=Path("baselines"), metavar="DIR")
+    show.set_defaults(run=_show)
+
+    diff = commands.add_parser("diff", help="what changed between two states of the store")
+    for name in ("old", "new"):
+        diff.add_argument(name, metavar=name.upper(), help="a folder of baselines, or else a git revision")
+    diff.add_argument("--repo", type=Path, default=Path(), metavar="DIR", help="of the revisions (default: here)")
+    diff.add_argument("--inside", default="baselines", metavar="PATH", help="where they have them, from their root")
+    diff.add_argument("--markdown", action="store_true", help="a table for a pull request")
+    diff.set_defaults(run=_diff)
+
+    prune = commands.add_parser("prune", help="delete the baselines of cases")
+    prune.add_argument("dir", type=Path, metavar="DIR")
+    prune.add_argument("hardware", metavar="HARDWARE")
+    prune.add_argument("cases", nargs="+", metavar="CASE", help="name of a case, or a shell pattern over names")
+    prune.set_defaults(run=_prune)
+
+    resolve = commands.add_parser("resolve", help="after a merge: keep the newest line of each case")
+    resolve.add_argument("file", type=Path, metavar="FILE")
+    resolve.set_defaults(run=_resolve)
+
+    record = commands.add_parser("record", help="record from the sessions that a run kept with --gemm-samples")
+    record.add_argument("samples", type=Path, metavar="SAMPLES")
+    record.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
+    record.add_argument("--sessions", type=int, default=SESSIONS, metavar="K", help=f"needed (default: {SESSIONS})")
+    record.add_argument("--force", action="store_true", help="as --gemm-force")
+    record.add_argument("--accept", action="append", default=[], metavar="CASE", help="as --gemm-accept")
+    record.add_argument("--reason", default="", metavar="TEXT", help="as --gemm-reason")
+    record.set_defaults(run=_record)
+
+    given = parser.parse_args(arguments)
+    try:
+        lines = given.run(given)
+    except (BaselineError, ValueError) as error:
+        parser.error(str(error))
+    text = "\n".join(lines) + "\n"
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return int(given.status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

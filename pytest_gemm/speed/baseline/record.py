@@ -1,0 +1,261 @@
+"""Sessions recorded as baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
+from pytest_gemm.speed.baseline.store import Recorded, Store
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, Verdict, by_case
+
+if TYPE_CHECKING:
+    from pytest_gemm.speed.gate.estimates import Stored
+    from pytest_gemm.speed.gate.policy import Policy
+
+
+# -- for the gate --------------------------------------------------------------------------------------------------
+
+
+def stored(baselines: Mapping[CaseKey, Baseline], now: Session) -> dict[CaseKey, Stored]:
+    """What the gate compares a run with.
+
+    A baseline that was timed in another way is left out, see :func:`incomparable`.  One of other software is compared,
+    and its note says so.  Of one that was recorded beside another comparator only the subject's time is left.
+
+    Args:
+        baselines: of the run's hardware key.
+        now: a session of the run.
+    """
+    comparators = {sample.case: sample.comparator_name for sample in now.samples if sample.is_timed}
+
+    def seen(one: Baseline) -> Stored:
+        note = _software_note(one.software, now.software)
+        if comparators.get(one.case, one.comparator) == one.comparator:
+            return one.stored(note)
+        beside = f"recorded beside {one.comparator or 'no comparator'}"
+        return one.without_comparator().stored("; ".join(filter(None, [note, beside])))
+
+    return {case: seen(one) for case, one in baselines.items() if one.contract == now.contract}
+
+
+def incomparable(baselines: Mapping[CaseKey, Baseline], now: Session) -> list[CaseKey]:
+    """Cases whose baselines were timed in another way than the session; recording them anew replaces these."""
+    return sorted(case for case, one in baselines.items() if one.contract != now.contract)
+
+
+def got_slower(
+    baselines: Mapping[CaseKey, Baseline], sessions: Sequence[Session], policy: Policy
+) -> dict[CaseKey, Judgement]:
+    """Cases that the sessions of a recording find slower than what is stored, by the rules of the gate.
+
+    The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them, or of
+    those that are stored, are usable to judge a case, it counts as slower when its time seems to be beyond the
+    tolerance: recording less must not be a way around ``--gemm-accept``.
+
+    Args:
+        baselines: what is stored on the sessions' hardware key.
+        sessions: of the recording.
+        policy: of the gate.
+    """
+    from pytest_gemm.speed.gate import confirm, estimates, screen
+
+    if not sessions:
+        return {}
+    known = stored(baselines, sessions[0])
+    screened = screen.screen(known, estimates.readings(sessions[: policy.screen_sessions]), policy)
+    judgements = confirm.confirm(known, estimates.readings(sessions[policy.screen_sessions :]), screened, policy)
+
+    def seems_slower(judgement: Judgement) -> bool:
+        figures = [one.figure for one in timed.get(judgement.case, ()) if not one.disturbed]
+        limit = baselines[judgement.case].median_us * MICRO * (1.0 + policy.delta)
+        return bool(figures) and statistics.median(figures) > limit
+
+    timed = by_case(sessions)
+    return {
+        case: one
+        for case, one in judgements.items()
+        if one.verdict is Verdict.SLOWER
+        or (one.reason.code in {"to-confirm", "too-few", "disturbed", "thin-baseline"} and seems_slower(one))
+    }
+
+
+def _software_note(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between the software of the baseline and that of the run; "" for nothing."""
+    names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    if not names:
+        return ""
+    return "recorded with " + ", ".join(
+        f"{name} {then.get(name, 'absent')} (now {now.get(name, 'absent')})" for name in names
+    )
+
+
+# -- from sessions -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Baselines made of sessions.
+
+    Attributes:
+        baselines: sorted by case.
+        left_out: cases that cannot be recorded, with the reason.
+    """
+
+    baselines: tuple[Baseline, ...] = ()
+    left_out: Mapping[CaseKey, Reason] = dataclasses.field(default_factory=dict)
+
+
+def recordable(
+    sessions: Sequence[Session], *, k: int = SESSIONS, disturbed: float = 0.2, force: bool = False
+) -> Reason | None:
+    """Why these sessions make no baseline; ``None`` when they do.
+
+    Args:
+        sessions: of one arm.
+        k: how many are needed.
+        disturbed: tolerated share of timed samples that are disturbed (other load, throttling).  A busy machine is
+            busy for the samples as well that happened to look quiet.
+        force: record all the same from a changed tree, a busy machine or few sessions.  Sessions that do not belong
+            together never make a baseline.
+    """
+    for name, found in (
+        ("hardware key", {s.hardware for s in sessions}),
+        ("timing contract", {s.contract for s in sessions}),
+        ("commit", {s.commit for s in sessions}),
+        ("software", {", ".join(f"{n} {v}" for n, v in sorted(s.software.items())) for s in sessions}),
+    ):
+        if len(found) > 1:
+            text = f"the sessions differ in their {name}: {' / '.join(sorted(found))}"
+            return Reason("mixed-sessions", text, "measure all of them anew")
+    if force and sessions:
+        return None
+    if len(sessions) < k:
+        return Reason("too-few-sessions", f"{len(sessions)} of {k} sessions were measured", "measure the others too")
+    if sessions[0].commit.endswith("+dirty"):
+        text = f"the tree has changes that no commit has ({sessions[0].commit}), so nobody could repeat the figures"
+        return Reason("dirty-tree", text, "commit them first")
+    timed = [sample for session in sessions for sample in session.samples if sample.is_timed]
+    spoilt = [sample for sample in timed if sample.disturbed]
+    if len(spoilt) > disturbed * len(timed):
+        usual, _ = Counter(sample.disturbed for sample in spoilt).most_common(1)[0]
+        text = f"{len(spoilt)} of {len(timed)} samples were disturbed, for instance: {usual}"
+        return Reason("disturbed", text, "measure on a quiet machine")
+    return None
+
+
+def record_sessions(
+    store: Store,
+    sessions: Sequence[Session],
+    policy: Policy,
+    *,
+    k: int = SESSIONS,
+    force: bool = False,
+    accept: Collection[str] = (),
+    reason: str = "",
+) -> tuple[Recorded, dict[CaseKey, str]]:
+    """Store what sessions measured.
+
+    Args:
+        store: of their hardware.
+        sessions: of one arm.
+        policy: of the gate, which says what is detectable and what got slower.
+        k: how many sessions are needed.
+        force: see :func:`recordable`.
+        accept: patterns of cases that may have got slower.
+        reason: why they may.
+
+    Returns:
+        What was done, and a sentence for each timed case that was not recorded.
+    """
+    timed = by_case(sessions)
+    objection = recordable(sessions, k=k, force=force)
+    if objection is not None:
+        forced = "" if objection.code == "mixed-sessions" else " (--gemm-force records all the same)"
+        return Recorded(), dict.fromkeys(timed, f"not recorded: {objection}{forced}")
+    least = min(len(sessions), k)
+    # One disturbed session of a dozen is left out, and the case is recorded all the same.
+    entries = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
+    slower = got_slower(store.load_all({key.backend for key in timed}), sessions, policy)
+    done = store.record(entries.baselines, slower=slower.keys(), accept=accept, reason=reason)
+    refused = {key: f"not recorded: {key}: {why}" for key, why in entries.left_out.items()}
+    return done, refused | {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
+
+
+def from_sessions(
+    sessions: Sequence[Session],
+    *,
+    k: int = SESSIONS,
+    policy: Policy | None = None,
+) -> Entries:
+    """Baselines of the cases of several sessions, one figure a session.
+
+    Args:
+        sessions: of one arm, all of one hardware key, contract and commit (:func:`recordable` checks that).
+        k: undisturbed sessions that a case needs; one with fewer is left out.  More are all used.
+        policy: of the gate, for the smallest detectable slow-down.
+    """
+    samples: dict[CaseKey, list[Sample]] = {}
+    for session in sessions:
+        last = {sample.case: sample for sample in session.samples}  # one figure a session, whatever it repeated
+        for case, sample in last.items():
+            samples.setdefault(case, []).append(sample)
+    baselines: list[Baseline] = []
+    left_out: dict[CaseKey, Reason] = {}
+    for case in sorted(samples):
+        good = [sample for sample in samples[case] if sample.is_timed and not sample.disturbed]
+        names = {sample.comparator_name if sample.comparator else "" for sample in good}
+        if len(good) < k:
+            left_out[case] = _too_few(samples[case], len(good), k)
+        elif len(names) > 1:
+            text = f"its comparator differs between sessions: {' / '.join(name or 'none' for name in sorted(names))}"
+            left_out[case] = Reason("mixed-comparators", text)
+        else:
+            baselines.append(_entry(good, sessions[0], Ceilings.of(sessions)))
+    if policy is not None and baselines:
+        from pytest_gemm.speed.gate.evidence import detectable
+
+        seen = detectable({one.case: one.stored() for one in baselines}, policy)
+        baselines = [dataclasses.replace(one, detectable=seen.get(one.case)) for one in baselines]
+    return Entries(tuple(baselines), left_out)
+
+
+def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
+    """Why a case has fewer figures than it needs: the most frequent cause in full."""
+    causes = Counter(
+        f"disturbed: {sample.disturbed}" if sample.is_timed else f"{sample.status}: {sample.reason or 'no reason'}"
+        for sample in samples
+        if sample.disturbed or not sample.is_timed
+    )
+    cause = "; {1} of them {0}".format(*causes.most_common(1)[0]) if causes else ""
+    return Reason("too-few-figures", f"{good} of {len(samples)} sessions gave a figure, {k} are needed{cause}")
+
+
+def _entry(samples: Sequence[Sample], session: Session, ceilings: Ceilings) -> Baseline:
+    """The baseline of one case."""
+    problem = Problem.parse(samples[0].case.problem)
+    work = roofline.work(problem)
+    comparators = [sample.comparator_figure for sample in samples]
+    subject_us = tuple(sample.figure / MICRO for sample in samples)
+    seconds = statistics.median(subject_us) * MICRO
+    return Baseline(
+        case=samples[0].case,
+        subject_us=subject_us,
+        comparator=samples[0].comparator_name if samples[0].comparator else "",
+        comparator_us=tuple(one / MICRO for one in comparators if one is not None),
+        spread=statistics.median(sample.spread for sample in samples),
+        picked=tuple(sorted({name for sample in samples for name in sample.picked})),
+        tflops=work.flops / seconds / 1e12,
+        gbs=work.bytes / seconds / 1e9,
+        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), ceilings),
+        contract=session.contract,
+        software=session.software,
+        commit=session.commit,
+        date=session.date,
+    )

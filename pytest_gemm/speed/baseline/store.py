@@ -1,0 +1,423 @@
+"""The store of baselines: ``baselines/<hardware-key>/<backend>.jsonl``, one line of JSON a case, sorted by case.
+
+The files are made to be read in a pull request and merged by git: keys stand in a fixed order, figures have five
+digits, and a recording rewrites the lines of its own cases only.  ``docs/baselines.md`` describes them for people.
+
+Writing is atomic and serialised.  A file that cannot be read is never written over.
+
+    python -m pytest_gemm.speed.baseline.commands show [DIR]
+    python -m pytest_gemm.speed.baseline.commands diff OLD NEW          folders or git revisions
+    python -m pytest_gemm.speed.baseline.commands prune DIR HARDWARE CASE...
+    python -m pytest_gemm.speed.baseline.commands resolve FILE          after a merge that left one case twice
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import fnmatch
+import itertools
+import operator
+import os
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from pytest_gemm.outcome import Reason
+from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, command, parse, read_text
+from pytest_gemm.speed.data import CaseKey
+from pytest_gemm.storage import files
+
+# -- what a recording did ------------------------------------------------------------------------------------------
+
+Kind = Literal["updated", "accepted", "restarted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A line that a recording replaced.
+
+    Attributes:
+        old, new: what stood there, and what stands there now.
+        kind: ``updated`` within the epoch, ``accepted`` for a slow-down with a reason, ``restarted`` where the two
+            are not comparable; the last two began an epoch.
+    """
+
+    old: Baseline
+    new: Baseline
+    kind: Kind
+
+    @property
+    def change(self) -> float:
+        """Relative change of the median time, 0.05 for 5% slower."""
+        return self.new.median_us / self.old.median_us - 1.0
+
+    def __str__(self) -> str:
+        times = f"{self.new.case}: {time_text(self.old.median_us)} -> {time_text(self.new.median_us)}"
+        if self.kind == "restarted":
+            return f"{times}, not comparable: {self.new.reason}; epoch {self.new.epoch} begins"
+        accepted = f", accepted: {self.new.reason}" if self.kind == "accepted" else ""
+        return f"{times} ({percent(self.change)}){accepted}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A case that was measured and not stored: its old line stays.
+
+    Attributes:
+        old: what stays.
+        new: what was measured.
+        reason: why, and the options that would store it.
+    """
+
+    old: Baseline
+    new: Baseline
+    reason: Reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a recording did, each in the order of the cases.
+
+    Attributes:
+        new: cases that had no baseline.
+        changed: cases that had one.
+        refused: cases whose old line stays, because they got slower and nobody accepted it.
+        idle_accepts: patterns of ``--gemm-accept`` that no slower case answers to.
+    """
+
+    new: tuple[Baseline, ...] = ()
+    changed: tuple[Change, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    idle_accepts: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What happened to each case, for the terminal."""
+        return [
+            *(f"new {one.case}: {time_text(one.median_us)}" for one in self.new),
+            *(f"{one.kind} {one}" for one in self.changed),
+            *(f"refused {one.new.case}: {one.reason}" for one in self.refused),
+            *(f"--gemm-accept={shlex.quote(one)} names no case that got slower" for one in self.idle_accepts),
+        ]
+
+
+def time_text(us: float) -> str:
+    """A time for people, four digits."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= factor:
+            return f"{us / factor:.4g} {unit}"
+    return f"{us:.4g} us"
+
+
+def percent(change: float) -> str:
+    """A change in percent."""
+    return f"{100 * change:+.1f}%"
+
+
+# -- the store -----------------------------------------------------------------------------------------------------
+
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+SUFFIX: Final = ".jsonl"
+
+
+def hardware_keys(folder: Path) -> list[str]:
+    """The hardware keys that a folder of baselines has files for, sorted."""
+    return sorted({path.parent.name for path in folder.glob(f"*/*{SUFFIX}") if not path.name.startswith(".")})
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """The baselines of one hardware key.
+
+    Attributes:
+        folder: what holds the folders of all hardware keys, usually ``baselines``.
+        hardware: the key.
+        wait: seconds after which a recording gives up waiting for another one.
+    """
+
+    folder: Path
+    hardware: str
+    wait: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.hardware):
+            raise ValueError(f"hardware key {self.hardware!r} cannot name a folder: use letters, digits, '-', '_', '.'")
+
+    @property
+    def place(self) -> Path:
+        """The folder of this hardware key."""
+        return self.folder / self.hardware
+
+    def path(self, backend: str) -> Path:
+        """The file of a backend, whether it exists or not.
+
+        Raises:
+            ValueError: for a name that is none of a file.
+        """
+        if not NAME.fullmatch(backend):
+            raise ValueError(f"backend {backend!r} cannot name a file: use letters, digits, '-', '_', '.'")
+        return self.place / f"{backend}{SUFFIX}"
+
+    def backends(self) -> list[str]:
+        """Backends that have baselines here, sorted."""
+        return sorted(
+            path.name.removesuffix(SUFFIX)
+            for path in self.place.glob(f"*{SUFFIX}")
+            if NAME.fullmatch(path.name.removesuffix(SUFFIX)) and path.exists()  # a link may point to nothing
+        )
+
+    def _kept(self, backend: str) -> dict[CaseKey, Kept]:
+        path = self.path(backend)
+        return parse(read_text(path), backend, path) if path.exists() else {}
+
+    def load(self, backend: str) -> dict[CaseKey, Baseline]:
+        """The baselines of a backend by case; empty where nothing was recorded.
+
+        Raises:
+            BaselineError: when the file cannot be read.
+        """
+        return {case: kept.baseline for case, kept in self._kept(backend).items()}
+
+    def load_all(self, backends: Iterable[str] | None = None) -> dict[CaseKey, Baseline]:
+        """The same of several backends, by default of all that have baselines here."""
+        names = self.backends() if backends is None else backends
+        return {case: one for backend in names for case, one in self.load(backend).items()}
+
+    def nearest(self) -> list[str]:
+        """The other hardware keys that have baselines, the most alike first: by the words that they begin with."""
+        words = self.hardware.split("-")
+
+        def likeness(key: str) -> int:
+            return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, words, key.split("-"))))
+
+        return sorted((key for key in hardware_keys(self.folder) if key != self.hardware), key=likeness, reverse=True)
+
+    def no_baseline(self, record: str = "pytest perf --gemm-record") -> Reason:
+        """Why a case of this hardware key has no baseline, and the command that records one."""
+        others = self.nearest()
+        names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        elsewhere = f"; there are some for {names}, which do not compare" if others and not self.backends() else ""
+        return Reason("no-baseline", f"no baseline is stored on {self.hardware}{elsewhere}", f"record it: {record}")
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        entries: Iterable[Baseline],
+        *,
+        slower: Collection[CaseKey],
+        accept: Collection[str] = (),
+        reason: str = "",
+    ) -> Recorded:
+        """Store baselines; the lines of all other cases stay as they are.
+
+        Several processes may record at once: each reads the files anew when its turn comes.  A process that is
+        killed leaves every file as it was or as it was to become.
+
+        Args:
+            entries: what was measured, see :func:`from_sessions`.
+            slower: cases that the gate found slower than what is stored; each has to be accepted.
+            accept: names of such cases, or shell patterns over them.
+            reason: why they may be slower; goes into their lines.  Without it nothing is accepted.
+
+        Raises:
+            BaselineError: when a file cannot be read or written.  A file that cannot be read stays as it is, and so
+                do the others.
+            ValueError: when a case is given twice.
+        """
+        given = sorted(entries, key=lambda one: one.case)
+        for case, count in Counter(one.case for one in given).items():
+            if count > 1:
+                raise ValueError(f"{case} is to be recorded {count} times at once: one baseline a case")
+        reason = " ".join(reason.split())
+        accepting = _Accepting(tuple(accept), reason)
+        new: list[Baseline] = []
+        changed: list[Change] = []
+        refused: list[Refusal] = []
+        if given:
+            with self._lock():
+                files = {backend: self._kept(backend) for backend in dict.fromkeys(one.case.backend for one in given)}
+                for one in given:
+                    kept = files[one.case.backend]
+                    old = kept[one.case].baseline if one.case in kept else None
+                    result = accepting.decide(old, one, slower=one.case in slower)
+                    if isinstance(result, Refusal):
+                        refused.append(result)
+                        continue
+                    if isinstance(result, Change):
+                        changed.append(result)
+                        final = result.new
+                    else:
+                        new.append(result)
+                        final = result
+                    kept[final.case] = Kept(final, final.line(), 0)
+                touched = {one.case.backend for one in new} | {one.new.case.backend for one in changed}
+                for backend in sorted(touched):
+                    self._write(backend, files[backend])
+        return Recorded(tuple(new), tuple(changed), tuple(refused), accepting.idle)
+
+    def unused(self, wanted: Collection[CaseKey], backends: Iterable[str] | None = None) -> list[CaseKey]:
+        """Cases with a baseline that the suite no longer has.
+
+        Args:
+            wanted: every case of the suite; a run that was narrowed down cannot tell.
+            backends: whose baselines are looked at, by default all that are here.
+        """
+        return sorted(set(self.load_all(backends)) - set(wanted))
+
+    def prune(self, wanted: Collection[CaseKey], backends: Iterable[str] | None = None) -> list[CaseKey]:
+        """Delete the baselines that :meth:`unused` lists, and return their cases.
+
+        Raises:
+            BaselineError: when a file cannot be read or written.
+        """
+        return self._delete(lambda case: case not in wanted, backends)
+
+    def prune_command(self, cases: Iterable[CaseKey]) -> str:
+        """The command that deletes the baselines of these cases."""
+        return command("prune", self.folder, self.hardware, *map(str, cases))
+
+    def _delete(self, unwanted: Callable[[CaseKey], bool], backends: Iterable[str] | None) -> list[CaseKey]:
+        if not self.place.is_dir():
+            return []
+        gone: list[CaseKey] = []
+        with self._lock():
+            files = {backend: self._kept(backend) for backend in (self.backends() if backends is None else backends)}
+            for backend, kept in files.items():
+                found = [case for case in kept if unwanted(case)]
+                if found:
+                    gone += found
+                    self._write(backend, {case: one for case, one in kept.items() if case not in found})
+        return sorted(gone)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the hardware key's folder alone, and clear away what a killed recording left.
+
+        The kernel frees the lock of a process that dies.  The lock file goes with its holder, so that no checkout
+        collects it; one that was taken on a name already gone is dropped and taken again.
+        """
+        path = self.place / ".lock"
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            handle = _acquire(path, self.wait)
+        except TimeoutError:
+            remedy = "wait until the other recording ends, or end it"
+            raise BaselineError(path, 0, f"another process has held it for {self.wait:g} s", remedy) from None
+        except OSError as error:
+            raise BaselineError(path, 0, f"cannot be locked: {error.strerror}", "make its folder writable") from None
+        try:
+            for left in self.place.glob(f".*{SUFFIX}.tmp"):
+                left.unlink()
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+    def _write(self, backend: str, kept: Mapping[CaseKey, Kept]) -> None:
+        """Put a file in place whole; one without a line is deleted.  The lock is held.
+
+        A link stays one: what it points to is replaced.
+        """
+        path = Path(os.path.realpath(self.path(backend)))
+        text = "".join(kept[case].text + "\n" for case in sorted(kept))
+        try:
+            if kept:
+                # What the command line could not decode becomes a JSON escape.
+                files.replace(path, text.encode("utf-8", "backslashreplace"))
+            else:
+                path.unlink()
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
+
+
+def _acquire(path: Path, wait: float) -> int:
+    """A descriptor that holds an exclusive lock on the file of this name.
+
+    Raises:
+        TimeoutError: when another process holds it for longer than ``wait`` seconds.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except (BlockingIOError, FileNotFoundError):
+            pass  # held by another, or its holder has just deleted the name
+        except OSError:
+            os.close(handle)
+            raise
+        os.close(handle)
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a change of names in a folder last."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _Accepting:
+    """The rules of recording: what replaces a line, and what has to be accepted first."""
+
+    def __init__(self, patterns: Sequence[str], reason: str) -> None:
+        self.patterns = patterns
+        self.reason = reason
+        self.used: set[str] = set()
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Patterns that no slower case answered to."""
+        return tuple(pattern for pattern in self.patterns if pattern not in self.used)
+
+    def decide(self, old: Baseline | None, new: Baseline, *, slower: bool) -> Baseline | Change | Refusal:
+        """What becomes of a measured case."""
+        if old is None:
+            return dataclasses.replace(new, epochs=(new.beginning(),))
+        if old.contract != new.contract:
+            return _restarted(old, new, f"timed in another way ({old.contract or '-'} -> {new.contract or '-'})")
+        if slower:
+            name = str(new.case)
+            answers = {p for p in self.patterns if p == name or fnmatch.fnmatchcase(name, p)}
+            self.used |= answers
+            if not answers or not self.reason:
+                return _refusal(old, new, named=bool(answers))
+            return Change(old, _begun(old, new, self.reason), "accepted")
+        if old.comparator != new.comparator:
+            reason = f"comparator changed ({old.comparator or 'none'} -> {new.comparator or 'none'})"
+            return _restarted(old, new, reason)
+        return Change(old, dataclasses.replace(new, epochs=old.epochs), "updated")
+
+
+def _begun(old: Baseline, new: Baseline, reason: str) -> Baseline:
+    """``new`` as the beginning of an epoch after those of ``old``."""
+    return dataclasses.replace(new, epochs=(*old.epochs, new.beginning(reason)))
+
+
+def _restarted(old: Baseline, new: Baseline, reason: str) -> Change:
+    return Change(old, _begun(old, new, reason), "restarted")
+
+
+def _refusal(old: Baseline, new: Baseline, *, named: bool) -> Refusal:
+    change = (
+        f"{time_text(old.median_us)} -> {time_text(new.median_us)} ({percent(new.median_us / old.median_us - 1.0)})"
+    )
+    options = "--gemm-reason='why it may be slower'"
+    if not named:
+        options = f"--gemm-accept={shlex.quote(str(new.case))} {options}"
+    return Refusal(
+        old, new, Reason("slower", f"got slower, {change}; its old line stays", f"to store it, add {options}")
+    )

@@ -1,0 +1,1 @@
+"""The gate: stored and new samples to a verdict."""

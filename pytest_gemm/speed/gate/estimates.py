@@ -1,0 +1,362 @@
+"""Estimates of one session and of several: location, spread, and priors learnt from other cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from scipy import special
+
+from pytest_gemm.outcome import Reason
+from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, by_case
+from pytest_gemm.speed.gate.policy import WEIGHTS, Policy
+
+_MAD: Final = 1.4826  # of a normal distribution: sd over median absolute deviation
+_MOST_DF: Final = 20.0  # never believe a pooled variance more than this: sessions have heavy tails
+FEWEST_CASES: Final = 5  # variances, or raw cases, that make a population
+_PREFER: Final = math.log(0.8)  # a weight other than 1 has to lower the variance by this factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What one session says of one case.
+
+    Attributes:
+        subject: seconds a call, the session's figure.
+        comparator: the same of the comparator, ``None`` without one.
+        disturbed: why it does not count; "" when it does.
+        session: number of the session within its arm, by which base and head are paired; ``None``: by position.
+    """
+
+    subject: float
+    comparator: float | None = None
+    disturbed: str = ""
+    session: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a baseline holds for the gate.
+
+    Attributes:
+        case: which.
+        readings: one for each recording session, in their order.
+        first: medians over the sessions of the first epoch; ``None`` where that is this one, and where a slow-down
+            was accepted since, for otherwise it would be a drift for ever.
+        note: label of what else differs (other software), put behind every sentence; "" for nothing.
+    """
+
+    case: CaseKey
+    readings: tuple[Reading, ...]
+    first: Reading | None = None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """What the cases together say of a case's variance.
+
+    Attributes:
+        variance: of the log figure from session to session, 0.0 where nothing is known.
+        df: degrees of freedom that this is worth, 0.0 for none.
+    """
+
+    variance: float = 0.0
+    df: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Screened:
+    """What the first sessions say; hand it to the confirmation as it is.
+
+    Attributes:
+        judgements: of every case; the ones in ``slower`` and ``faster`` are undecided (``to-confirm``) until confirmed.
+        slower: cases that look slower; these have to be confirmed.
+        faster: cases that look faster; confirming them is optional, they stay undecided otherwise.
+        anchor: the comparators (or, without any, all cases) moved as a whole: one fact about the run; ``None`` when
+            they did not.
+        move: by how much the comparators' median case moved, as a difference of logarithms.
+        raw_moved: cases without a comparator cannot be told from the machine.
+        weights: share of the comparator that is taken off, by case.
+        priors: of the variance, by weight.
+        of_comparators: of the variance of the comparators' own time.
+    """
+
+    judgements: Mapping[CaseKey, Judgement]
+    slower: tuple[CaseKey, ...] = ()
+    faster: tuple[CaseKey, ...] = ()
+    anchor: Reason | None = None
+    move: float = 0.0
+    raw_moved: bool = False
+    weights: Mapping[CaseKey, float] = dataclasses.field(default_factory=dict)
+    priors: Mapping[float, Prior] = dataclasses.field(default_factory=dict)
+    of_comparators: Prior = Prior()
+
+    @property
+    def wanted(self) -> tuple[CaseKey, ...]:
+        """All cases that want confirmation."""
+        return self.slower + self.faster
+
+
+def readings(sessions: Iterable[Session]) -> dict[CaseKey, list[Reading]]:
+    """The figures of several sessions of one arm by case, in order; disturbed ones are kept and say so.
+
+    The ordinal of a session numbers its readings: a case that one session lacks does not shift the later pairs.
+    """
+    found: dict[CaseKey, list[Reading]] = {}
+    for number, session in enumerate(sessions):
+        for case, samples in by_case([session]).items():
+            for sample in samples:
+                reading = Reading(sample.figure, sample.comparator_figure, sample.disturbed, number)
+                found.setdefault(case, []).append(reading)
+    return found
+
+
+def pair_readings(
+    base: Sequence[Session], head: Sequence[Session]
+) -> tuple[dict[CaseKey, list[Reading]], dict[CaseKey, list[Reading]]]:
+    """The readings of the sessions of two arms that make pairs, in order.
+
+    Where the two of a pair took turns, the head's figures are the base's times the quotients of the windows
+    (``speed.Sample.times``): what a neighbour did to both alike is not in their difference.
+    """
+    then, now = readings(base), readings(head)
+    for number, (one, other) in enumerate(zip(base, head, strict=False)):
+        if not (one.took_turns and other.took_turns):
+            continue
+        theirs, mine = ({sample.case: sample for sample in session.samples} for session in (one, other))
+        compare_windows(now, theirs, mine, number)
+    return then, now
+
+
+def compare_windows(
+    now: dict[CaseKey, list[Reading]], base: Mapping[CaseKey, Sample], head: Mapping[CaseKey, Sample], number: int
+) -> None:
+    """Put what the windows say in the place of the head's readings number ``number``, where the two took turns."""
+    for case in base.keys() & head.keys():
+        if (found := _in_turns(base[case], head[case], number)) is not None:
+            now[case] = [found if r.session == number else r for r in now[case]]
+
+
+def _in_turns(base: Sample, head: Sample, number: int) -> Reading | None:
+    """The head's reading beside the base's, window by window; ``None`` where that cannot be said."""
+    times = head.times(base)
+    if times is None:
+        return None
+    subject, comparator = times
+    beside = None if comparator is None or base.comparator_figure is None else base.comparator_figure * comparator
+    return Reading(base.figure * subject, beside, head.disturbed, number)
+
+
+# -- location and spread -----------------------------------------------------------------------------------------
+
+
+class Location(NamedTuple):
+    """Median and squared scale of some sessions' figures, and the degrees of freedom of the latter."""
+
+    centre: float
+    variance: float
+    df: float
+    sessions: int
+
+
+# What the square of 1.4826 MAD of so many normal values is on average (of its logarithm, against that of a chi-square
+# with as many degrees of freedom); 1 - 0.5/n beyond.  Simulated; tests/test_gate.py repeats it.
+_MAD_BIAS: Final = {3: 0.608, 4: 0.706, 5: 0.868, 6: 0.855}
+
+
+def location(values: Sequence[float], floor: float) -> Location:
+    """Centre; squared scale from the median absolute deviation.
+
+    The centre is the median, and from five values on the median of all means of two (J. L. Hodges and E. L. Lehmann,
+    1963, doi:10.1214/aoms/1177704172), of which one bad session in five moves it little and which varies less.
+
+    From three values on that is 1.4826 MAD, mended for its bias in small samples, and worth 0.75 floor(n/2) + 0.275
+    degrees of freedom: its logarithm varies as much as that of a chi-square with so many, for normal and for t(4)
+    sessions nearly alike (docs/gate.md).  It is worth less than half of a standard deviation's, but one bad session
+    does not matter.
+    """
+    count = len(values)
+    middle = statistics.median(values)
+    centre = middle if count < _FEW else _hodges_lehmann(values)
+    if count >= 3:
+        mad = _MAD * statistics.median(abs(v - middle) for v in values)
+        variance = mad * mad / _MAD_BIAS.get(count, 1 - 0.5 / count)
+        df = 0.75 * (count // 2) + 0.275
+    elif count == 2:
+        variance, df = (values[0] - values[1]) ** 2 / 2, 1.0
+    else:
+        variance, df = 0.0, 0.0
+    return Location(centre, max(variance, floor * floor), df, count)
+
+
+# From so many values on the centre is Hodges and Lehmann's.
+_FEW: Final = 5
+
+
+def _hodges_lehmann(values: Sequence[float]) -> float:
+    """The median of the means of all pairs of values, each value with itself too."""
+    return statistics.median((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+
+
+def _variance(values: Collection[float]) -> float:
+    """Sample variance, in floating point: the exact one of ``statistics`` takes thirty times as long."""
+    mean = statistics.fmean(values)
+    return math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
+
+
+def disturbed_share(count: int) -> float:
+    """Variance of the centre of ``count`` sessions in units of the squared scale; simulated in docs/gate.md.
+
+    A median's is 1.2 to 1.6 over the count for normal and for t(4) sessions, the other centre's 1.05 to 1.37.
+    """
+    return 1.0 if count == 1 else (1.5 if count < _FEW else 1.25) / count
+
+
+def _prior(spreads: Sequence[Location]) -> Prior:
+    """Empirical Bayes over cases: log variances scatter by more than chance; the rest is how much they differ.
+
+    Moments of log s^2 with the inverse trigamma function: G. K. Smyth, "Linear models and empirical Bayes methods for
+    assessing differential expression in microarray experiments", Stat. Appl. Genet. Mol. Biol. 3 (2004), section 6.2.
+    """
+    known = [s for s in spreads if s.df > 0]
+    if len(known) < FEWEST_CASES:
+        return Prior()
+    centred = [math.log(s.variance) - float(special.digamma(s.df / 2)) + math.log(s.df / 2) for s in known]
+    chance = statistics.fmean(_trigamma(s.df / 2) for s in known)
+    excess = _variance(centred) - chance
+    df = _MOST_DF if excess <= 0 else min(2 * _inverse_trigamma(excess), _MOST_DF)
+    mean = statistics.fmean(centred)
+    return Prior(math.exp(mean + float(special.digamma(df / 2)) - math.log(df / 2)), df)
+
+
+@functools.lru_cache(maxsize=256)
+def _trigamma(x: float) -> float:
+    """Variance of the logarithm of a gamma variable of shape ``x``."""
+    return float(special.polygamma(1, x))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """The argument at which the trigamma function has the value: Newton's method on its reciprocal."""
+    y = 0.5 + 1 / value  # trigamma(y) lies between 1/y and 1/(y - 1/2): this starts on the convex side
+    for _ in range(50):
+        trigamma = float(special.polygamma(1, y))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, y))
+        y += step
+        if abs(step) < 1e-8 * y:
+            break
+    return y
+
+
+def pooled(prior: Prior, *spreads: Location) -> tuple[float, float]:
+    """Mean of the variances, weighted by their degrees of freedom, and the sum of these."""
+    df = prior.df + sum(s.df for s in spreads)
+    if df == 0:
+        return math.inf, 1.0
+    return (prior.df * prior.variance + sum(s.df * s.variance for s in spreads)) / df, df
+
+
+# -- the figure of a case ----------------------------------------------------------------------------------------
+
+
+def usable_prior(some: Iterable[Reading]) -> list[Reading]:
+    """Readings that were not disturbed."""
+    return [r for r in some if not r.disturbed]
+
+
+def paired(some: Iterable[Reading]) -> bool:
+    """Whether every reading has its comparator."""
+    return all(r.comparator is not None for r in some)
+
+
+def figures(some: Iterable[Reading], weight: float) -> list[float]:
+    """log(subject) - weight log(comparator)."""
+    if weight == 0:
+        return [math.log(r.subject) for r in some]
+    return [math.log(r.subject) - weight * math.log(r.comparator or math.nan) for r in some]
+
+
+def of_comparator(some: Iterable[Reading]) -> list[float]:
+    """Logarithms of the comparator's times."""
+    return [math.log(r.comparator or math.nan) for r in some]
+
+
+def choose(spreads: Mapping[CaseKey, Mapping[float, Location]]) -> dict[CaseKey, float]:
+    """The weight of each case: the one of the least variance, but 1 unless another is clearly better.
+
+    A variance from a dozen sessions is off by a factor of two, so each case's gain is shrunk to the mean gain of all
+    cases, by how much of the scatter of the gains is not chance.
+    """
+    gains: dict[float, dict[CaseKey, float]] = {w: {} for w in WEIGHTS[1:]}
+    for case, by_weight in spreads.items():
+        if 1.0 in by_weight:
+            for w, found in gains.items():
+                found[case] = math.log(by_weight[w].variance / by_weight[1.0].variance)
+    for found in gains.values():
+        if not found:
+            continue
+        mean = statistics.fmean(found.values())
+        # Both variances come from the same sessions, so their errors partly cancel: one's worth of chance, not two.
+        chance = statistics.fmean(_trigamma(spreads[c][1.0].df / 2) for c in found)
+        scatter = _variance(found.values()) if len(found) > 1 else 0.0
+        share = max(0.0, scatter - chance) / scatter if scatter > 0 else 0.0
+        for case, gain in found.items():
+            found[case] = mean + share * (gain - mean)
+    chosen: dict[CaseKey, float] = {}
+    for case, by_weight in spreads.items():
+        if 1.0 not in by_weight:
+            chosen[case] = 0.0
+            continue
+        gain, best = min((found[case], w) for w, found in gains.items())
+        chosen[case] = best if gain < _PREFER else 1.0
+    return chosen
+
+
+class Learnt(NamedTuple):
+    """What the stored sessions say: spreads by weight, the weight chosen, the common variance by weight."""
+
+    at: dict[CaseKey, dict[float, Location]]
+    comparator: dict[CaseKey, Location]
+    weights: Mapping[CaseKey, float]
+    priors: Mapping[float, Prior]
+    of_comparators: Prior
+
+
+def _spreads(some: Sequence[Reading], floor: float) -> dict[float, Location]:
+    return {w: location(figures(some, w), floor) for w in (WEIGHTS if paired(some) else (0.0,))}
+
+
+def common(at: Mapping[CaseKey, Mapping[float, Location]]) -> dict[float, Prior]:
+    """The prior by weight."""
+    return {w: _prior([by[w] for by in at.values() if w in by]) for w in WEIGHTS}
+
+
+def prior_of_comparators(spreads: Sequence[Location]) -> Prior:
+    """The prior of the comparators' own time.
+
+    The machine's state is in it, which all cases of a session share: many of them know no more of its spread than one.
+    """
+    prior = _prior(spreads)
+    return Prior(prior.variance, min(prior.df, statistics.median(s.df for s in spreads))) if prior.df else prior
+
+
+def learn(stored: Mapping[CaseKey, Stored], policy: Policy, known: Screened | None = None) -> Learnt:
+    """The stored sessions' spreads; with ``known``, only of its wanted cases, and what it says of all of them."""
+    at: dict[CaseKey, dict[float, Location]] = {}
+    comparator: dict[CaseKey, Location] = {}
+    for case in known.wanted if known else stored:
+        usable = usable_prior(stored[case].readings)
+        if len(usable) < policy.fewest_stored:
+            continue
+        at[case] = _spreads(usable, policy.floor)
+        if paired(usable):
+            comparator[case] = location(of_comparator(usable), policy.floor)
+    if known:
+        return Learnt(at, comparator, known.weights, known.priors, known.of_comparators)
+    of_comparators = prior_of_comparators(list(comparator.values()))
+    return Learnt(at, comparator, choose(at), common(at), of_comparators)

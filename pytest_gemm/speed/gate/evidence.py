@@ -1,0 +1,355 @@
+"""The evidence for a change of speed: ratios, intervals and p-values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from scipy import special
+
+from pytest_gemm.outcome import Reason
+from pytest_gemm.speed.data import CaseKey
+from pytest_gemm.speed.gate.estimates import (
+    FEWEST_CASES,
+    Learnt,
+    Location,
+    Prior,
+    Reading,
+    Stored,
+    disturbed_share,
+    figures,
+    learn,
+    location,
+    of_comparator,
+    paired,
+    pooled,
+    usable_prior,
+)
+from pytest_gemm.speed.gate.policy import POWER, Policy
+from pytest_gemm.speed.gate.sentences import words
+
+# -- what is known of a case -------------------------------------------------------------------------------------
+
+
+def _misses(sessions: int) -> int:
+    """How many sessions need not repeat a slow-down: of those beyond four one in four, for some may be bad."""
+    return max(0, sessions - 4) // 4
+
+
+class View(NamedTuple):
+    """A change by one figure: its estimate, standard error, degrees of freedom, and the change in each session."""
+
+    estimate: float
+    error: float
+    df: float
+    changes: tuple[float, ...]
+
+    def p_slower(self, limit: float) -> float:
+        """p-value of "at most ``limit`` slower"."""
+        return float(special.stdtr(self.df, (limit - self.estimate) / self.error))
+
+    def p_faster(self, limit: float) -> float:
+        """p-value of "at most ``limit`` faster"."""
+        return self.mirrored().p_slower(limit)
+
+    def mirrored(self) -> View:
+        """The same with slower and faster exchanged."""
+        return View(-self.estimate, self.error, self.df, tuple(-c for c in self.changes))
+
+    def recurs(self, limit: float) -> bool:
+        """Whether the sessions are beyond the limit, but for a few; see :func:`_misses`."""
+        return sum(c <= limit for c in self.changes) <= _misses(len(self.changes))
+
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the estimate."""
+        half = float(special.stdtrit(self.df, 0.975)) * self.error
+        return self.estimate - half, self.estimate + half
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """All that a verdict on one case rests on.
+
+    Attributes:
+        case: which.
+        weight: of ``main``.
+        main, raw, ratio, comparator: the change by the chosen figure, by time alone, by the ratio alone, and of the
+            comparator; the last two are ``None`` without a comparator.
+        since_first: how much slower the baseline is than the first epoch, by weight; empty without one.
+        sessions: that count.
+        seconds, comparator_seconds, stored_seconds: medians.
+        detectable: the smallest slow-down that this policy sees, as a fraction.
+        note: label that every sentence ends with.
+    """
+
+    case: CaseKey
+    weight: float
+    main: View
+    raw: View
+    ratio: View | None
+    comparator: View | None
+    since_first: Mapping[float, float]
+    sessions: int
+    seconds: float
+    comparator_seconds: float | None
+    stored_seconds: float
+    detectable: float
+    note: str
+
+
+def _against_stored(now: Sequence[float], then: Location, prior: Prior, policy: Policy, *, confirming: bool) -> View:
+    """The change of the figures ``now`` against the stored ones.
+
+    The screen knows the spread from the baseline alone.  The confirmation pools its own with it, and takes its own
+    (moderated) if that is larger: a head that became noisy must not be judged by the calm of the baseline.
+    """
+    head = location(now, policy.floor)
+    if confirming and head.df:
+        variance, df = pooled(prior, then, head)
+        variance = max(variance, pooled(prior, head)[0])
+    else:
+        variance, df = pooled(prior, then)
+    error = math.sqrt(
+        max(variance, policy.floor**2) * (disturbed_share(head.sessions) + disturbed_share(then.sessions))
+    )
+    return View(head.centre - then.centre, error, df, tuple(x - then.centre for x in now))
+
+
+def by_pairs(changes: Sequence[float], prior: Prior, policy: Policy) -> View:
+    """The change by the differences of neighbouring sessions of base and head."""
+    pairs = location(changes, policy.floor)
+    variance, df = pooled(prior, pairs)
+    error = math.sqrt(max(variance, policy.floor**2) * disturbed_share(pairs.sessions))
+    return View(pairs.centre, error, df, tuple(changes))
+
+
+def smallest(
+    scale: float, df: float, stored: int, screen_sessions: int, confirm_sessions: int, policy: Policy
+) -> float:
+    """The slow-down that passes screen and confirmation with a probability of 95%, as a fraction.
+
+    Args:
+        scale: from session to session, of the log figure.
+        df: degrees of freedom of the scale.
+        stored: sessions of the baseline, 0 for pairs.
+        screen_sessions: of the screen.
+        confirm_sessions: of the confirmation, at its last look.
+        policy: levels and limit; one case is taken to be confirmed.
+    """
+    if not math.isfinite(scale):
+        return math.inf
+    level = policy.confirm_level / len(policy.looks(confirm_sessions))
+    beyond = _needed(df, stored, screen_sessions, confirm_sessions, policy.screen_level, level)
+    return math.expm1(min(math.log1p(policy.delta) + beyond * scale, 5.0))
+
+
+@functools.lru_cache(maxsize=1024)
+def _needed(
+    df: float, stored: int, screen_sessions: int, confirm_sessions: int, screen_level: float, confirm_level: float
+) -> float:
+    """How many scales beyond the tolerated slow-down are found with a power of 95%, by bisection.
+
+    The screen is independent of the confirmation; of the latter's two rules, test and recurrence, the harder counts.
+    """
+    then = disturbed_share(stored) if stored else 0.0
+    screening = math.sqrt(disturbed_share(screen_sessions) + then)
+    confirming = math.sqrt(disturbed_share(confirm_sessions) + then)
+    single = math.sqrt(1.0 + then)
+    needed_screen = float(special.stdtrit(df, 1 - screen_level))
+    needed_confirm = float(special.stdtrit(df, 1 - confirm_level))
+
+    def power(scales: float) -> float:
+        passes = float(special.stdtr(df, scales / screening - needed_screen))
+        tested = float(special.stdtr(df, scales / confirming - needed_confirm))
+        missed = float(special.stdtr(df, -scales / single))
+        recurs = float(special.bdtr(_misses(confirm_sessions), confirm_sessions, missed))
+        return passes * min(tested, recurs)
+
+    low, high = 0.0, 1000.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
+    return high
+
+
+def detectable(stored: Mapping[CaseKey, Stored], policy: Policy) -> dict[CaseKey, float]:
+    """The smallest slow-down of each case that screen and confirmation find with a power of 95%, as a fraction.
+
+    A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
+    """
+    learnt = learn(stored, policy)
+    return {case: _detectable(case, learnt, policy) for case in learnt.at}
+
+
+def _detectable(case: CaseKey, learnt: Learnt, policy: Policy) -> float:
+    weight = learnt.weights[case]
+    then = learnt.at[case][weight]
+    variance, df = pooled(learnt.priors[weight], then)
+    scale = math.sqrt(max(variance, policy.floor**2))
+    return smallest(scale, df, then.sessions, policy.screen_sessions, policy.confirm_sessions, policy)
+
+
+def gathered(stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, *, confirming: bool) -> Evidence:
+    """The evidence on a case that has enough of everything."""
+    case, then = stored.case, learnt.at[stored.case]
+    known = usable_prior(stored.readings)
+    has_comparator = paired(head) and 1.0 in then
+    weight = learnt.weights[case] if has_comparator else 0.0
+
+    def view(w: float) -> View:
+        return _against_stored(figures(head, w), then[w], learnt.priors[w], policy, confirming=confirming)
+
+    first = stored.first
+    since_first = {}
+    if first is not None:
+        since_first = {w: then[w].centre - figures([first], w)[0] for w in then if not w or first.comparator}
+    comparator = None
+    if has_comparator:
+        comparator = _against_stored(
+            of_comparator(head),
+            learnt.comparator[case],
+            learnt.of_comparators,
+            policy,
+            confirming=confirming,
+        )
+    return Evidence(
+        case=case,
+        weight=weight,
+        main=view(weight),
+        raw=view(0.0),
+        ratio=view(1.0) if has_comparator else None,
+        comparator=comparator,
+        since_first=since_first,
+        sessions=len(head),
+        seconds=statistics.median(r.subject for r in head),
+        comparator_seconds=median_comparator(head),
+        stored_seconds=statistics.median(r.subject for r in known),
+        detectable=_detectable(case, learnt, policy),
+        note=stored.note,
+    )
+
+
+def median_comparator(some: Sequence[Reading]) -> float | None:
+    """Median time of the comparator, in seconds."""
+    return statistics.median(r.comparator or math.nan for r in some) if paired(some) else None
+
+
+# -- the anchor --------------------------------------------------------------------------------------------------
+
+
+class Anchor(NamedTuple):
+    """How the machine, or what stands for it, moved."""
+
+    reason: Reason | None
+    move: float
+    raw_moved: bool
+
+
+def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
+    """Whether the comparators' median case moved, and whether the cases without one moved alike.
+
+    By the estimate alone, not by its significance: to take a calm anchor for a moved one costs power, to take a
+    moved one for calm makes a run red for nothing.
+    """
+    evidence = list(evidence)
+    moves = [e.comparator.estimate for e in evidence if e.comparator]
+    raw = [e.raw.estimate for e in evidence if not e.comparator]
+    limit = math.log1p(policy.anchor_shift)
+    middle = statistics.median(raw) if raw else 0.0
+    if moves:
+        move = statistics.median(moves)
+        if abs(move) <= limit:
+            return Anchor(None, move, raw_moved=False)
+        along = sum(m * move > 0 for m in moves)
+        reason = Reason(
+            "anchor-shift",
+            f"the comparators' median case is {words(move)} than in the baseline ({along} of {len(moves)} moved that "
+            "way): what is slower must be so both by time alone and as a ratio",
+            "the machine or the comparator changed; record anew when that is meant to stay",
+        )
+        return Anchor(reason, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
+    if len(raw) >= FEWEST_CASES and abs(middle) > limit:
+        alike = sum(abs(m - middle) <= limit for m in raw)
+        if alike >= 0.75 * len(raw):
+            reason = Reason(
+                "anchor-shift",
+                f"all cases moved alike: {alike} of {len(raw)} are about {words(middle)} than in the baseline, and "
+                "there is no comparator that could tell the machine from the code",
+                "time a comparator, or run base against head",
+            )
+            return Anchor(reason, middle, raw_moved=True)
+    return Anchor(None, 0.0, raw_moved=False)
+
+
+def anchor_shift(
+    stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Reading]], policy: Policy
+) -> Reason | None:
+    """Whether the comparators as a whole moved since the baseline: one fact about the run, not one a case."""
+    learnt = learn(stored, policy)
+    return anchor_of(all_evidence(stored, head, learnt, policy), policy).reason
+
+
+def all_evidence(
+    stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Reading]], learnt: Learnt, policy: Policy
+) -> list[Evidence]:
+    """The evidence of the screen on all cases that have enough."""
+    found = []
+    for case, some in head.items():
+        usable = usable_prior(some)
+        if case in learnt.at and len(usable) >= fewest(policy.screen_sessions):
+            found.append(gathered(stored[case], usable, learnt, policy, confirming=False))
+    return found
+
+
+def fewest(sessions: int) -> int:
+    """Sessions that must be usable out of those asked for: more than half."""
+    return sessions // 2 + 1
+
+
+class Claim(NamedTuple):
+    """One null hypothesis of a case: the figures that all have to reject it, with their limits.
+
+    ``alone`` is the figure that would have sufficed if the anchor had not moved.
+    """
+
+    code: str
+    needed: tuple[tuple[View, float], ...]
+    alone: tuple[View, float] | None
+
+    @property
+    def p_value(self) -> float:
+        """Of the union of the null hypotheses: the largest."""
+        return max(view.p_slower(limit) for view, limit in self.needed)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether every view shows the change in most sessions."""
+        return all(view.recurs(limit) for view, limit in self.needed)
+
+
+def claims_of(e: Evidence, policy: Policy, move: float, *, both: bool, mirrored: bool = False) -> list[Claim]:
+    """What can make the case slower (or faster): a change beyond delta, and a drift since the first epoch.
+
+    A figure that does not take all of the comparator off is as slow as the machine: that much is added to its limit.
+    """
+    sign = -1.0 if mirrored else 1.0
+
+    def turned(view: View) -> View:
+        return view.mirrored() if mirrored else view
+
+    def claim(code: str, limit: float, since: Callable[[float], float]) -> Claim:
+        if both and e.ratio:
+            ratio = (turned(e.ratio), limit - since(1.0))
+            return Claim(code, (ratio, (turned(e.raw), limit - since(0.0))), ratio)
+        lift = (1 - e.weight) * max(0.0, sign * move)
+        return Claim(code, ((turned(e.main), limit + lift - since(e.weight)),), None)
+
+    found = [claim("delta", math.log1p(policy.delta), lambda _: 0.0)]
+    needed = {1.0, 0.0} if both and e.ratio else {e.weight}
+    if not mirrored and needed <= e.since_first.keys():
+        found.append(claim("drift", math.log1p(policy.drift), e.since_first.__getitem__))
+    return found

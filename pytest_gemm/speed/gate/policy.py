@@ -1,0 +1,102 @@
+"""The policy of the gate: thresholds and levels of significance."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+WEIGHTS: Final = (1.0, 0.5, 0.0)
+
+POWER: Final = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What the gate tolerates and how sure it has to be.  All changes are fractions: 0.02 is 2%.
+
+    Attributes:
+        delta: slow-down that is tolerated; the null hypothesis is "at most this".
+        screen_sessions: processes that look at every case.
+        confirm_sessions: further processes that look at the cases that the screen picked out, in all.
+        first_look: after so many of these, or pairs, what is clear already is settled and only the rest goes on.
+        screen_pairs, confirm_pairs: the same for base against head; a pair is one process of each.
+        screen_level: level of the screen's test, a case.
+        confirm_level: level of the confirmation, over all cases that are confirmed (Holm), shared by its two looks.
+        floor: least session-to-session standard deviation of the log figure that is believed.
+        too_noisy: a case whose smallest detectable slow-down is above this stays undecided.
+        anchor_shift: move of the comparators' median case from which on they are no anchor any more.
+        guard: a slow-down beyond this in every session is red whatever the noise model says.
+        far: a slow-down beyond this, from the slowest stored session to the fastest new one, is red although the new
+            sessions were disturbed.
+        drift: tolerated slow-down since the first epoch.
+        fewest_stored: sessions that a baseline needs to be tested against.
+
+    Raises:
+        ValueError: for a value that no test can be made with; the message names it.
+    """
+
+    delta: float = 0.02
+    screen_sessions: int = 4
+    confirm_sessions: int = 16
+    first_look: int = 6
+    screen_pairs: int = 4
+    confirm_pairs: int = 12
+    screen_level: float = 0.30
+    confirm_level: float = 0.02
+    floor: float = 0.003
+    too_noisy: float = 0.10
+    anchor_shift: float = 0.03
+    guard: float = 0.15
+    far: float = 3.0
+    drift: float = 0.05
+    fewest_stored: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("screen_level", "confirm_level"):
+            if not 0 < getattr(self, name) < 0.5:
+                raise ValueError(f"{name} is {getattr(self, name)}; a level lies between 0 and 0.5")
+        for name in ("delta", "floor", "too_noisy", "anchor_shift", "guard", "drift"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction between 0 and 1 (2% is 0.02)")
+        if not self.guard < self.far < math.inf:
+            raise ValueError(f"far is {self.far}; it is a fraction above guard, {self.guard} (300% is 3.0)")
+        for name, least in (
+            ("screen_sessions", 1),  # the baseline knows the spread
+            ("confirm_sessions", 3),
+            ("screen_pairs", 2),  # pairs are the only source of the spread
+            ("confirm_pairs", 3),
+            ("first_look", 3),
+            ("fewest_stored", 4),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes at least {least}")
+
+    def looks(self, sessions: int) -> tuple[int, ...]:
+        """After how many sessions, or pairs, of a confirmation of ``sessions`` it is judged.
+
+        Twice, unless the second look would see hardly more than the first.
+        """
+        return (self.first_look, sessions) if sessions >= 1.5 * self.first_look else (sessions,)
+
+    @classmethod
+    def for_device(cls, device: str) -> Policy:
+        """The default of a device, ``cpu`` or ``cuda``.
+
+        Raises:
+            ValueError: for any other device.
+        """
+        if device == "cpu":
+            return cls()
+        if device == "cuda":
+            return cls(
+                delta=0.01,
+                screen_sessions=1,
+                confirm_sessions=5,
+                screen_pairs=3,
+                confirm_pairs=8,
+                screen_level=0.10,
+                confirm_level=0.01,
+                anchor_shift=0.01,
+            )
+        raise ValueError(f"there is no speed policy for device {device!r}; known are cpu and cuda")

@@ -1,0 +1,382 @@
+"""Rows of a report on speed: what was measured, and who was fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from scipy import special
+
+from pytest_gemm.outcome import Reason
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.speed import roofline
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
+
+Mode = Literal["baseline", "against", "none"]
+
+# In the order of interest, with what each means.
+VERDICTS: Mapping[Verdict, str] = {
+    Verdict.SLOWER: "slower beyond the tolerance, confirmed in new processes. It fails.",
+    Verdict.FASTER: "faster beyond the tolerance, confirmed in new processes. Worth recording.",
+    Verdict.UNDECIDED: (
+        "the measurement cannot tell: too noisy, disturbed, too few sessions, or the machine changed as a whole."
+    ),
+    Verdict.NO_BASELINE: "nothing is stored for this case on this hardware.",
+    Verdict.SAME: "no slow-down beyond the tolerance was seen.",
+}
+
+
+class Past(NamedTuple):
+    """A stored baseline of a case.
+
+    Attributes:
+        date: ISO 8601.
+        seconds: median over the sessions of the subject's figure, seconds a call.
+        commit: that was measured, "" where unknown.
+    """
+
+    date: str
+    seconds: float
+    commit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All that the reports need to know of a run.
+
+    Attributes:
+        judgements: one for each case, in the suite's order.
+        sessions: of the head, screening and confirmation.
+        hardware: the hardware key.
+        software: versions by name.
+        ceilings: of the machine, as measured; empty where they were not.
+        mode: what the time was compared with: stored baselines, another environment, or nothing.
+        anchor: what is to be said of the machine as a whole, ``None`` where its comparators stayed.
+        notes: further sentences about the run.
+        history: earlier baselines of a case, oldest first; the last one is what it was compared with.
+        seconds: wall-clock time of the whole run.
+        harness_seconds: the part of it that is neither compiling, judging nor timing a case.
+        record: the command that records this run's cases.
+        delta: slow-down that is tolerated, as a fraction; 0 where it is not to be shown.
+        fatal: verdicts that fail a test.
+        undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
+    """
+
+    judgements: Sequence[Judgement]
+    sessions: Sequence[Session] = ()
+    hardware: str = ""
+    software: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ceilings: Ceilings = dataclasses.field(default_factory=Ceilings)
+    mode: Mode = "baseline"
+    anchor: Reason | None = None
+    notes: Sequence[str] = ()
+    history: Mapping[CaseKey, Sequence[Past]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    harness_seconds: float = 0.0
+    record: str = "pytest perf --gemm-record"
+    delta: float = 0.0
+    fatal: Collection[Verdict] = ()
+    undecided_share: float = 1.0
+
+    def counts(self) -> dict[Verdict, int]:
+        """Cases by verdict, in the order of interest; verdicts that nothing got are left out."""
+        counted = Counter(j.verdict for j in self.judgements)
+        return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+
+    @property
+    def undecided(self) -> tuple[int, int]:
+        """How many of the cases that were compared stayed undecided, and how many were compared."""
+        counted = self.counts()
+        return counted.get(Verdict.UNDECIDED, 0), len(self.judgements) - counted.get(Verdict.NO_BASELINE, 0)
+
+    @property
+    def decided_too_little(self) -> bool:
+        """Whether so many of the cases stayed undecided that the run fails for it."""
+        undecided, compared = self.undecided
+        return self.mode != "none" and undecided > self.undecided_share * compared
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A ratio of times with its 95% interval over sessions.
+
+    Attributes:
+        middle: geometric mean over the sessions.
+        low, high: ends of the interval, ``None`` with fewer than two sessions.
+        sessions: how many figures it rests on.
+    """
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+    sessions: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A case with everything that is derived from its figures.
+
+    Attributes:
+        judgement: what the gate says.
+        problem: the parsed problem.
+        flop_rate: FLOP/s (operations, for integers); ``None`` untimed.
+        byte_rate: byte/s of operands read once and results written once; ``None`` untimed.
+        intensity: FLOP per byte.
+        memory_bound: whether the roofline limits it by bandwidth; ``None`` without ceilings.
+        attainable: the roofline's FLOP/s at this intensity, ``None`` without ceilings.
+        share: part of the roofline that was reached; above 1 where the operands stay in cache.
+        comparator: name of the comparator, "" without one.
+        speedup: time of the comparator over time of the subject; ``None`` without one.
+        doubtful: every session was disturbed: the time is shown, and nothing is derived from it.
+    """
+
+    judgement: Judgement
+    problem: Problem
+    flop_rate: float | None
+    byte_rate: float | None
+    intensity: float
+    memory_bound: bool | None
+    attainable: float | None
+    share: float | None
+    comparator: str
+    speedup: Interval | None
+    doubtful: bool = False
+
+    @property
+    def entrant(self) -> str:
+        """The backend, with the choice where one was asked for."""
+        return entrant(self.judgement.case)
+
+
+@dataclasses.dataclass(frozen=True)
+class Winner:
+    """The fastest of a problem.
+
+    Attributes:
+        problem: the problem line.
+        entrant: backend (with its choice), or the comparator.
+        seconds: its time, median over the sessions.
+        runner_up: the second, "" where nobody else was timed.
+        lead: time of the runner-up over the winner's, ``None`` where nobody else was timed.
+        clear: whether the interval against each of the others excludes a tie; with a single session, which gives no
+            interval, whether the lead is at least 2%.  Never where a case has disturbed sessions only.
+        seconds_by: time by entrant, fastest first.
+    """
+
+    problem: str
+    entrant: str
+    seconds: float
+    runner_up: str
+    lead: Interval | None
+    clear: bool
+    seconds_by: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """The speed-up of a backend over its comparator.
+
+    Attributes:
+        entrant: backend, with its choice where one was asked for.
+        comparator: name of the comparator.
+        speedup: geometric mean over the cases; above 1 is faster than the comparator.
+        worst, best: of the cases.
+        cases: how many.
+    """
+
+    entrant: str
+    comparator: str
+    speedup: float
+    worst: float
+    best: float
+    cases: int
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def interval(ratios: Sequence[float]) -> Interval:
+    """Geometric mean of one ratio a session, with Student's 95% interval on the logarithms.
+
+    Args:
+        ratios: positive, one for each session; at least one.
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    n = len(logs)
+    middle = statistics.fmean(logs)
+    if n < 2:
+        return Interval(math.exp(middle), sessions=n)
+    half = float(special.stdtrit(n - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(n)
+    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), n)
+
+
+def entrant(case: CaseKey) -> str:
+    """Who competes: the backend, with the choice where one was asked for."""
+    return case.backend + (f"@{case.choice}" if case.choice else "")
+
+
+def trusted(sessions: Iterable[Session]) -> dict[CaseKey, dict[int, Sample]]:
+    """The timed samples by case and by position of their session.
+
+    Disturbed ones are left out, unless a case has no others: a doubtful figure, whose verdict says so, beats none.
+    """
+    good: dict[CaseKey, dict[int, Sample]] = defaultdict(dict)
+    doubtful: dict[CaseKey, dict[int, Sample]] = defaultdict(dict)
+    for position, session in enumerate(sessions):
+        for sample in session.samples:
+            if sample.is_timed:
+                (doubtful if sample.disturbed else good)[sample.case][position] = sample
+    return {**doubtful, **good}
+
+
+def is_doubtful(samples: Mapping[int, Sample]) -> bool:
+    """Whether the case has no figures but disturbed ones, see :func:`_trusted`."""
+    return any(sample.disturbed for sample in samples.values())
+
+
+def rows(run: Run) -> list[Row]:
+    """The cases with their rates, shares and speed-ups; those of one problem stand together.
+
+    Problems come in the order of the suite, and so do the backends of a problem.
+    """
+    samples = trusted(run.sessions)
+    order: dict[str, list[Judgement]] = {}
+    for judgement in run.judgements:
+        order.setdefault(judgement.case.problem, []).append(judgement)
+    return [
+        _row(judgement, samples.get(judgement.case, {}), run.ceilings)
+        for judgement in itertools.chain.from_iterable(order.values())
+    ]
+
+
+def _row(judgement: Judgement, samples: Mapping[int, Sample], ceilings: Ceilings) -> Row:
+    problem = Problem.parse(judgement.case.problem)
+    work = roofline.work(problem)
+    dtype = roofline.dtype_name(problem)
+    least = roofline.attainable_seconds(work, dtype, ceilings)
+    limit = roofline.bound(work, dtype, ceilings)
+    seconds = judgement.seconds
+    doubtful = is_doubtful(samples)
+    paired = [] if doubtful else [(s.comparator_figure, s.figure) for s in samples.values()]
+    ratios = [theirs / ours for theirs, ours in paired if theirs is not None]
+    return Row(
+        judgement=judgement,
+        problem=problem,
+        flop_rate=work.flops / seconds if seconds else None,
+        byte_rate=work.bytes / seconds if seconds else None,
+        intensity=work.intensity,
+        memory_bound=None if limit is None else limit == "memory",
+        attainable=work.flops / least if least else None,
+        share=least / seconds if least and seconds and not doubtful else None,
+        comparator=next((s.comparator_name for s in samples.values() if s.comparator_name), ""),
+        speedup=interval(ratios) if ratios else None,
+        doubtful=doubtful,
+    )
+
+
+def winners(run: Run) -> list[Winner]:
+    """Who is fastest at each problem, the comparator included, in the order of the suite.
+
+    The lead is taken within sessions: what slows a whole process slows both.  Where all were timed beside one
+    comparator it is a quotient of their ratios to that one, the same that the reports show beside each case.  A problem
+    with a case whose sessions were all disturbed has no winner.
+    """
+    of_problem: dict[str, dict[str, Mapping[int, Sample]]] = {}
+    for case, samples in trusted(run.sessions).items():
+        of_problem.setdefault(case.problem, {})[entrant(case)] = samples
+    return [
+        _winner(problem, of_problem[problem])
+        for problem in dict.fromkeys(j.case.problem for j in run.judgements)
+        if problem in of_problem
+    ]
+
+
+# One figure a session, by entrant and position of the session.
+_Figures = dict[str, dict[int, float]]
+
+
+def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures:
+    """Seconds of each entrant.
+
+    A comparator that is measured beside several backends has one figure a session as well, their median, unless it is a
+    backend of the run with figures of its own.
+    """
+    found = {who: {position: s.figure for position, s in samples.items()} for who, samples in entrants.items()}
+    beside: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for samples in entrants.values():
+        for position, sample in samples.items():
+            if sample.comparator_figure is not None:
+                beside[sample.comparator_name][position].append(sample.comparator_figure)
+    for name, readings in beside.items():
+        found.setdefault(name, {position: statistics.median(seconds) for position, seconds in readings.items()})
+    return found
+
+
+def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures | None:
+    """Time of each entrant over that of the comparator in the same windows; ``None`` where not all have the same one.
+
+    The comparator's own windows, where it is a backend of the run, saw other states of the machine than those in which
+    it was timed beside another one.
+    """
+    names = {s.comparator_name for samples in entrants.values() for s in samples.values() if s.comparator}
+    if len(names) != 1:
+        return None
+    (name,) = names
+    found: _Figures = {name: {position: 1.0 for samples in entrants.values() for position in samples}}
+    for who, samples in entrants.items():
+        if who == name:
+            continue
+        beside = {position: (s.figure, s.comparator_figure) for position, s in samples.items()}
+        found[who] = {position: ours / theirs for position, (ours, theirs) in beside.items() if theirs is not None}
+        if len(found[who]) < len(samples):
+            return None
+    return found
+
+
+def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winner:
+    seconds = {who: statistics.median(found.values()) for who, found in _seconds(entrants).items()}
+    figures = _in_common(entrants) or _seconds(entrants)
+    medians = {who: statistics.median(found.values()) for who, found in figures.items()}
+    ranked = sorted(medians, key=lambda who: medians[who])
+    first, others = ranked[0], ranked[1:]
+    leads = []
+    for other in others:
+        common = figures[first].keys() & figures[other].keys()
+        ratios = [figures[other][session] / figures[first][session] for session in sorted(common)]
+        leads.append(interval(ratios) if ratios else Interval(medians[other] / medians[first], sessions=0))
+    return Winner(
+        problem=problem,
+        entrant=first,
+        seconds=seconds[first],
+        runner_up=others[0] if others else "",
+        lead=leads[0] if leads else None,
+        clear=bool(leads) and all(map(_is_clear, leads)) and not any(map(is_doubtful, entrants.values())),
+        seconds_by={who: seconds[who] for who in ranked},
+    )
+
+
+def _is_clear(lead: Interval) -> bool:
+    return lead.middle >= _SINGLE if lead.low is None else lead.low > 1
+
+
+# The lead that a single session has to show: three times the 0.7% by which paired ratios of fresh processes differ on
+# an idle GPU, the only machine that is screened with one session.
+_SINGLE = 1.02
+
+
+def geomean(run: Run) -> list[Mean]:
+    """The speed-up of each backend over its comparator, best first."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows(run):
+        if row.speedup:
+            found[row.entrant, row.comparator].append(row.speedup.middle)
+    means = [
+        Mean(entrant, comparator, statistics.geometric_mean(ratios), min(ratios), max(ratios), len(ratios))
+        for (entrant, comparator), ratios in found.items()
+    ]
+    return sorted(means, key=lambda mean: -mean.speedup)

@@ -1,0 +1,1 @@
+"""Timing of calls: blocks of subject and comparator, on CPU and CUDA."""

@@ -1,0 +1,200 @@
+"""The timer of CPU calls."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import os
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pytest_gemm.machine import processor
+from pytest_gemm.speed.timing.plan import Arm, Call, Conditions
+
+# -- the CPU ------------------------------------------------------------------------------------------------------
+
+# Cores' worth of other processes' work beyond which a measurement is disturbed.  A product that is divided among its
+# threads once and for all waits for the slowest of them, and one that shares its core with so much takes a tenth
+# longer: what spoils a block.  docs/timing.md shows what more of it does.
+LOAD_OF_OTHERS: Final = 0.10
+
+
+class _CpuArm:
+    """Calls on the CPU, one after the other."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.turn = len(calls)
+        self._calls = calls
+
+    def seconds(self, calls: int) -> float:
+        turns = itertools.repeat(self._calls, calls // self.turn)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._calls[-1]()
+            # The loop itself costs some 30 ns a call, in both arms alike.
+            started = time.perf_counter_ns()
+            for turn in turns:
+                for call in turn:
+                    call()
+            return (time.perf_counter_ns() - started) * 1e-9
+        finally:
+            if collects:
+                gc.enable()
+
+
+@dataclasses.dataclass(frozen=True)
+class _CpuState:
+    """Clocks and counters of a moment: seconds of CPU time since some origin, of all processes and of this one.
+
+    ``waited`` is what this process's threads have waited for a core, ``None`` where the system does not tell.
+    """
+
+    wall: float
+    busy: float | None
+    stolen: float
+    own: float
+    waited: float | None
+    preempted: int
+    mhz: tuple[float, ...]
+
+
+class CpuTimer:
+    """Times calls by the wall clock, with Python's garbage collector off in the arms.
+
+    Telemetry: ``waited_cores``, for how many cores' worth of time this process's threads were ready to run and did not,
+    because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
+    main thread may run on (of which ``stolen_cores`` by the hypervisor for other machines), ``own_cores``,
+    ``preemptions`` (involuntary context switches) and ``cpu_mhz_min``, ``cpu_mhz_max`` over these cores at both ends.
+    What the system does not tell is left out.
+
+    Args:
+        proc: where procfs is mounted.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before: _CpuState | None = None
+
+    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+        """Nothing has to be made ready."""
+        return {name: _CpuArm(calls) for name, calls in works.items()}
+
+    def clock(self) -> float:
+        """``time.perf_counter``."""
+        return time.perf_counter()
+
+    def steady(self) -> bool:
+        """Nobody can tell: a virtual machine's clock is not the host's."""
+        return True
+
+    def begin(self) -> None:
+        """Read the counters."""
+        self._before = self._state()
+
+    def visited(self, name: str) -> None:
+        """Reading counters here would disturb the next arm."""
+
+    def end(self) -> Conditions:
+        """Read the counters again."""
+        before, after = self._before, self._state()
+        assert before is not None
+        wall = after.wall - before.wall
+        telemetry = {"preemptions": float(after.preempted - before.preempted)}
+        clocks = before.mhz + after.mhz
+        if clocks:
+            telemetry |= {"cpu_mhz_min": min(clocks), "cpu_mhz_max": max(clocks)}
+        if wall <= 0.0:
+            return Conditions(telemetry)
+        own, why = (after.own - before.own) / wall, []
+        if before.waited is not None and after.waited is not None:
+            lost = max(0.0, after.waited - before.waited) / wall
+            # More own threads than cores wait for each other, which is nobody else's doing.
+            lost -= min(lost, max(0.0, own + lost - cores(self._proc)))
+            telemetry["waited_cores"] = lost
+            if lost > LOAD_OF_OTHERS:
+                why.append(f"its threads waited for {lost:.2f} cores that others kept busy")
+        if before.busy is not None and after.busy is not None:
+            stolen = (after.stolen - before.stolen) / wall
+            others = max(0.0, (after.busy - before.busy) / wall - own)
+            telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": stolen}
+            # The kernel counts in ticks: a tick at either end may belong to the time before or after.
+            if others - 2.0 / _TICKS / wall > LOAD_OF_OTHERS:
+                why.append(f"others kept {others:.2f} cores busy meanwhile")
+        return Conditions(telemetry, "; ".join(why))
+
+    def _state(self) -> _CpuState:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        busy, stolen = self._busy()
+        return _CpuState(
+            wall=time.perf_counter(),
+            busy=busy,
+            stolen=stolen,
+            own=usage.ru_utime + usage.ru_stime,
+            waited=waited(self._proc),
+            preempted=usage.ru_nivcsw,
+            mhz=processor.cpu_mhz(),
+        )
+
+    def _busy(self) -> tuple[float | None, float]:
+        try:
+            text = (self._proc / "stat").read_text(encoding="utf-8")
+        except OSError:
+            return None, 0.0
+        return _busy_seconds(text, os.sched_getaffinity(0))
+
+
+def cores(proc: Path = Path("/proc")) -> int:
+    """How many cores the threads of this process together may run on; OpenMP binds each of its own to one."""
+    found = set(os.sched_getaffinity(0))
+    for path in proc.glob("self/task/*"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
+            found |= os.sched_getaffinity(int(path.name))
+    return len(found)
+
+
+def waited(proc: Path = Path("/proc")) -> float | None:
+    """Seconds that all threads of this process were ready to run and did not, since they began.
+
+    The kernel counts it in nanoseconds, not in ticks, and core by core.
+
+    Args:
+        proc: where procfs is mounted.
+
+    Returns:
+        ``None`` where nothing is counted.
+    """
+    found = []
+    for path in proc.glob("self/task/*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            found.append(int(path.read_text(encoding="utf-8").split()[1]))
+    return sum(found) * 1e-9 if any(found) else None
+
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def _busy_seconds(text: str, cores: set[int]) -> tuple[float | None, float]:
+    """CPU seconds since the start of the system that ``cores`` were not idle, and those of them that were stolen.
+
+    Args:
+        text: of ``/proc/stat``; see proc(5) for its columns.
+        cores: by number.
+
+    Returns:
+        ``(None, 0.0)`` where nothing is counted, as in some sandboxes.
+    """
+    busy = stolen = 0
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            ticks = [int(field) for field in fields]
+            # user nice system (idle iowait) irq softirq steal; guest time is counted under user.
+            busy += sum(ticks[:3]) + sum(ticks[5:8])
+            stolen += sum(ticks[7:8])
+    return (busy / _TICKS, stolen / _TICKS) if busy else (None, 0.0)

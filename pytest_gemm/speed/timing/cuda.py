@@ -1,0 +1,351 @@
+"""The timer of CUDA calls."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pytest_gemm.speed.timing.blocks import COMPARATOR, SUBJECT, block_sequence
+from pytest_gemm.speed.timing.gpu_state import (
+    CLOCKS_DIFFER,
+    REASONS,
+    SW_POWER_CAP,
+    THROTTLES,
+    GpuState,
+    Probe,
+    probe_of,
+)
+from pytest_gemm.speed.timing.plan import Arm, Call, Calls, Conditions, TimingError
+
+# -- CUDA ---------------------------------------------------------------------------------------------------------
+
+
+class CudaRuntime:
+    """The few things that the timer asks of CUDA, through torch; the current device and stream."""
+
+    def warm(self, calls: Sequence[Call]) -> None:
+        """Run everything twice on another stream: capture must not meet a first call, which allocates and compiles."""
+        import torch
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for call in (*calls, *calls):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+
+    def capture(self, calls: Sequence[Call]) -> Any:
+        """A CUDA graph of the calls in turn.
+
+        Raises:
+            RuntimeError: when one of them does what must not be captured, for instance waits for the device.
+        """
+        import torch
+
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        # Capture happens on a stream of its own; what other threads of the process do must not spoil it.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for call in calls:
+                call()
+        graph.instantiate()
+        return graph
+
+    def nodes(self, graph: Any) -> int | None:
+        """How many kernels, copies and fills a graph holds; ``None`` where the driver cannot be asked."""
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return None
+        count = ctypes.c_size_t()
+        code = driver.cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
+        return int(count.value) if code == 0 else None
+
+    def replay(self, graph: Any) -> None:
+        """Launch a graph."""
+        graph.replay()
+
+    def elapsed(self, lead: Call, work: Call) -> float:
+        """Seconds on the device from the end of ``lead`` to the end of ``work``.
+
+        ``lead`` keeps the device busy while ``work`` is being launched, so that the launch is not in the figure.
+        """
+        import torch
+
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        lead()
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3
+
+    def recover(self) -> None:
+        """Wait for the device after a capture that failed."""
+        import torch
+
+        torch.cuda.synchronize()
+
+
+class _CudaArm:
+    """Calls on the device: a graph of them, or where the timer gave graphs up, launches from Python."""
+
+    def __init__(self, name: str, calls: Sequence[Call], timer: CudaTimer) -> None:
+        self.turn = len(calls)
+        self._name = name
+        self._calls = calls
+        self._timer = timer
+        self._graph: Any = None
+        self._length = 0
+
+    def nodes(self) -> int | None:
+        """Nodes of one turn, each call captured alone; ``None`` where they cannot be counted.
+
+        Raises:
+            TimingError: for a call that launches nothing.
+            RuntimeError: for one that cannot be captured.
+        """
+        runtime, total = self._timer.runtime, 0
+        for index, call in enumerate(self._calls):
+            count = runtime.nodes(runtime.capture([call]))
+            if count is None:
+                return None
+            if count == 0:
+                raise TimingError(f"call {index} of the {self._name} launches nothing on the device")
+            total += count
+        return total
+
+    def seconds(self, calls: int) -> float:
+        """See :class:`Arm`; the calls that do not count are as many again, or one turn without a graph."""
+        runtime = self._timer.runtime
+        if self._timer.graphs and calls != self._length:
+            self._capture(calls)
+        if self._timer.graphs:
+            return runtime.elapsed(self._replay, self._replay)
+
+        def launch(count: int) -> None:
+            for call in itertools.islice(itertools.cycle(self._calls), count):
+                call()
+
+        return runtime.elapsed(lambda: launch(self.turn), lambda: launch(calls))
+
+    def _replay(self) -> None:
+        self._timer.runtime.replay(self._graph)
+
+    def _capture(self, calls: int) -> None:
+        """Capture the calls, and see that all of them are in the graph."""
+        runtime = self._timer.runtime
+        try:
+            self._graph = None  # its memory is needed
+            self._graph = runtime.capture(list(itertools.islice(itertools.cycle(self._calls), calls)))
+        except RuntimeError:
+            self._timer.give_up_graphs()
+            return
+        self._length = calls
+        expected, found = self._timer.expected_nodes.get(self._name), runtime.nodes(self._graph)
+        if expected is not None and found is not None and found < expected * (calls // self.turn):
+            raise TimingError(
+                f"the graph of {calls} calls of the {self._name} has {found} nodes, not {expected * calls // self.turn}"
+            )
+
+
+_SETTLED_SECONDS: Final = 0.15
+
+
+class CudaTimer:
+    """Times calls by events on the device, each arm a CUDA graph.
+
+    One launch of a graph replaces the launches of its calls, so that a small kernel is timed and not Python.  Every
+    call is captured alone as well: one that launches nothing, or that is missing in the arm's graph, is an error.  When
+    one of a case's calls cannot be captured, all of the case are launched from Python between the events.
+
+    Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, ``memory_mhz_min``, ``watts_max``, ``celsius_max``,
+    and for each reason that held the clock the share of readings that gave it (``sw_power_cap_share``).
+
+    Args:
+        runtime: CUDA.
+        probe: of the GPU's state; ``None`` for NVML, or nvidia-smi where the module ``pynvml`` is not installed.
+    """
+
+    def __init__(self, runtime: CudaRuntime | None = None, probe: Probe | None = None) -> None:
+        self.runtime = runtime or CudaRuntime()
+        self.graphs = True
+        self.expected_nodes: dict[str, int | None] = {}
+        self._probe = probe
+        self._states: list[tuple[str, GpuState]] = []
+        self._clocks: list[tuple[float, float]] = []
+
+    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+        """Warm everything up, and capture every call once."""
+        self.graphs = True
+        self._clocks.clear()
+        arms = {name: _CudaArm(name, calls, self) for name, calls in works.items()}
+        for calls in works.values():
+            self.runtime.warm(calls)
+        try:
+            self.expected_nodes = {name: arm.nodes() for name, arm in arms.items()}
+        except TimingError:
+            raise
+        except RuntimeError:
+            self.give_up_graphs()
+        return arms
+
+    def give_up_graphs(self) -> None:
+        """Launch from Python from now on: both arms, or the one with a graph would look faster than it is."""
+        self.graphs = False
+        self.expected_nodes = {}
+        self.runtime.recover()
+
+    def clock(self) -> float:
+        """``time.perf_counter``; every visit ends with a wait for the device."""
+        return time.perf_counter()
+
+    def steady(self) -> bool:
+        """Whether the SM clock has kept within 2% for as long as it takes the power limit to act.
+
+        A GPU that is given a full load begins at its highest clock, and comes down when it has drawn too much for a
+        while: from 1980 to 1500 MHz within 0.3 s on an H200.
+        """
+        if self._probe is None:
+            self._probe = probe_of()
+        if not self._probe.quick:
+            return True
+        state, now = self._probe.read(), self.clock()
+        if state is None or state.sm_mhz is None:
+            return True
+        self._clocks.append((now, state.sm_mhz))
+        recent = [mhz for when, mhz in self._clocks if when >= now - _SETTLED_SECONDS]
+        return now - self._clocks[0][0] >= _SETTLED_SECONDS and max(recent) <= (1.0 + CLOCKS_DIFFER) * min(recent)
+
+    def begin(self) -> None:
+        """Read the state of the GPU."""
+        if self._probe is None:
+            self._probe = probe_of()
+        self._states.clear()
+        self._read("")
+
+    def visited(self, name: str) -> None:
+        """Read the state again if that is quick: the clock is still what it was in the visit."""
+        if self._probe is not None and self._probe.quick:
+            self._read(name)
+
+    def end(self) -> Conditions:
+        """Read the state once more, and sum up."""
+        self._read("")
+        # The reading before the first visit speaks of the warm-up as well; none is of an idle device.
+        return _gpu_conditions(self._states, graphs=self.graphs)
+
+    def _read(self, name: str) -> None:
+        state = self._probe.read() if self._probe is not None else None
+        if state is not None:
+            self._states.append((name, state))
+
+
+def _gpu_conditions(states: Sequence[tuple[str, GpuState]], *, graphs: bool) -> Conditions:
+    """Sum up readings of the GPU, each with the name of the arm that it came after."""
+    telemetry = {"graph": float(graphs)}
+
+    def known(field: str, name: str | None = None) -> list[float]:
+        found = [getattr(state, field) for arm, state in states if name is None or arm == name]
+        return [value for value in found if value is not None]
+
+    for field, ends in (("sm_mhz", "min max"), ("memory_mhz", "min"), ("watts", "max"), ("celsius", "max")):
+        values = known(field)
+        for end in ends.split() if values else ():
+            telemetry[f"{field}_{end}"] = min(values) if end == "min" else max(values)
+    shares = {bit: sum(bool(s.reasons & bit) for _, s in states) / len(states) for bit in REASONS} if states else {}
+    telemetry |= {f"{REASONS[bit]}_share": share for bit, share in shares.items() if share}
+    why = [
+        f"throttled: {REASONS[bit].replace('_', ' ')} in {shares[bit]:.0%} of {len(states)} readings"
+        for bit in THROTTLES
+        if shares.get(bit)
+    ]
+    mine, other = known("sm_mhz", SUBJECT), known("sm_mhz", COMPARATOR)
+    if shares.get(SW_POWER_CAP) and mine and other:
+        a, b = statistics.median(mine), statistics.median(other)
+        if abs(a - b) > CLOCKS_DIFFER * min(a, b):
+            why.append(f"power-capped, at {a:.0f} MHz under the subject and {b:.0f} MHz under the comparator")
+    return Conditions(telemetry, "; ".join(why))
+
+
+# Sets of operands beyond which making them costs more than a cold cache is worth.
+_MOST_SETS: Final = 64
+
+
+def rotation(bytes_of_operands: int, device: str) -> int:
+    """How many sets of operands to call in turn, so that none is found in the cache.
+
+    On CUDA they hold twice the L2 cache together: what a call reads was thrown out since it was last read.  At most 64,
+    which leaves out products of less than about 2 MB on a GPU with 50 MB of L2.  On the CPU one: its kernels are timed
+    on what their last call left in the caches, in both arms alike.
+
+    Args:
+        bytes_of_operands: of one set, its result included.
+        device: ``cpu`` or ``cuda``.
+    """
+    if device != "cuda":
+        return 1
+    import torch
+
+    cache = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    return min(_MOST_SETS, max(1, math.ceil(2 * cache / max(1, bytes_of_operands))))
+
+
+# Trials of a call from Python, an odd number.
+_LATENCIES: Final = 21
+
+
+def latency(calls: Calls) -> float:
+    """Seconds from a call in Python until the device has finished it, the median of some: what a user waits for.
+
+    It holds what a graph leaves out: PyTorch's guards, the launches, the wait.  An advisory figure, taken unpaired.
+    """
+    import torch
+
+    found = []
+    for call in itertools.islice(itertools.cycle(block_sequence(calls)), _LATENCIES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def cross_check(calls: Calls, seconds: float) -> float | None:
+    """The timer against a second instrument: ``seconds`` a call over the device time that the profiler sees.
+
+    About 1: between the nodes of a graph the device pauses for about a microsecond, which the profiler does not count.
+    Far below 1 the timer missed work; far above it timed something else than kernels.
+
+    Args:
+        calls: what was timed.
+        seconds: a call, as timed.
+
+    Returns:
+        ``None`` where no profiler sees a device.
+    """
+    from pytest_gemm.api import device_kernels
+
+    if not device_kernels.works():
+        return None
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    sequence = block_sequence(calls)
+    turns = math.ceil(10 / len(sequence))
+    for call in sequence:
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for call in sequence * turns:
+            call()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
+    microseconds = float(sum(e.time_range.elapsed_us() for e in events))
+    return seconds / (microseconds * 1e-6 / (turns * len(sequence))) if microseconds else None
