@@ -220,7 +220,8 @@ def test_what_cannot_be_measured_is_named(device: str, dtype: str, message: str)
 
 def test_a_report_needs_no_torch() -> None:
     code = (
-        "import sys; from pytest_gemm.speed import roofline; from pytest_gemm.speed.timing import plan; from pytest_gemm.problem.problem import Problem; "
+        "import sys; from pytest_gemm.speed import roofline; from pytest_gemm.speed.timing import plan; "
+        "from pytest_gemm.problem.problem import Problem; "
         "roofline.work(Problem.parse('mm:f32:nn:8x8x8')); plan.Plan().contract(); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
