@@ -104,7 +104,7 @@ def applies(name: str, config: GemmConfig, backend: Backend) -> bool:
 
 
 def _refused(config: GemmConfig, name: str, why: str, remedy: str = "") -> pytest.UsageError:
-    from pytest_gemm.config import shown
+    from pytest_gemm.options import shown
 
     remedy = f"{remedy}, or leave it out" if remedy else "leave it out"
     return pytest.UsageError(f"--gemm-{name}={shown(config.options[name])} has no effect: {why}; {remedy}")
@@ -147,7 +147,7 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
     Raises:
         pytest.UsageError: naming the option and why it has no effect.
     """
-    from pytest_gemm.config import SPEED
+    from pytest_gemm.options import SPEED
 
     if not tests:
         return

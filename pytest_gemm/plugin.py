@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gemm import config as gemm_config_room
-from pytest_gemm import distribution, effect, hookspec, records, selection, supervisor
+from pytest_gemm import effect, hookspec, records, selection, supervisor, xdist
+from pytest_gemm import options as options_module
+from pytest_gemm import settings as settings_module
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
@@ -72,7 +73,7 @@ MARKER = "gemm(problems, fillings, any_problem): a test over GEMM problems and b
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options and their ini twins."""
-    gemm_config_room.add_options(parser)
+    options_module.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -88,7 +89,7 @@ class _Supervision:
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, int | None, int | None]:
         """Fork; and hand the status over to the parent when pytest has come to its end."""
         if not (
-            _may_judge(config) and gemm_config_room.early(config, "supervise") == "yes" and supervisor.wanted(config)
+            _may_judge(config) and settings_module.early(config, "supervise") == "yes" and supervisor.wanted(config)
         ):
             return (yield)
         child = config.stash[_CHILD] = supervisor.start(functools.partial(_explained_without, config))
@@ -107,14 +108,14 @@ def _may_judge(config: pytest.Config) -> bool:
         return False
     files = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
     own = any(file.is_relative_to(default_ledger().parent) for file in files)
-    return own or distribution.asked_for(config) or bool(config.hook.pytest_gemm_register_backends.get_hookimpls())
+    return own or xdist.asked_for(config) or bool(config.hook.pytest_gemm_register_backends.get_hookimpls())
 
 
 def _explained_without(
     config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None, run: Mapping[str, Any]
 ) -> list[Outcome]:
     """What the ledger says of outcomes, in a process that has read no configuration."""
-    ledger = gemm_config_room.ledger(config, default_ledger())
+    ledger = settings_module.ledger(config, default_ledger())
     known = words.environment if words else None
     return session.explain_elsewhere(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
 
@@ -123,18 +124,18 @@ def _explained_without(
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, object, object]:
     """Answer a misspelt option of ours, once every conftest has declared its own."""
     result = yield
-    gemm_config_room.check_names(parser, args)
+    settings_module.check_names(parser, args)
     return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads its limits
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and with ``--gemm-sanitizer`` the run is another process's."""
-    if (tool := gemm_config_room.early(config, "sanitizer")) != "none":
-        gemm_config_room.check_sanitizer(config)
+    if (tool := settings_module.early(config, "sanitizer")) != "none":
+        settings_module.check_sanitizer(config)
         given = config.invocation_params
         return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
-    distribution.allow_crashes(config)
+    xdist.allow_crashes(config)
     return None
 
 
@@ -146,7 +147,7 @@ def pytest_configure(config: pytest.Config) -> None:
     register_builtin(registry)
     with _usage("pytest_gemm_register_backends"):
         config.hook.pytest_gemm_register_backends(registry=registry)
-    settings = gemm_config_room.read(config, registry, _workers(config), default_ledger())
+    settings = settings_module.read(config, registry, _workers(config), default_ledger())
     for backend in registry:
         with _usage(f"configure() of {backend.name}"):
             settings.read_by[backend.name] = effect.read_by(backend, settings.options)
@@ -329,7 +330,7 @@ def pytest_collection(session: pytest.Session) -> object | None:
     settings = session.config.stash[_CONFIG]
     if not settings.screen:
         return None
-    from pytest_gemm import doctor, fingerprint_report
+    from pytest_gemm.tools import doctor, fingerprint_report
 
     terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     terminal.ensure_newline()
@@ -514,7 +515,7 @@ def pytest_testnodedown(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-    return distribution.scheduler(config, log, config.stash.get(_DIARIES, None))
+    return xdist.scheduler(config, log, config.stash.get(_DIARIES, None))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -522,7 +523,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
     """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
     child = config.stash.get(_CHILD, None)
     config.stash[_DIARIES] = Diaries() if child is None else child.diaries
-    note = distribution.pin(config, specs)
+    note = xdist.pin(config, specs)
     if note:
         config.stash[_STATE].notes.append(note)
 
@@ -532,7 +533,7 @@ def pytest_configure_node(node: Any) -> None:
     """Tell a worker of this machine where to keep its diary, and whether another one would take its test over."""
     if node.gateway.spec.popen and _DIARIES in node.config.stash:
         node.workerinput["gemm_diaries"] = node.workerinput["gemm_speed"] = str(node.config.stash[_DIARIES].folder)
-        node.workerinput["gemm_replaces"] = distribution.replaces_workers(node.config)
+        node.workerinput["gemm_replaces"] = xdist.replaces_workers(node.config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -714,7 +715,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
     diaries, process = config.stash.get(_DIARIES, None), made.node.gateway.id
     words = diaries.words(process) if diaries else None
     earlier = diaries.outcomes(crashitem) if diaries else ()
-    outcomes = selection.crashed(crashitem, words, earlier, distribution.exit_status(made.node))
+    outcomes = selection.crashed(crashitem, words, earlier, xdist.exit_status(made.node))
     if not outcomes:
         return
     judged, use = _explained(config, outcomes, words)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.doctor import _ask, report
+from pytest_gemm.tools.doctor import _ask, report
 
 BACKENDS = """
     import os, time
@@ -92,7 +92,9 @@ def test_the_screen_is_red_for_what_is_broken_and_for_a_named_backend_that_canno
     monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], options: dict[str, Any], well: bool
 ) -> None:
     plain = {"versions": [], "reason": "", "remedy": "", "smoke": "mm", "status": "", "text": "", "kernels": []}
-    monkeypatch.setattr("pytest_gemm.doctor.in_child", lambda *_: {"lines": [], "seconds": 0.0, **plain, **answer})
+    monkeypatch.setattr(
+        "pytest_gemm.tools.doctor.in_child", lambda *_: {"lines": [], "seconds": 0.0, **plain, **answer}
+    )
     config: Any = SimpleNamespace(
         **{"backends": [SimpleNamespace(name="mine")], "named": True, "missing": "fail", **options},
         device_of=lambda _: "cpu",

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import distribution
+from pytest_gemm import xdist
 from pytest_gemm.isolation import journal, limits
 from pytest_gemm.judging import faults
 from pytest_gemm.ledger.entry import Environment
@@ -670,7 +670,7 @@ def scheduling(pytester: pytest.Pytester, *names: str) -> tuple[Any, list[FakeNo
     """A scheduler with workers that have collected eight tests and have been given theirs."""
     config = pytester.parseconfig("-n2", "--dist=load", "--gemm-backends=aten")
     config.option.tx = ["popen"] * len(names)
-    scheduler: Any = distribution.scheduler(config, None, None)
+    scheduler: Any = xdist.scheduler(config, None, None)
     nodes = [FakeNode(name) for name in names]
     tests = [f"t.py::test_product[aten-mm:f32:nn:{m}x1x1]" for m in range(1, 9)]
     for node in nodes:
@@ -723,17 +723,17 @@ def test_a_worker_that_was_sent_home_before_it_was_ready_is_not_taken_for_one(py
     ],
 )
 def test_the_user_s_choice_of_gpus_is_kept(visible: str, found: list[str], tmp_path: Path) -> None:
-    assert distribution.gpus({"CUDA_VISIBLE_DEVICES": visible}, tmp_path, tmp_path) == found
+    assert xdist.gpus({"CUDA_VISIBLE_DEVICES": visible}, tmp_path, tmp_path) == found
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
-    assert distribution.gpus({}, tmp_path / "dev", tmp_path / "driver") == []
+    assert xdist.gpus({}, tmp_path / "dev", tmp_path / "driver") == []
     (tmp_path / "driver" / "0000:17:00.0").mkdir(parents=True)
-    assert distribution.gpus({}, tmp_path / "dev", tmp_path / "driver") == ["0"]
+    assert xdist.gpus({}, tmp_path / "dev", tmp_path / "driver") == ["0"]
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia2"):
         (tmp_path / "dev" / name).touch()
-    assert distribution.gpus({}, tmp_path / "dev", tmp_path / "driver") == ["0", "1", "2"]
+    assert xdist.gpus({}, tmp_path / "dev", tmp_path / "driver") == ["0", "1", "2"]
 
 
 def test_workers_share_out_the_gpus_and_a_replacement_takes_over_its_predecessor_s(

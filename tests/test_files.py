@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import fingerprint_report
-from pytest_gemm.fingerprint_report import Fingerprint
 from pytest_gemm.storage import files
+from pytest_gemm.tools import fingerprint_report
+from pytest_gemm.tools.fingerprint_report import Fingerprint
 
 
 def test_a_lock_names_its_holder_and_is_not_waited_for_beyond_the_limit(tmp_path: Path) -> None:

@@ -15,11 +15,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pytest_gemm import fingerprint, fingerprint_report
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.fingerprint import Column, Print
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.rounding import round_to
@@ -28,6 +26,8 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.tools import fingerprint, fingerprint_report, probes, sum_order
+from pytest_gemm.tools.probes import Column, Print
 
 Array = npt.NDArray[Any]
 Product = Callable[[Array, Array], Array]
@@ -455,7 +455,7 @@ def test_a_column_that_raises_is_a_finding_and_the_others_are_asked_all_the_same
         raise OSError("no kernel image\nfor this device")
 
     found = list(fingerprint.take(Model(raises, Contract("f32")), "cpu"))
-    assert [one.column for one in found] == [column.name for column in fingerprint.COLUMNS]
+    assert [one.column for one in found] == [column.name for column in probes.COLUMNS]
     assert all(one.findings == ["it raised OSError: no kernel image"] for one in found)
 
 
@@ -509,7 +509,7 @@ def test_the_order_of_a_sum_follows_from_who_meets_whom(
     tree: Any, inside: list[int], name: str, chunk: int, block: int
 ) -> None:
     sizes = met_in(tree)
-    found = fingerprint.infer_order(sizes, inside, len(sizes) + 1)
+    found = sum_order.infer_order(sizes, inside, len(sizes) + 1)
     assert (found.name, found.block) == (name, block)
     assert found.chunk == chunk
 

@@ -21,7 +21,7 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
-from pytest_gemm import config, coverage
+from pytest_gemm import settings
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.backends import micro_kernels, torch_compat
 from pytest_gemm.backends.cpp import CppBackend
@@ -35,6 +35,7 @@ from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import page as results
+from pytest_gemm.tools import coverage
 
 needs_compiler = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"
@@ -464,7 +465,7 @@ def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.Cap
     lines += [records.record_line(records.to_record(one)) for one in outcomes()]
     path.write_text("".join(lines))
     # In a process of its own, where nothing of Inductor has been imported before.
-    command = [sys.executable, "-m", "pytest_gemm.coverage", str(path), "--json"]
+    command = [sys.executable, "-m", "pytest_gemm.tools.coverage", str(path), "--json"]
     rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["rows"]
     assert sum(sum(row["cases"].values()) for row in rows) == 6
     path.write_text("no record\n")
@@ -498,5 +499,5 @@ def test_a_later_ledger_explains_what_a_record_holds(tmp_path: Path, asks: str, 
 
 def test_a_coverage_file_says_by_its_name_what_it_is() -> None:
     with pytest.raises(pytest.UsageError, match=r"--gemm-coverage=m.txt: give a file that ends with .md"):
-        config._coverage("m.txt")
-    assert config._coverage("") is None
+        settings._coverage("m.txt")
+    assert settings._coverage("") is None

@@ -9,9 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from pytest_gemm import coverage, records
+from pytest_gemm import records
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.run import page as results
+from pytest_gemm.tools import coverage
 
 PASSED = Outcome(
     "triton",

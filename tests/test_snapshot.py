@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm import snapshot
 from pytest_gemm.backends.cpp import CppBackend
 from pytest_gemm.machine import processor
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.snapshot import Kind, Pick, Snapshot, SnapshotError
+from pytest_gemm.tools import snapshot
+from pytest_gemm.tools.snapshot import Kind, Pick, Snapshot, SnapshotError
 
 FACTS = {
     "torch": "2.13.0+cpu",

@@ -9,7 +9,7 @@ from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.backends.artifact import CompileSpec, _constants
 from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.config import _threads, cores
+from pytest_gemm.config import cores
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -23,6 +23,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.run import state
+from pytest_gemm.settings import _threads
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", threads=7)

@@ -19,12 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import config, coverage, snapshot
+from pytest_gemm import config
+from pytest_gemm import options as options_module
 from pytest_gemm.conformance import families
 from pytest_gemm.machine import isa
 from pytest_gemm.run import page as results
 from pytest_gemm.speed import calibrate
 from pytest_gemm.speed.baseline import commands
+from pytest_gemm.tools import coverage, snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,7 +67,10 @@ class Wrong:
 
 def wrong(*rows: tuple[str, ...]) -> list[object]:
     """Parameters of a test; without a phrase the message repeats the last word of what is given."""
-    return [pytest.param(Wrong(row[0], row[1:] or (shlex.split(row[0])[-1],)), id=config.shown(row[0])) for row in rows]
+    return [
+        pytest.param(Wrong(row[0], row[1:] or (shlex.split(row[0])[-1],)), id=options_module.shown(row[0]))
+        for row in rows
+    ]
 
 
 # -- values of options -------------------------------------------------------------------------------
@@ -679,9 +684,9 @@ def test_the_documents_have_all_options_and_no_others() -> None:
         if line.startswith("| `--gemm-")
     )
     named = set(re.findall(r"--gemm-[a-z-]*[a-z]", rows))
-    own = {option.flag for option in config.OPTIONS} - {"--gemm-session"}  # the run's, not a user's
+    own = {option.flag for option in options_module.OPTIONS} - {"--gemm-session"}  # the run's, not a user's
     assert named == own
-    for option in config.OPTIONS:
+    for option in options_module.OPTIONS:
         for values in re.findall(rf"{option.flag}=([a-z]+(?:\\\|[a-z]+)+)`", rows):
             found = set(values.split("\\|"))
             assert found == {*option.choices} if option.choices else found <= {*option.metavar.split("|")}

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import __version__, commands
+from pytest_gemm import __version__
 from pytest_gemm.failures.text import ratio_text
 from pytest_gemm.machine import gpus as gpus_module
 from pytest_gemm.machine import isa, processor, software
@@ -25,6 +25,7 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import from_record
 from pytest_gemm.run.terminal import by_problem, candidates, dropped_by_cause, status_of
+from pytest_gemm.storage import commands
 from pytest_gemm.storage.datafile import mismatch
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.

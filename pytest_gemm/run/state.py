@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm import coverage
 from pytest_gemm import records as records_module
 from pytest_gemm.api.protocols import names_candidates
 from pytest_gemm.config import has_cuda_device
@@ -27,6 +26,7 @@ from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import page, terminal
+from pytest_gemm.tools import coverage
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

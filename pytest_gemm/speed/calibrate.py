@@ -20,12 +20,12 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from pytest_gemm import commands
 from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, SessionError, Verdict, read_session
 from pytest_gemm.speed.gate import confirm, estimates, screen
 from pytest_gemm.speed.gate import pairs as pairs_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.storage import commands
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
 """Slow-downs that are planted, as fractions."""

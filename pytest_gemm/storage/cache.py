@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm import commands
-from pytest_gemm.storage import files
+from pytest_gemm.storage import commands, files
 
 _DAY: Final = 86400.0
 _GB: Final = 10**9

@@ -1,8 +1,8 @@
 """Which micro-kernel and which blocking Inductor picks for which problem, as files that can be compared.
 
-    python -m pytest_gemm.snapshot write baselines                  all levels, this torch
-    python -m pytest_gemm.snapshot diff baselines/torch-2.12 baselines/torch-2.13
-    python -m pytest_gemm.snapshot show baselines/torch-2.13
+    python -m pytest_gemm.tools.snapshot write baselines                  all levels, this torch
+    python -m pytest_gemm.tools.snapshot diff baselines/torch-2.12 baselines/torch-2.13
+    python -m pytest_gemm.tools.snapshot show baselines/torch-2.13
 
 The C++ templates have one candidate for a problem, and a heuristic picks it: by instruction set, size, dtype and
 number of threads.  The pick is asked for without compiling or running anything, so every machine can ask it for every
@@ -30,19 +30,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gemm import commands
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import FileError
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError, did_you_mean
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage import files
+from pytest_gemm.storage import commands, files
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.cpp import CppBackend
 
-__all__ = ["Change", "Kind", "Pick", "Snapshot", "SnapshotError", "compare", "main", "read", "take"]
 
 # What has to be equal for two files to be compared: the heuristic reads it.
 _PINNED: Final = ("threads", "l1d_cache_size", "l2_cache_size")
@@ -405,7 +403,7 @@ def _list(text: str) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 where ``diff`` finds that a release picks otherwise."""
     about = "what Inductor's C++ templates pick for which problem"
-    parser = commands.Parser(prog="python -m pytest_gemm.snapshot", description=about)
+    parser = commands.Parser(prog="python -m pytest_gemm.tools.snapshot", description=about)
     tasks = parser.add_subparsers(required=True, metavar="COMMAND")
 
     write = tasks.add_parser("write", help="ask this torch, for every instruction set, and store the answers")

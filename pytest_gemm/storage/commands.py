@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import NoReturn
 
-__all__ = ["USAGE_ERROR", "Parser", "show"]
-
 USAGE_ERROR = 4
 """The exit status of a wrong command line and of a file that cannot be read, as pytest's."""
 

@@ -11,561 +11,20 @@ the seen arithmetic and is larger than the declared one is a *finding*.  What is
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from pytest_gemm.api.protocols import Backend, Choosing, Prepared
+from pytest_gemm.api.protocols import Backend
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Dropped, Unsupported
-from pytest_gemm.problem.dtypes import TF32, DType
 from pytest_gemm.problem.problem import Problem
-
-if TYPE_CHECKING:
-    import torch
-
-    from pytest_gemm.operands.tensors import Operands
-
-__all__ = [
-    "COLUMNS",
-    "PROBES",
-    "Bench",
-    "Column",
-    "Order",
-    "Print",
-    "changes",
-    "coarse_order",
-    "columns_for",
-    "infer_order",
-    "take",
-]
-
-Array = npt.NDArray[Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """One problem that is asked everything, and a column of the table.
-
-    Attributes:
-        name: heads the column.
-        line: the problem; a compile.
-        long: only what takes many products: where K is cut, how partial sums are stored, how the error grows.
-        rare: on backends that compile, only from ``--gemm-level=full`` on.
-        aux: two further problems answer for one row and for an epilogue; compiles, too.
-    """
-
-    name: str
-    line: str
-    long: bool = False
-    rare: bool = False
-    aux: bool = False
-
-    @property
-    def problem(self) -> Problem:
-        """The problem of :attr:`line`."""
-        return Problem.parse(self.line)
-
-    @property
-    def one_row(self) -> Problem:
-        """The same product for a single row of A."""
-        return self.problem.with_m(1)
-
-    @property
-    def clamped(self) -> Problem:
-        """The same product through two activations that tell who of them swallowed a NaN."""
-        return Problem.parse(f"{self.line}:clamp-1_6+relu")
-
-
-_SCALED: Final = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:tensorwise"
-
-COLUMNS: Final = (
-    Column("f64", "mm:f64:nt:64x64x256"),
-    Column("f32", "mm:f32:nt:64x64x256", aux=True),
-    Column("f32 long", "mm:f32:nt:64x64x8192", long=True, rare=True),
-    Column("tf32", "mm:f32:nt:64x64x256::tf32"),
-    Column("f16", "mm:f16:nt:64x64x256", aux=True),
-    Column("f16 long", "mm:f16:nt:64x64x8192", long=True),
-    Column("f16 red.", "mm:f16:nt:64x64x8192::reduced", long=True, rare=True),
-    Column("bf16", "mm:bf16:nt:64x64x256", aux=True),
-    Column("f8", _SCALED),
-    Column("f8 fast", f"{_SCALED}:fast-acc"),
-    Column("i8", "int_mm:i8-i8-i32:nt:64x64x2048"),
-    Column("i8 long", "int_mm:i8-i8-i32:nt:64x64x131088", long=True, rare=True),
-)
-
-# The rows of the table, in order.
-PROBES: Final = (
-    "inputs",
-    "products",
-    "order",
-    "chunk L",
-    "alignment f",
-    "accumulator",
-    "blocks",
-    "partials",
-    "block sum",
-    "store",
-    "drift",
-    "error slope",
-    "subnormals",
-    "specials",
-    "NaN in epilogue",
-    "sum of -0",
-    "overflow",
-    "isolation",
-    "fixed point",
-    "deterministic",
-    "any row alike",
-    "batch invariant",
-)
-
-
-@dataclasses.dataclass
-class Print:
-    """What was found of one column.
-
-    Attributes:
-        column, problem: which.
-        refusal: why the backend does not compute it; "" when it does.
-        kernels: who computed it.
-        traits: probe -> value, in the order of :data:`PROBES`; a probe that does not apply is left out.
-        remarks: sentences about what is surprising and allowed.
-        findings: sentences about what the backend's contract does not allow.
-        products: how many products were computed; ``seconds``: the time with all compiles.
-    """
-
-    column: str
-    problem: str
-    refusal: str = ""
-    kernels: tuple[str, ...] = ()
-    traits: dict[str, str] = dataclasses.field(default_factory=dict)
-    remarks: list[str] = dataclasses.field(default_factory=list)
-    findings: list[str] = dataclasses.field(default_factory=list)
-    products: int = 0
-    seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Print:
-        """What :meth:`to_dict` gave, also after a round through JSON."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in found.items() if name in known}
-        return cls(**{**values, "kernels": tuple(values.get("kernels", ()))})
-
-
-def columns_for(backend: Backend, level: str) -> tuple[Column, ...]:
-    """What a backend is asked at a level: at ``quick`` one that compiles is spared the rare columns."""
-    sparing = level == "quick" and isinstance(backend, Choosing)
-    return tuple(
-        dataclasses.replace(column, aux=column.aux and (not sparing or column.name == "f16"))
-        for column in COLUMNS
-        if not (sparing and column.rare)
-    )
-
-
-# -- a problem that is asked many sums ---------------------------------------------------------------------
-
-
-class Bench:
-    """A prepared problem, and operands of its geometry to plant values in.
-
-    Attributes:
-        problem: what is computed; ``m``, ``n``, ``k``: its shape.
-        products: how many were computed.
-        uneven: some sum had other bits at another place of the result.
-    """
-
-    def __init__(self, prepared: Prepared, template: Operands) -> None:
-        self.prepared = prepared
-        self.problem = template.problem
-        shape = self.problem.shape
-        self.m, self.n, self.k = shape.m, shape.n, shape.k
-        self.products = 0
-        self.uneven = False
-        self._template = template
-
-    def product(self, a: Array, b: Array) -> Array:
-        """A (M, K) times B (K, N) as the backend computes it, in float64; scales are 1.
-
-        Values must be representable in the operands' dtypes.  Every call gets operands in new memory: an artifact may
-        hold on to a constant that it knows by its address.
-        """
-        import torch
-
-        given = self._template
-        changes: dict[str, Any] = {
-            "a": _planted(given.a, a),
-            "b": _planted(given.b, b),
-            "buffers": (),
-        }
-        for name in ("scale_a", "scale_b"):
-            if (scale := getattr(given, name)) is not None:
-                changes[name] = torch.ones_like(scale)
-        self.products += 1
-        found = self.prepared.run(dataclasses.replace(given, **changes))
-        assert isinstance(found, torch.Tensor)
-        result: Array = found.detach().cpu().to(torch.float64).numpy()
-        return result
-
-    def dots(self, a: Array, b: Array) -> Array:
-        """The sums of a[r] * b[r] over K, for rows r of two (R, K) arrays; each stands on the result's diagonal.
-
-        The rows are repeated until the matrices are full, so that one sum is seen at several places.
-        """
-        side = max(1, min(self.m, self.n) // 2)  # the others may lie in the tail of a tile, with another order
-        found = []
-        for first in range(0, len(a), side):
-            left, right = a[first : first + side], b[first : first + side]
-            rows = len(left)
-            diagonal = self.product(_full(left, self.m), _full(right, self.n).T).diagonal()
-            again = np.resize(diagonal[:rows], len(diagonal))
-            self.uneven |= not np.array_equal(diagonal.view(np.int64), again.view(np.int64)) and not _alike(
-                diagonal, again
-            )
-            found.append(diagonal[:rows])
-        return np.concatenate(found)
-
-
-def _full(rows: Array, count: int) -> Array:
-    """The rows over and over, ``count`` of them."""
-    found: Array = np.resize(rows, (count, rows.shape[1]))
-    return found
-
-
-def _alike(x: Array, y: Array) -> bool:
-    """Equal bits, where any NaN is any other."""
-    return bool(np.all((x == y) & (np.signbit(x) == np.signbit(y)) | np.isnan(x) & np.isnan(y)))
-
-
-def _planted(like: torch.Tensor, values: Array) -> torch.Tensor:
-    """A tensor of the geometry of ``like`` in new memory, poison around it, with these values."""
-    import torch
-
-    storage = like.untyped_storage().clone()
-    found = torch.empty(0, dtype=like.dtype, device=like.device)
-    found.set_(storage, like.storage_offset(), like.size(), like.stride())
-    source = torch.from_numpy(np.ascontiguousarray(values))
-    # The values are exact in every type on the way; fp8 knows the one from f32 only.
-    if like.element_size() == 1:
-        source = source.to(torch.float32)
-    found.copy_(source.to(like.dtype))
-    return found
-
-
-# -- numbers that the operands can hold --------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scale:
-    """Exponents of the products of a probe.
-
-    Attributes:
-        top: of the big ones.
-        low: of the smallest that may matter; the result's dtype holds 2^low.
-    """
-
-    top: int
-    low: int
-
-    @property
-    def span(self) -> int:
-        """log2 of the big over the small."""
-        return self.top - self.low
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """The element types of a problem, as probes need them.
-
-    Attributes:
-        given: the dtype that A and B are stored in; ``read``: the one that is multiplied at the least.
-        out: of the result.
-        wide: exponents that leave room for everything; ``narrow``: for sums that are held in float16.
-    """
-
-    given: DType
-    read: DType
-    out: DType
-    wide: _Scale
-    narrow: _Scale
-
-
-def _kind(problem: Problem) -> _Kind:
-    given, out = problem.dtypes.a, problem.dtypes.out
-    read = TF32 if problem.has("tf32") else given
-    if given.bits == 8:  # subnormals, or the span of exponents does not reach
-        return _Kind(given, read, out, _Scale(16, -18), _Scale(15, -18))
-    if given.name == "f16":
-        return _Kind(given, read, out, _Scale(30, -14), _Scale(15, -24))  # a result of subnormals is exact as well
-    return _Kind(given, read, out, _Scale(40, -40), _Scale(15, -40))
-
-
-def _halves(exponent: int) -> tuple[float, float]:
-    """Two powers of two whose product is 2^exponent, as alike as can be."""
-    return 2.0 ** (exponent - exponent // 2), 2.0 ** (exponent // 2)
-
-
-class _Rows:
-    """Rows of A and of B, whose sums of products are wanted."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._a: list[Array] = []
-        self._b: list[Array] = []
-
-    def add(self, *terms: tuple[int, float, int], units: Sequence[int] = (), unit: int = 0) -> None:
-        """One sum.
-
-        Args:
-            terms: index, factor and exponent of a product: ``factor * 2^exponent``; the factor is A's.
-            units: indices where the product is 2^unit.
-            unit: that exponent.
-        """
-        a, b = np.zeros(self._k), np.zeros(self._k)
-        if len(units):
-            a[list(units)], b[list(units)] = _halves(unit)
-        for index, factor, exponent in terms:
-            left, right = _halves(exponent)
-            a[index], b[index] = factor * left, right
-        self.put(a, b)
-
-    def put(self, a: Array, b: Array) -> None:
-        """One sum by its values."""
-        self._a.append(a)
-        self._b.append(b)
-
-    def sums(self, bench: Bench) -> Array:
-        """All sums as the backend computes them."""
-        return bench.dots(np.array(self._a), np.array(self._b))
-
-
-# -- widths and roundings ----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Width:
-    """How many bits below its leading one a sum keeps, and what becomes of the rest.
-
-    Attributes:
-        bits: fractional bits; -1 where nothing was kept, so the probe was not understood.
-        mode: ``RN`` to nearest, ``RZ`` cut, ``RA`` ties away from zero, ``RU``, ``RD``; "" unknown.
-        capped: the probe could not see more bits than these.
-    """
-
-    bits: int
-    mode: str
-    capped: bool = False
-
-    def error(self) -> float:
-        """Relative error of one sum at most: half a last bit where it rounds to nearest, a whole one elsewhere."""
-        return 2.0 ** -(self.bits + (self.mode in {"RN", "RA"}))
-
-    def __str__(self) -> str:
-        """Significand bits, the hidden one included, and the rounding: ``24 RN``."""
-        if self.bits < 0:
-            return "?"
-        return f">={self.bits + 1}" if self.capped else f"{self.bits + 1} {self.mode}".strip()
-
-
-def _width(bench: Bench, places: Sequence[int], scale: _Scale) -> Width:
-    """The width of the sum that meets a big product, a small one and the big one's negative.
-
-    Fasi et al. (2021): ``1 + 2^-t - 1`` is 2^-t as long as t bits are kept.  Then ``1 + 1.5 * 2^-(w+1) - 1`` is 2^-w to
-    nearest and 0 cut; the negative of it tells the directed roundings, and the tie ``2^-(w+1)`` where ties go.
-    """
-    big, small, other = places
-
-    def sums(cases: Iterable[tuple[float, float, int]]) -> Array:
-        rows = _Rows(bench.k)
-        for sign, factor, t in cases:
-            rows.add((big, sign, scale.top), (small, sign * factor, scale.top - t), (other, -sign, scale.top))
-        return rows.sums(bench) / 2.0**scale.top
-
-    most = min(scale.span, 62)
-    # The result must hold what is left.
-    asked = range(max(1, scale.top - bench.problem.dtypes.out.emax), most + 1)
-    found = sums((1.0, 1.0, t) for t in asked)
-    bits = max(
-        (t for t, _ in itertools.takewhile(lambda pair: pair[1] == 2.0 ** -pair[0], zip(asked, found, strict=True))),
-        default=-1,
-    )
-    if bits < 1 or bits + 2 > most:
-        return Width(bits, "", capped=bits > 0)
-    up, down, tie = sums([(1.0, 1.5, bits + 1), (-1.0, 1.5, bits + 1), (1.0, 1.0, bits + 1)]) * 2.0**bits
-    mode = {(1.0, -1.0): "RN", (0.0, 0.0): "RZ", (1.0, 0.0): "RU", (0.0, -1.0): "RD"}.get((up, down), "")
-    return Width(bits, "RA" if mode == "RN" and tie == 1.0 else mode)
-
-
-# -- order of the sum --------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """How the products of a sum are grouped, as far as it shows.
-
-    Attributes:
-        name: ``in order``, ``reversed``, ``chunks``, ``pairwise``, ``N lanes``, ``exact`` (nothing is lost), ``other``.
-        chunk: products that one addition takes together; 1 for ordinary additions.
-        block: products that are summed by themselves before their sum is added to the others'; 0: there are no blocks.
-        places: three indices whose products meet first, for the width inside.
-        apart: three indices of successive chunks of one block, for the width between them; () where there are none.
-        grain: products among which nothing shows: there is one addition of a sum for so many, at least.
-    """
-
-    name: str
-    chunk: int = 1
-    block: int = 0
-    places: tuple[int, int, int] = (0, 1, 2)
-    apart: tuple[int, ...] = ()
-    grain: int = 1
-
-
-def met_together(from_first: Mapping[int, int]) -> list[list[int]]:
-    """The terms that meet term 0 at the same time, the first ones first."""
-    return [sorted(j for j, size in from_first.items() if size == s) for s in sorted(set(from_first.values()))]
-
-
-def infer_order(from_first: Mapping[int, int], inside: Sequence[int], total: int) -> Order:
-    """The order of a sum of ``total`` terms from the sizes of subtrees.
-
-    Args:
-        from_first: for a term j, how many terms are summed by the time that term 0 and term j have met.
-        inside: the same sizes for a term in the middle and its neighbours; all alike in one addition of many terms.
-        total: number of terms.
-    """
-    sizes = sorted(set(from_first.values()))
-    groups = met_together(from_first)
-    members = [j for group in groups for j in group]
-    places = (0, members[0], members[1])
-    if sizes[-1] <= 2:
-        return Order("exact", places=places)
-    at_once = len(set(inside)) == 1
-    if len(sizes) == 1:
-        if at_once:
-            return Order("chunks", total, places=places)
-        return Order("reversed" if sizes[0] == total else "other", places=places)
-    steps = [after - before for before, after in itertools.pairwise(sizes)]
-    if len(sizes) > 3 and all(after == 2 * before for before, after in itertools.pairwise(sizes[:-1])):
-        return Order("pairwise", places=places)
-    grain = steps[0]
-    is_chunked = grain > 2 and sizes[0] == grain and at_once
-    if members != sorted(members) and not is_chunked:  # the members of a chunk may lie anywhere
-        lane = members[0]
-        if lane > 1 and all(j % lane == 0 for j in members[: (total - 1) // lane]):
-            return Order(f"{lane} lanes", places=places)
-        return Order("other", places=places)
-    larger = next((m for m, step in enumerate(steps) if step > grain), None)
-    if any(step != grain for step in steps[: -1 if larger is None else larger]):
-        return Order("other", places=places)
-    if not is_chunked and (grain, sizes[0]) != (1, 2):
-        return Order("other", places=places)
-    block = 0
-    if larger is not None:
-        block = sizes[larger]
-        rest = steps[larger:]
-        if any(step != block for step in rest[:-1]) or rest[-1] > block:
-            return Order("other", places=places)
-    if not is_chunked:
-        return Order("in order", 1, block, places)
-    alone = groups[: 1 + (len(steps) if larger is None else larger)]
-    apart = (0, alone[1][0], alone[2][0]) if len(alone) > 2 else ()
-    return Order("chunks", grain, block, places, apart)
-
-
-class _Sizes:
-    """Sizes of subtrees by planting two big products of opposite sign (Xie et al., FPRev, 2024).
-
-    While the big product of one of them is in the sum, units that are added are lost; those that come after the two
-    have met count.
-    """
-
-    def __init__(self, bench: Bench, scale: _Scale, grain: int) -> None:
-        self._bench, self._scale = bench, scale
-        # Units that stand for ``grain`` terms each; none where a big product may stand.
-        self.grain = grain
-        self.units = list(range(bench.k)) if grain == 1 else list(range(grain // 2, bench.k, grain))
-
-    def of(self, i: int, others: Sequence[int]) -> dict[int, int]:
-        """For each j of ``others``: how many terms are summed when i and j have met, in steps of the grain."""
-        rows = _Rows(self._bench.k)
-        for j in others:
-            units = [u for u in self.units if u not in (i, j)]
-            rows.add((i, 1.0, self._scale.top), (j, -1.0, self._scale.top), units=units, unit=self._scale.low)
-        survivors = rows.sums(self._bench) / 2.0**self._scale.low
-        if not np.all(np.isfinite(survivors)):
-            return {}
-        count = len(self.units)
-        if self.grain == 1:
-            return {j: count - round(float(s)) for j, s in zip(others, survivors, strict=True)}
-        return {j: (count - round(float(s))) * self.grain for j, s in zip(others, survivors, strict=True)}
-
-    def readable(self) -> bool:
-        """Whether the units arrive at all where there is no big product."""
-        rows = _Rows(self._bench.k)
-        rows.add(units=self.units[2:], unit=self._scale.low)
-        return bool(rows.sums(self._bench)[0] == (len(self.units) - 2) * 2.0**self._scale.low)
-
-
-def _order(bench: Bench, scale: _Scale, inner: Width) -> Order | None:
-    """The order of the sum; ``None`` where no unit can be read."""
-    # Sums of units must be lost beside a big product as a whole, and the result must count them.
-    counted = 2 ** min(bench.problem.dtypes.out.precision, 11)
-    room = scale.span - (inner.bits + 2 if inner.bits > 0 and not inner.capped else 24)
-    most = min(counted, 2 ** max(room, 4))
-    if bench.k <= most:
-        sizes = _Sizes(bench, scale, 1)
-        if not sizes.readable():
-            return None
-        seen = sizes.of(0, range(1, bench.k))
-        if not seen:
-            return None
-        # Terms of what may be one addition: do they all meet at once?
-        groups = met_together(seen)
-        group = groups[len(groups) // 2]
-        others = [j for j in group if j != group[len(group) // 2]]
-        inside = tuple(sizes.of(group[len(group) // 2], others).values()) if len(group) > 2 else (0, 1)
-        return infer_order(seen, inside, bench.k)
-    sizes = _Sizes(bench, scale, bench.k // min(128, most))
-    if not sizes.readable():
-        return None
-    seen = sizes.of(0, range(sizes.grain - 1, bench.k, sizes.grain))
-    if not seen:
-        return None
-    order = coarse_order(seen, sizes.grain)
-    if order.name != "other":
-        return order
-    # Lanes are powers of two apart: whoever of these meets term 0 first tells the width of a sum.
-    near = sizes.of(0, [2**t for t in range(bench.k.bit_length() - 1)])
-    first, second = sorted(near, key=lambda j: (near[j], j))[:2]
-    return dataclasses.replace(order, places=(0, first, second))
-
-
-def coarse_order(seen: Mapping[int, int], grain: int) -> Order:
-    """The blocks of a long sum, to within ``grain`` terms; what happens inside them does not show."""
-    sizes = [seen[j] for j in sorted(seen)]
-    if max(sizes) == 0:
-        return Order("exact")
-    if sizes != sorted(sizes) or len(set(sizes)) == 1:
-        return Order("other")
-    steps = np.diff(sizes)
-    # Chunks that the grain is no multiple of let a step be up to two grains long.
-    jumps = steps > 2 * grain
-    block = sizes[int(np.argmax(jumps))] if np.any(jumps) else 0
-    # Far enough apart to be in different chunks of a tensor core.
-    places = (0, grain, 2 * grain) if not 0 < block < 3 * grain else (0, 1, 2)
-    return Order("in order", 1, block, places, grain=grain)
-
+from pytest_gemm.tools.probes import PROBES, Array, Bench, Column, Print, Rows, all_alike, columns_for, halves, kind
+from pytest_gemm.tools.sum_order import Order, Width, order_of, width_of
 
 # -- what a column is asked --------------------------------------------------------------------------------
 
@@ -576,7 +35,7 @@ class _Examination:
     def __init__(self, bench: Bench, found: Print, is_long: bool) -> None:
         self.bench = bench
         self.found = found
-        self.kind = _kind(bench.problem)
+        self.kind = kind(bench.problem)
         self.is_long = is_long
         self.contract: Contract = bench.prepared.contract
         self.scale = self.kind.wide
@@ -598,8 +57,8 @@ class _Examination:
     def finding(self, text: str) -> None:
         self.found.findings.append(text)
 
-    def rows(self) -> _Rows:
-        return _Rows(self.bench.k)
+    def rows(self) -> Rows:
+        return Rows(self.bench.k)
 
     # -- the order in which everything is asked --------------------------------------------------------------
 
@@ -701,16 +160,16 @@ class _Examination:
         if not np.all(np.isfinite(rows.sums(bench))):
             self.scale = self.kind.narrow
             self.remark("sums beyond 65504 overflow: they are held in float16")
-        first = _width(bench, (0, 1, 2), self.scale)
+        first = width_of(bench, (0, 1, 2), self.scale)
         if first.bits < 0 and self.scale is not self.kind.narrow:
             # So few bits that what they keep of a big sum is more than the result can hold.
-            narrow = _width(bench, (0, 1, 2), self.kind.narrow)
+            narrow = width_of(bench, (0, 1, 2), self.kind.narrow)
             if narrow.bits > 0:
                 self.scale, first = self.kind.narrow, narrow
-        order = _order(bench, self.scale, first)
+        order = order_of(bench, self.scale, first)
         if order is None and self.scale is self.kind.wide:
             # A partial sum that is stored in float16 on the way.
-            order = _order(bench, self.kind.narrow, first)
+            order = order_of(bench, self.kind.narrow, first)
             if order is not None:
                 self.scale = self.kind.narrow
                 self.remark("partial sums beyond 65504 overflow: they are stored in float16 on the way")
@@ -720,13 +179,13 @@ class _Examination:
         if order is None:
             self.note("accumulator", str(first))
             return
-        self.inside = first if order.places == (0, 1, 2) else _width(bench, order.places, self.scale)
+        self.inside = first if order.places == (0, 1, 2) else width_of(bench, order.places, self.scale)
         self.between = self.inside
         if order.chunk > 2:
             self.note("chunk L", str(order.chunk))
             self.note("alignment f", f"{self.inside.bits} {self.inside.mode}".strip())
             if order.apart:
-                self.between = _width(bench, order.apart, self.scale)
+                self.between = width_of(bench, order.apart, self.scale)
         self.note("accumulator", str(self.between))
         if order.block:
             self.blocks(order.block)
@@ -738,10 +197,10 @@ class _Examination:
         self.note("blocks", str(block))
         half = block // 2
         if block + half < k:
-            self.partials = _width(self.bench, (0, 1, block + half), self.scale)
+            self.partials = width_of(self.bench, (0, 1, block + half), self.scale)
             self.note("partials", str(self.partials))
         if 2 * block + half < k:
-            self.block_sum = _width(self.bench, (0, block + half, 2 * block + half), self.scale)
+            self.block_sum = width_of(self.bench, (0, block + half, 2 * block + half), self.scale)
             self.note("block sum", str(self.block_sum))
 
     def say_of_sums(self, order: Order) -> None:
@@ -842,7 +301,7 @@ class _Examination:
                 digits, exponent = piece >> cut, cut + shift
                 # digits * 2^exponent as a product of two numbers in range
                 width = p - 1
-                one, other = _halves(exponent + width)
+                one, other = halves(exponent + width)
                 a[row, length + n], b[row, length + n] = -digits * 2.0**-width * one, other
                 rest -= piece
             left.append(rest * 2.0**shift)
@@ -869,10 +328,10 @@ class _Examination:
         one(lift, tiny)
         target = out.emin - 2
         reaches = 2 * given.emin <= target
-        one(*(_halves(target) if reaches else (0.0, 0.0)))
+        one(*(halves(target) if reaches else (0.0, 0.0)))
         inner = -1022 if given.name == "f64" else -126
         forms = out.emin == inner and 2 * given.emin <= inner - 4
-        one(*(_halves(inner - 4) if forms else (0.0, 0.0)), 16)
+        one(*(halves(inner - 4) if forms else (0.0, 0.0)), 16)
         found = rows.sums(self.bench)
         wanted = {"in": tiny * lift, "out": 2.0**target, "inside": 2.0**inner}
         seen = {"in": min(found[0], found[1]), "out": found[2], "inside": found[3]}
@@ -956,13 +415,13 @@ class _Examination:
             other[rows] = False
             large = a.copy()
             large[rows] *= factor
-            mixed |= not _alike(self.bench.product(large, b)[other], plain[other])
+            mixed |= not all_alike(self.bench.product(large, b)[other], plain[other])
         for cols in (slice(0, n // 2), slice(n // 2, n)):
             other = np.ones(n, bool)
             other[cols] = False
             large = b.copy()
             large[:, cols] *= factor
-            mixed |= not _alike(self.bench.product(a, large)[:, other], plain[:, other])
+            mixed |= not all_alike(self.bench.product(a, large)[:, other], plain[:, other])
         self.note("isolation", "mixed" if mixed else "kept")
         if mixed:
             self.remark("rows or columns influence each other's results, as in Strassen's algorithm")
@@ -993,7 +452,7 @@ class _Examination:
         m, n, k = self.bench.m, self.bench.n, self.bench.k
         a, b = self._random((m, k), 2), self._random((k, n), 3)
         first = self.bench.product(a, b)
-        same = all(_alike(self.bench.product(a, b), first) for _ in range(9))
+        same = all(all_alike(self.bench.product(a, b), first) for _ in range(9))
         self.note("deterministic", "yes" if same else "no")
         self.repeatable = same
         if not same:
@@ -1023,14 +482,14 @@ class _Examination:
             return
         a, b = self._random((self.bench.m, self.bench.k), 2), self._random((self.bench.k, self.bench.n), 3)
         whole = self.bench.product(a, b)
-        same = all(_alike(single.product(a[i : i + 1], b)[0], whole[i]) for i in (0, 1, self.bench.m - 1))
+        same = all(all_alike(single.product(a[i : i + 1], b)[0], whole[i]) for i in (0, 1, self.bench.m - 1))
         self.note("batch invariant", "yes" if same else "no")
         if not same:
             self.remark(f"a row has other bits alone (M = 1) than among {self.bench.m} rows")
 
     def epilogue(self, clamped: Bench) -> None:
         """NaN through clamp to [1, 6] and relu: 1 or 6 where clamp swallows it, 0 where relu does."""
-        rows = _Rows(clamped.k)
+        rows = Rows(clamped.k)
         rows.add((0, math.nan, 0))
         value = float(rows.sums(clamped)[0])
         name = "passes" if math.isnan(value) else {0.0: "relu eats"}.get(value, "clamp eats")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pytest_gemm.api.protocols import Backend
     from pytest_gemm.config import GemmConfig
 
-__all__ = ["Examination", "examine", "in_child", "machine", "report"]
 
 # The smoke product is the first that the backend claims: TMA can load its operands, no dimension is special.
 _SMOKE: Final = ("mm:f16:nt:128x96x64", "mm:f32:nn:128x96x64", "mm:f64:nn:128x96x64", "int_mm:i8-i8-i32:nt:128x96x64")

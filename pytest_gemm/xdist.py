@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm.config import OPTIONS
 from pytest_gemm.isolation.journal import Diaries
+from pytest_gemm.options import OPTIONS
 from pytest_gemm.selection import split_id
-
-__all__ = ["allow_crashes", "asked_for", "exit_status", "gpus", "pin", "replaces_workers", "scheduler", "scope"]
 
 
 def scope(nodeid: str) -> str:

@@ -20,18 +20,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import __version__, doctor
-from pytest_gemm.fingerprint import PROBES, Print, changes, take
+from pytest_gemm import __version__
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software as software_module
 from pytest_gemm.storage import files
 from pytest_gemm.storage.datafile import mismatch
+from pytest_gemm.tools import doctor
+from pytest_gemm.tools.fingerprint import changes, take
+from pytest_gemm.tools.probes import PROBES, Print
 
 if TYPE_CHECKING:
     from pytest_gemm.api.protocols import Backend
     from pytest_gemm.config import GemmConfig
 
-__all__ = ["Fingerprint", "load", "path_of", "report", "save", "sentences", "table"]
 
 _WIDTH: Final = 118
 _FORMAT: Final = 1

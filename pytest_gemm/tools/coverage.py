@@ -1,7 +1,7 @@
 """Which micro-kernels of the C++ templates were judged, and with which tails: a matrix from outcomes or run records.
 
-``pytest --gemm-coverage=FILE`` writes it at the end of a run, ``python -m pytest_gemm.coverage RECORD...`` makes it of
-run records.  A row is a micro-kernel with its register blocking and its types, a column a part of the template's code.
+``pytest --gemm-coverage=FILE`` writes it at the end of a run,
+``python -m pytest_gemm.tools.coverage RECORD...`` makes it of run records.  A row is a micro-kernel with its register blocking and its types, a column a part of the template's code.
 It counts what the generated code says (``Outcome.configuration``), not what was asked for.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm import commands
 from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.micro_kernels import Product, Registered
 from pytest_gemm.ledger.entry import Environment
@@ -25,8 +24,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import page
-
-__all__ = ["COLUMNS", "Matrix", "Row", "explained", "main", "matrix", "text"]
+from pytest_gemm.storage import commands
 
 # What each column counts.  With sizes M x N x K and a register block Mr x Nr x Kr:
 COLUMNS: Mapping[str, str] = {
@@ -382,7 +380,8 @@ def explained(record: page.Record, ledger: Ledger) -> list[Outcome]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = commands.Parser(
-        prog="python -m pytest_gemm.coverage", description="which micro-kernels of the C++ templates run records judged"
+        prog="python -m pytest_gemm.tools.coverage",
+        description="which micro-kernels of the C++ templates run records judged",
     )
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
     parser.add_argument("--title", default="", help="heading of the page")

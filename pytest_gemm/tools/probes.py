@@ -1,0 +1,323 @@
+"""The probes of the fingerprint: small products whose results name the arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_gemm.api.protocols import Backend, Choosing, Prepared
+from pytest_gemm.problem.dtypes import TF32, DType
+from pytest_gemm.problem.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_gemm.operands.tensors import Operands
+
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One problem that is asked everything, and a column of the table.
+
+    Attributes:
+        name: heads the column.
+        line: the problem; a compile.
+        long: only what takes many products: where K is cut, how partial sums are stored, how the error grows.
+        rare: on backends that compile, only from ``--gemm-level=full`` on.
+        aux: two further problems answer for one row and for an epilogue; compiles, too.
+    """
+
+    name: str
+    line: str
+    long: bool = False
+    rare: bool = False
+    aux: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of :attr:`line`."""
+        return Problem.parse(self.line)
+
+    @property
+    def one_row(self) -> Problem:
+        """The same product for a single row of A."""
+        return self.problem.with_m(1)
+
+    @property
+    def clamped(self) -> Problem:
+        """The same product through two activations that tell who of them swallowed a NaN."""
+        return Problem.parse(f"{self.line}:clamp-1_6+relu")
+
+
+_SCALED: Final = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:tensorwise"
+
+COLUMNS: Final = (
+    Column("f64", "mm:f64:nt:64x64x256"),
+    Column("f32", "mm:f32:nt:64x64x256", aux=True),
+    Column("f32 long", "mm:f32:nt:64x64x8192", long=True, rare=True),
+    Column("tf32", "mm:f32:nt:64x64x256::tf32"),
+    Column("f16", "mm:f16:nt:64x64x256", aux=True),
+    Column("f16 long", "mm:f16:nt:64x64x8192", long=True),
+    Column("f16 red.", "mm:f16:nt:64x64x8192::reduced", long=True, rare=True),
+    Column("bf16", "mm:bf16:nt:64x64x256", aux=True),
+    Column("f8", _SCALED),
+    Column("f8 fast", f"{_SCALED}:fast-acc"),
+    Column("i8", "int_mm:i8-i8-i32:nt:64x64x2048"),
+    Column("i8 long", "int_mm:i8-i8-i32:nt:64x64x131088", long=True, rare=True),
+)
+
+# The rows of the table, in order.
+PROBES: Final = (
+    "inputs",
+    "products",
+    "order",
+    "chunk L",
+    "alignment f",
+    "accumulator",
+    "blocks",
+    "partials",
+    "block sum",
+    "store",
+    "drift",
+    "error slope",
+    "subnormals",
+    "specials",
+    "NaN in epilogue",
+    "sum of -0",
+    "overflow",
+    "isolation",
+    "fixed point",
+    "deterministic",
+    "any row alike",
+    "batch invariant",
+)
+
+
+@dataclasses.dataclass
+class Print:
+    """What was found of one column.
+
+    Attributes:
+        column, problem: which.
+        refusal: why the backend does not compute it; "" when it does.
+        kernels: who computed it.
+        traits: probe -> value, in the order of :data:`PROBES`; a probe that does not apply is left out.
+        remarks: sentences about what is surprising and allowed.
+        findings: sentences about what the backend's contract does not allow.
+        products: how many products were computed; ``seconds``: the time with all compiles.
+    """
+
+    column: str
+    problem: str
+    refusal: str = ""
+    kernels: tuple[str, ...] = ()
+    traits: dict[str, str] = dataclasses.field(default_factory=dict)
+    remarks: list[str] = dataclasses.field(default_factory=list)
+    findings: list[str] = dataclasses.field(default_factory=list)
+    products: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Print:
+        """What :meth:`to_dict` gave, also after a round through JSON."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in found.items() if name in known}
+        return cls(**{**values, "kernels": tuple(values.get("kernels", ()))})
+
+
+def columns_for(backend: Backend, level: str) -> tuple[Column, ...]:
+    """What a backend is asked at a level: at ``quick`` one that compiles is spared the rare columns."""
+    sparing = level == "quick" and isinstance(backend, Choosing)
+    return tuple(
+        dataclasses.replace(column, aux=column.aux and (not sparing or column.name == "f16"))
+        for column in COLUMNS
+        if not (sparing and column.rare)
+    )
+
+
+# -- a problem that is asked many sums ---------------------------------------------------------------------
+
+
+class Bench:
+    """A prepared problem, and operands of its geometry to plant values in.
+
+    Attributes:
+        problem: what is computed; ``m``, ``n``, ``k``: its shape.
+        products: how many were computed.
+        uneven: some sum had other bits at another place of the result.
+    """
+
+    def __init__(self, prepared: Prepared, template: Operands) -> None:
+        self.prepared = prepared
+        self.problem = template.problem
+        shape = self.problem.shape
+        self.m, self.n, self.k = shape.m, shape.n, shape.k
+        self.products = 0
+        self.uneven = False
+        self._template = template
+
+    def product(self, a: Array, b: Array) -> Array:
+        """A (M, K) times B (K, N) as the backend computes it, in float64; scales are 1.
+
+        Values must be representable in the operands' dtypes.  Every call gets operands in new memory: an artifact may
+        hold on to a constant that it knows by its address.
+        """
+        import torch
+
+        given = self._template
+        changes: dict[str, Any] = {
+            "a": _planted(given.a, a),
+            "b": _planted(given.b, b),
+            "buffers": (),
+        }
+        for name in ("scale_a", "scale_b"):
+            if (scale := getattr(given, name)) is not None:
+                changes[name] = torch.ones_like(scale)
+        self.products += 1
+        found = self.prepared.run(dataclasses.replace(given, **changes))
+        assert isinstance(found, torch.Tensor)
+        result: Array = found.detach().cpu().to(torch.float64).numpy()
+        return result
+
+    def dots(self, a: Array, b: Array) -> Array:
+        """The sums of a[r] * b[r] over K, for rows r of two (R, K) arrays; each stands on the result's diagonal.
+
+        The rows are repeated until the matrices are full, so that one sum is seen at several places.
+        """
+        side = max(1, min(self.m, self.n) // 2)  # the others may lie in the tail of a tile, with another order
+        found = []
+        for first in range(0, len(a), side):
+            left, right = a[first : first + side], b[first : first + side]
+            rows = len(left)
+            diagonal = self.product(_full(left, self.m), _full(right, self.n).T).diagonal()
+            again = np.resize(diagonal[:rows], len(diagonal))
+            self.uneven |= not np.array_equal(diagonal.view(np.int64), again.view(np.int64)) and not all_alike(
+                diagonal, again
+            )
+            found.append(diagonal[:rows])
+        return np.concatenate(found)
+
+
+def _full(rows: Array, count: int) -> Array:
+    """The rows over and over, ``count`` of them."""
+    found: Array = np.resize(rows, (count, rows.shape[1]))
+    return found
+
+
+def all_alike(x: Array, y: Array) -> bool:
+    """Equal bits, where any NaN is any other."""
+    return bool(np.all((x == y) & (np.signbit(x) == np.signbit(y)) | np.isnan(x) & np.isnan(y)))
+
+
+def _planted(like: torch.Tensor, values: Array) -> torch.Tensor:
+    """A tensor of the geometry of ``like`` in new memory, poison around it, with these values."""
+    import torch
+
+    storage = like.untyped_storage().clone()
+    found = torch.empty(0, dtype=like.dtype, device=like.device)
+    found.set_(storage, like.storage_offset(), like.size(), like.stride())
+    source = torch.from_numpy(np.ascontiguousarray(values))
+    # The values are exact in every type on the way; fp8 knows the one from f32 only.
+    if like.element_size() == 1:
+        source = source.to(torch.float32)
+    found.copy_(source.to(like.dtype))
+    return found
+
+
+# -- numbers that the operands can hold --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """Exponents of the products of a probe.
+
+    Attributes:
+        top: of the big ones.
+        low: of the smallest that may matter; the result's dtype holds 2^low.
+    """
+
+    top: int
+    low: int
+
+    @property
+    def span(self) -> int:
+        """log2 of the big over the small."""
+        return self.top - self.low
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """The element types of a problem, as probes need them.
+
+    Attributes:
+        given: the dtype that A and B are stored in; ``read``: the one that is multiplied at the least.
+        out: of the result.
+        wide: exponents that leave room for everything; ``narrow``: for sums that are held in float16.
+    """
+
+    given: DType
+    read: DType
+    out: DType
+    wide: Scale
+    narrow: Scale
+
+
+def kind(problem: Problem) -> _Kind:
+    """The types that the operands of a problem are read in."""
+    given, out = problem.dtypes.a, problem.dtypes.out
+    read = TF32 if problem.has("tf32") else given
+    if given.bits == 8:  # subnormals, or the span of exponents does not reach
+        return _Kind(given, read, out, Scale(16, -18), Scale(15, -18))
+    if given.name == "f16":
+        return _Kind(given, read, out, Scale(30, -14), Scale(15, -24))  # a result of subnormals is exact as well
+    return _Kind(given, read, out, Scale(40, -40), Scale(15, -40))
+
+
+def halves(exponent: int) -> tuple[float, float]:
+    """Two powers of two whose product is 2^exponent, as alike as can be."""
+    return 2.0 ** (exponent - exponent // 2), 2.0 ** (exponent // 2)
+
+
+class Rows:
+    """Rows of A and of B, whose sums of products are wanted."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._a: list[Array] = []
+        self._b: list[Array] = []
+
+    def add(self, *terms: tuple[int, float, int], units: Sequence[int] = (), unit: int = 0) -> None:
+        """One sum.
+
+        Args:
+            terms: index, factor and exponent of a product: ``factor * 2^exponent``; the factor is A's.
+            units: indices where the product is 2^unit.
+            unit: that exponent.
+        """
+        a, b = np.zeros(self._k), np.zeros(self._k)
+        if len(units):
+            a[list(units)], b[list(units)] = halves(unit)
+        for index, factor, exponent in terms:
+            left, right = halves(exponent)
+            a[index], b[index] = factor * left, right
+        self.put(a, b)
+
+    def put(self, a: Array, b: Array) -> None:
+        """One sum by its values."""
+        self._a.append(a)
+        self._b.append(b)
+
+    def sums(self, bench: Bench) -> Array:
+        """All sums as the backend computes them."""
+        return bench.dots(np.array(self._a), np.array(self._b))
