@@ -1,7 +1,8 @@
 """Which micro-kernels of the C++ templates were judged, and with which tails: a matrix from outcomes or run records.
 
-``pytest --gemm-coverage=FILE`` writes it at the end of a run,
-``python -m pytest_gemm.tools.coverage RECORD...`` makes it of run records.  A row is a micro-kernel with its register blocking and its types, a column a part of the template's code.
+``pytest --gemm-coverage=FILE`` writes it at the end of a run, ``python -m pytest_gemm.tools.coverage RECORD...`` makes
+it of run records.  A row is a micro-kernel with its register blocking and its types, a column a part of the template's
+code.
 It counts what the generated code says (``Outcome.configuration``), not what was asked for.
 """
 
