@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor import InductorBackend, has_no_kernel, unclaimed
+from pytest_gemm.backends.inductor.backend import InductorBackend, has_no_kernel, unclaimed
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -20,7 +20,7 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.backends.artifact import Artifact, InductorPrepared
+    from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands.tensors import Operands
 
 __all__ = ["AtenBackend", "AtenPrepared", "CompiledAten"]
@@ -154,7 +154,7 @@ class CompiledAten(InductorBackend):
         Raises:
             Unsupported: what eager ATen refuses on the device.
         """
-        from pytest_gemm.backends.artifact import CalledPrepared
+        from pytest_gemm.backends.inductor.artifact import CalledPrepared
 
         if refusal := AtenBackend().refusal(problem, operands.device):
             raise refusal
@@ -169,7 +169,7 @@ def _compiled(device: str) -> CompiledAten:
 
 def _refused_on_cpu(problem: Problem) -> Unsupported | None:
     """What the CPU's kernels do not have."""
-    from pytest_gemm.backends.torch_compat import torch_release
+    from pytest_gemm.backends.inductor.torch_compat import torch_release
 
     if problem.step("rowwise") is not None and torch_release() < (2, 13):
         return Unsupported("scales", "before torch 2.13 a CPU takes tensorwise scales only", "use tensorwise")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
-from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 

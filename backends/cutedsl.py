@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.backends import naming, tensor_core
-from pytest_gemm.backends.inductor import QUANTISED, installed, no_cuda, unclaimed
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.inductor import naming
+from pytest_gemm.backends.inductor.backend import QUANTISED, installed, no_cuda, unclaimed
 from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
 from pytest_gemm.problem.problem import Problem
 
@@ -251,7 +252,7 @@ class CuteDslPrepared:
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         import torch
 
-        from pytest_gemm.backends.artifact import poison
+        from pytest_gemm.backends.inductor.poisoning import poison
 
         arguments, out = self._arguments(a, b)
         key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype)

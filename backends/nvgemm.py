@@ -8,7 +8,14 @@ from typing import Any
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
-from pytest_gemm.backends.inductor import InductorBackend, cuda_options, has_no_kernel, installed, no_cuda, unclaimed
+from pytest_gemm.backends.inductor.backend import (
+    InductorBackend,
+    cuda_options,
+    has_no_kernel,
+    installed,
+    no_cuda,
+    unclaimed,
+)
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem

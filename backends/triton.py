@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor import (
+from pytest_gemm.backends.inductor.backend import (
     QUANTISED,
     InductorBackend,
     Space,
@@ -26,7 +26,7 @@ from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from pytest_gemm.backends.artifact import Artifact
+    from pytest_gemm.backends.inductor.artifact import Artifact
 
 __all__ = ["TritonBackend"]
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from pytest_gemm.backends import cutlass
+from pytest_gemm.backends.cutlass import backend
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ def under(environment: Mapping[str, str], function: Callable[..., T], *arguments
     os.environ.clear()
     os.environ.update(environment)
     # What was found out for somebody else: which compiler there is, and which candidates.
-    cutlass._setup.cache_clear()
+    backend._setup.cache_clear()
     if "torch._inductor.utils" in sys.modules:
         sys.modules["torch._inductor.utils"].clear_caches()
     return function(*arguments)

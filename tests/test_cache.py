@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm.backends import farm, inductor
+from pytest_gemm.backends.cutlass import compile_farm
+from pytest_gemm.backends.inductor import backend
 from pytest_gemm.storage import cache, files
 from pytest_gemm.storage.cache import Limits
 
@@ -123,15 +124,15 @@ def test_whoever_asks_for_the_folder_holds_it_until_the_process_ends(home: Path)
 
 def test_inductor_s_caches_are_in_the_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert inductor.cache_dir().is_relative_to(home)
+    assert backend.cache_dir().is_relative_to(home)
     with pytest.raises(files.LockTimeoutError), files.locked(home / ".lock", -1.0):
         pass
     os.close(cache._shared.pop(home))
 
 
 def test_a_kernel_that_is_used_is_young(tmp_path: Path) -> None:
-    store = farm.Store(tmp_path)
-    job = farm.Job(farm.Source("text"), farm.Toolchain("nvcc", "13", "90a", (), (), "h"))
+    store = compile_farm.Store(tmp_path)
+    job = compile_farm.Job(compile_farm.Source("text"), compile_farm.Toolchain("nvcc", "13", "90a", (), (), "h"))
     made = keep(tmp_path / f"{job.key}.o", 40)
     assert store.obtain(job) == made
     assert made.stat().st_mtime > time.time() - DAY

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
-from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.axes import Cases, unique

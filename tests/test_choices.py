@@ -24,11 +24,13 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 from pytest_gemm import records as records_module
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
-from pytest_gemm.backends import artifact as artifact_module
-from pytest_gemm.backends import cutedsl, naming, tensor_core, torch_compat
+from pytest_gemm.backends import cutedsl, tensor_core
 from pytest_gemm.backends import triton as triton_module
-from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.backends.inductor import Space
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.inductor import artifact as artifact_module
+from pytest_gemm.backends.inductor import compilation, listing, naming, poisoning, selection, torch_compat
+from pytest_gemm.backends.inductor import dropped as dropped_module
+from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
@@ -88,13 +90,13 @@ def triton_caller(number: int, m: int = 64, n: int = 128, k: int = 32, **facts: 
 
 
 def test_a_triton_candidate_is_called_by_its_tile_whatever_its_number() -> None:
-    names = torch_compat.choice_names([triton_caller(7), triton_caller(8, 128, 64, 16, stages=2)])
+    names = selection.choice_names([triton_caller(7), triton_caller(8, 128, 64, 16, stages=2)])
     assert names == ("triton_mm-64x128x32,s4,w8", "triton_mm-128x64x16,s2,w8")
-    assert torch_compat.choice_names([triton_caller(4711)]) == names[:1]
+    assert selection.choice_names([triton_caller(4711)]) == names[:1]
 
 
 def test_what_tells_candidates_apart_is_in_their_names_and_nothing_else() -> None:
-    names = torch_compat.choice_names(
+    names = selection.choice_names(
         [
             triton_caller(0, GROUP_M=8, EVEN_K=True),
             triton_caller(1, GROUP_M=4, EVEN_K=False),  # EVEN_K says the same again
@@ -141,7 +143,7 @@ def test_every_kind_of_candidate_has_a_name_that_a_shell_and_a_pattern_take_as_i
         types.SimpleNamespace(name="decompose_k_mm_16_split_3"),
         types.SimpleNamespace(_wrapped=triton_caller(5, 16, 16, 16, stages=1, warps=2)),
     ]
-    names = torch_compat.choice_names(choices)
+    names = selection.choice_names(choices)
     assert names == (
         "triton_mm-64x128x32,s4,w8",
         "CppMicroGemmFP32Vec-8x48x1",
@@ -168,10 +170,10 @@ def test_a_candidate_has_its_name_before_its_code_is_made() -> None:
     callers, outlines = [], []
     for index, group in enumerate((8, 4)):
         callers.append(triton_caller(index, GROUP_M=group))
-        outlines.append(torch_compat._Unrendered("mm", {**kwargs, "GROUP_M": group, "layout": object()}))
-    names = torch_compat.choice_names(callers)
+        outlines.append(selection._Unrendered("mm", {**kwargs, "GROUP_M": group, "layout": object()}))
+    names = selection.choice_names(callers)
     assert len(set(names)) == 2
-    assert torch_compat.choice_names(outlines) == names
+    assert selection.choice_names(outlines) == names
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch
     assert len(names) == len(set(names)) > 2
     assert names[0].startswith("CppMicroGemmFP32Vec-")
     assert backend.compiles == 0
-    monkeypatch.setattr(artifact_module, "torch_compat", None)  # asked again, nothing is traced
+    monkeypatch.setattr(listing, "torch_compat", None)  # asked again, nothing is traced
     assert backend.choices(problem, given("mm:f32:nn:64x64x64", seed=5)[1]) == names
 
 
@@ -393,14 +395,14 @@ def test_a_refusal_by_nvcc_is_dropped_until_the_candidate_is_part_of_the_program
     """Autotuning leaves out what does not compile; a fused kernel that does not is what a user gets."""
     error = named("CUDACompileError", "C++ compile error", output="b.cu(3): error: no operator")
     spec = artifact_module.CompileSpec("CUTLASS", {}, "", threads=1, candidate=0)
-    seen = torch_compat.Session(choices=["a", "b"], chosen=["a"] if chosen else [], tried="a")
+    seen = compilation.Session(choices=["a", "b"], chosen=["a"] if chosen else [], tried="a")
     dropped: dict[str, Any] = {}
     if chosen:
         with pytest.raises(type(error)):
-            artifact_module._after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, dropped)
+            dropped_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, dropped)
         assert not dropped
     else:
-        artifact_module._after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, dropped)
+        dropped_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, dropped)
         assert dropped["a"].code == "compile-error"
 
 
@@ -409,7 +411,7 @@ def test_a_selection_within_a_selection_is_left_alone() -> None:
     """Decompose-K asks for a product of its own while it becomes a node, which has ATen's candidate alone."""
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    seen = torch_compat.Session()
+    seen = compilation.Session()
     outer, inner = triton_caller(0), types.SimpleNamespace(name="bmm_dtype")
     asked: list[int] = []
 
@@ -421,7 +423,7 @@ def test_a_selection_within_a_selection_is_left_alone() -> None:
     inner.output_node = lambda: "a node"
     with (
         patch.object(AlgorithmSelectorCache, "__call__", select),
-        torch_compat._watch_selection(seen, "triton_mm-64x128x32,s4,w8"),
+        selection.watch_selection(seen, "triton_mm-64x128x32,s4,w8"),
     ):
         node = AlgorithmSelectorCache.__call__(None, "mm", [triton_caller(1, 16), outer])
     assert node == "a node"
@@ -431,7 +433,7 @@ def test_a_selection_within_a_selection_is_left_alone() -> None:
 
 
 def test_the_product_inside_decompose_k_is_its_own() -> None:
-    session = torch_compat.Session(chosen=["decompose_k_mm_16_split"], choices=["decompose_k_mm_16_split"])
+    session = compilation.Session(chosen=["decompose_k_mm_16_split"], choices=["decompose_k_mm_16_split"])
     compiled: Any = types.SimpleNamespace(
         session=session,
         templates=(),
@@ -516,9 +518,9 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
     asked: list[dict[str, Any]] = []
     compiled: list[artifact_module.CompileSpec] = []
 
-    def list_choices(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> artifact_module.Listed:
+    def list_choices(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> listing.Listed:
         asked.append(dict(spec.options))
-        return artifact_module.Listed(("t-1", "t_tma-1"))
+        return listing.Listed(("t-1", "t_tma-1"))
 
     class Compiled:
         rebind_reason, compiles, chosen, fused = "", 1, (), True
@@ -526,7 +528,7 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
         def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
             compiled.append(spec)
 
-    monkeypatch.setattr(artifact_module, "list_choices", list_choices)
+    monkeypatch.setattr(listing, "list_choices", list_choices)
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
     backend = Spaced(threads=1)
@@ -550,7 +552,7 @@ def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch)
         def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
             tags.append(spec.user_caches)
 
-    monkeypatch.setattr(artifact_module, "list_choices", lambda *args: artifact_module.Listed(("a", "b")))
+    monkeypatch.setattr(listing, "list_choices", lambda *args: listing.Listed(("a", "b")))
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     backend = CppBackend(threads=1).with_user_caches("tag")
     problem, first = given()
@@ -900,11 +902,11 @@ def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
 
 def test_poison_is_nan_in_every_float_between_strided_elements_too() -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        assert artifact_module.poison(torch.zeros(5, dtype=dtype)).isnan().all()
-    wide = artifact_module.poison(torch.zeros(40).as_strided((3, 4), (10, 1)))
+        assert poisoning.poison(torch.zeros(5, dtype=dtype)).isnan().all()
+    wide = poisoning.poison(torch.zeros(40).as_strided((3, 4), (10, 1)))
     assert wide.as_strided((33,), (1,)).isnan().all()
-    assert (artifact_module.poison(torch.zeros(3, dtype=torch.int32)) == -1).all()
-    assert artifact_module.poison(torch.empty(0)).numel() == 0
+    assert (poisoning.poison(torch.zeros(3, dtype=torch.int32)) == -1).all()
+    assert poisoning.poison(torch.empty(0)).numel() == 0
 
 
 @needs_compiler
@@ -912,13 +914,13 @@ def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.Mo
     problem, first = given()
     prepared = CppBackend(threads=1).prepare(problem, first)
     poisoned: list[int] = []
-    honest = artifact_module.poison
+    honest = poisoning.poison
 
     def counting(tensor: torch.Tensor) -> torch.Tensor:
         poisoned.append(1)
         return honest(tensor)
 
-    monkeypatch.setattr(artifact_module, "poison", counting)
+    monkeypatch.setattr(poisoning, "poison", counting)
     (module,) = prepared.artifact._compiled.modules
     before = {name: getattr(module, name) for name in torch_compat.allocators_of(module)}
     assert "empty_strided_cpu" in before

@@ -30,9 +30,19 @@ import elsewhere
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.backends import cutlass, farm
-from pytest_gemm.backends.cutlass import CutlassBackend
-from pytest_gemm.backends.farm import CompileError, CompilerError, Counts, Farm, Job, Source, Store, Toolchain
+from pytest_gemm.backends.cutlass import backend as cutlass
+from pytest_gemm.backends.cutlass import compile_farm
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.cutlass.compile_farm import (
+    CompileError,
+    CompilerError,
+    Counts,
+    Farm,
+    Job,
+    Source,
+    Store,
+    Toolchain,
+)
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
@@ -191,7 +201,7 @@ def test_a_macro_stays_a_macro() -> None:
 
 
 def test_the_entry_is_found_and_the_configuration_read() -> None:
-    assert farm.entry_of(kernel("cutlass_fused_relu_01234567")) == "cutlass_fused_relu_01234567"
+    assert compile_farm.entry_of(kernel("cutlass_fused_relu_01234567")) == "cutlass_fused_relu_01234567"
     assert Source.of(kernel()).configuration == "config_f16_128x128x64"
     assert Source.of(kernel(text=KERNEL.replace("// configuration", "//"))).configuration == ""
     for broken in ("int main() {}", kernel("one") + kernel("two")):
@@ -203,14 +213,14 @@ def test_headers_are_told_apart_by_wheel_or_by_version_file(tmp_path: Path) -> N
     for tree, text in (("a", "#define CUTLASS_MINOR 2"), ("b", "#define CUTLASS_MINOR 3")):
         (tmp_path / tree / "include" / "cutlass").mkdir(parents=True)
         (tmp_path / tree / "include" / "cutlass" / "version.h").write_text(text, encoding="utf-8")
-    assert farm.headers_version(tmp_path / "a") != farm.headers_version(tmp_path / "b")
-    assert farm.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
+    assert compile_farm.headers_version(tmp_path / "a") != compile_farm.headers_version(tmp_path / "b")
+    assert compile_farm.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
 
 
 def test_the_compiler_says_its_version(nvcc: Compiler, tmp_path: Path) -> None:
-    assert farm.nvcc_version(nvcc.path) == "13.0.88"
+    assert compile_farm.nvcc_version(nvcc.path) == "13.0.88"
     with pytest.raises(CompilerError, match="no-such"):
-        farm.nvcc_version(str(tmp_path / "no-such"))
+        compile_farm.nvcc_version(str(tmp_path / "no-such"))
 
 
 # -- the store -----------------------------------------------------------------------------------------
@@ -317,13 +327,13 @@ def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path
 
 def test_a_renamed_object_exports_the_name_that_is_asked_for(nvcc: Compiler, tmp_path: Path) -> None:
     made = Store(tmp_path / "store").obtain(job(nvcc))
-    farm.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
+    compile_farm.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "kernel.so", tmp_path / "kernel.o"], check=True)
     library = ctypes.CDLL(str(tmp_path / "kernel.so"))
     assert library.cutlass_fused_mm_1a2b3c4d() == len(job(nvcc).source.text)
-    assert not hasattr(library, farm.ENTRY)
+    assert not hasattr(library, compile_farm.ENTRY)
     with pytest.raises(CompilerError, match="objcopy"):
-        farm.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
+        compile_farm.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
 
 
 # -- many at once --------------------------------------------------------------------------------------
@@ -338,7 +348,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
     Store(tmp_path / "store").obtain(jobs[0])
     nvcc.set("refuses", "128x128x5")
     nvcc.set("slow", "0.2")
-    told: list[farm.Progress] = []
+    told: list[compile_farm.Progress] = []
     store = Store(tmp_path / "store")
     with Farm(store, workers=2) as plant:
         plant.submit(jobs[:4])
@@ -357,7 +367,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
 def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "60")
 
-    def interrupted(progress: farm.Progress) -> None:
+    def interrupted(progress: compile_farm.Progress) -> None:
         if progress.running == 2 and nvcc.calls == 2:
             raise KeyboardInterrupt
 
@@ -410,7 +420,7 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere() 
 def test_the_cuda_package_of_inductor_hides_no_bindings(
     first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pytest_gemm.backends import cutlass_compat
+    from pytest_gemm.backends.cutlass import compat
 
     # As Inductor has it, a package; as NVIDIA has it, a namespace.
     (tmp_path / "inductor" / "cuda").mkdir(parents=True)
@@ -425,7 +435,7 @@ def test_the_cuda_package_of_inductor_hides_no_bindings(
     monkeypatch.syspath_prepend(tmp_path / "inductor")
     if first == "inductor":
         importlib.import_module("cuda")
-    cutlass_compat.share_cuda_package()  # where nobody has imported it, whoever does next gets both
+    compat.share_cuda_package()  # where nobody has imported it, whoever does next gets both
     assert hasattr(importlib.import_module("cuda"), "__version__")
     assert importlib.import_module("cuda.bindings").where == "nvidia"
     for name in ("cuda", "cuda.bindings"):
@@ -440,20 +450,21 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
     from torch._inductor.codecache import CUDACodeCache
     from torch._inductor.codegen.cuda import compile_utils
 
-    from pytest_gemm.backends import cutlass_compat, torch_compat
+    from pytest_gemm.backends.cutlass import compat
+    from pytest_gemm.backends.inductor import torch_compat
 
     monkeypatch.setenv("CUDACXX", nvcc.path)
     monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])  # the CPU build of torch knows no libcudart
     backend = CutlassBackend()
     options = {**backend.options(Problem.parse("mm:f16:nt:64x64x64")), "cuda.arch": "90"}
-    setup = farm.Setup(nvcc.path, "13.0.88", "wheel 4.2")
+    setup = compile_farm.Setup(nvcc.path, "13.0.88", "wheel 4.2")
     store = Store(tmp_path / "store")
 
     def linked(name: str, text: str = KERNEL) -> ctypes.CDLL:
         path, *_ = CUDACodeCache.compile(kernel(name, text), "so")
         return ctypes.CDLL(path)
 
-    with torch_compat.session(options, directory=str(tmp_path / "inductor")), cutlass_compat.stored(store, setup):
+    with torch_compat.session(options, directory=str(tmp_path / "inductor")), compat.stored(store, setup):
         length = linked("cutlass_candidate").cutlass_candidate()
         assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length == len(Source.of(kernel()).text)
         assert (nvcc.calls, store.counts.kernels) == (1, 1)
@@ -463,7 +474,7 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
             linked("cutlass_refused", KERNEL.replace("128x128x64", "64x64x64"))
 
         # A library that cannot be linked is not remembered as a kernel's failure.
-        monkeypatch.setattr(farm, "renamed", lambda _made, _name, place: place.write_text("no object"))
+        monkeypatch.setattr(compile_farm, "renamed", lambda _made, _name, place: place.write_text("no object"))
         with pytest.raises(exc.CUDACompileError):
             linked("cutlass_unlinked")
         monkeypatch.undo()
@@ -823,7 +834,7 @@ PLANTED = '''
     from pathlib import Path
 
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.backends.farm import Job, Source, Store, Toolchain
+    from pytest_gemm.backends.cutlass.compile_farm import Job, Source, Store, Toolchain
     from pytest_gemm.api.callable import CallableBackend
 
     KERNEL = """

@@ -19,7 +19,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from pytest_gemm import selection
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import strategies

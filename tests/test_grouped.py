@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
-from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.inductor.bindings import m_dimensions
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.judging import verdict as verdict_module

@@ -10,11 +10,10 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.backends import artifact as artifact_module
-from pytest_gemm.backends import torch_compat
 from pytest_gemm.backends.builtin import BUILTIN
-from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.backends.inductor import DYN_M_HINT, InductorBackend, cache_dir
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.inductor import bindings, generated_code, torch_compat
+from pytest_gemm.backends.inductor.backend import DYN_M_HINT, InductorBackend, cache_dir
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -141,7 +140,7 @@ def test_rebinding_and_compiling_give_the_same_bits() -> None:
 
 def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the recorded packing not the one that made the constant, every filling would be compiled."""
-    monkeypatch.setattr(artifact_module, "_replay", lambda packing, view, tensor: packing.replay(view(tensor)) * 1.5)
+    monkeypatch.setattr(bindings, "_replay", lambda packing, view, tensor: packing.replay(view(tensor)) * 1.5)
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     backend = CppBackend(threads=1)
     first, second = (operands.make(problem, "rand", seed) for seed in (1, 2))
@@ -176,8 +175,8 @@ def test_stand_ins_have_the_geometry_of_a_parameter() -> None:
     storage = torch.zeros(1000)
     guarded = storage.as_strided((3, 5), (8, 1), 128)
     shifted = storage.as_strided((5, 3), (1, 8), 129)
-    assert artifact_module.stand_in(guarded, 1).storage_offset() == 0
-    one = artifact_module.stand_in(shifted, 1)
+    assert bindings.stand_in(guarded, 1).storage_offset() == 0
+    one = bindings.stand_in(shifted, 1)
     assert (one.storage_offset(), one.stride()) == (1, (1, 8))
     assert one.unique().numel() == 15
 
@@ -208,7 +207,7 @@ def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
     prepared = cpp.prepare(problem, operands.make(problem, "rand", 1))
     other = problem.with_m(21)
     tensors = program.args(other, operands.make(other, "rand", 1))
-    with pytest.raises(artifact_module.RecompileError, match="20x33x40"):
+    with pytest.raises(bindings.RecompileError, match="20x33x40"):
         prepared.artifact.run(tensors)
 
 
@@ -346,7 +345,7 @@ def test_kernels_are_found_in_a_generated_module() -> None:
         "cpp_fused_0 = async_compile.cpp_pybinding(['float*'], r'''\nvoid kernel() {}\n''')\n"
         "cpp_fused_mm_1 = async_compile.cpp_pybinding(['float*'], r'''\nkernel_micro_gemm<true>();\n''')\n"
     )
-    assert torch_compat.kernels_of(source) == {"cpp_fused_0": False, "cpp_fused_mm_1": True}
+    assert generated_code.kernels_of(source) == {"cpp_fused_0": False, "cpp_fused_mm_1": True}
 
 
 def test_a_fallback_in_the_wrapper_alone_is_foreign(cpp: CppBackend) -> None:

@@ -17,9 +17,12 @@ from pytest_gemm import settings as settings_module
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.api.protocols import at_isa
-from pytest_gemm.backends import cpp, inductor, machine_code, torch_compat
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.backends.cpp import CppBackend, compiler
+from pytest_gemm.backends.cpp import backend as cpp
+from pytest_gemm.backends.cpp import machine_code
+from pytest_gemm.backends.cpp.backend import CppBackend, compiler
+from pytest_gemm.backends.inductor import backend as inductor
+from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -268,7 +271,7 @@ def test_what_shows_that_a_kernel_is_of_a_level(chosen: str, evidence: tuple[Any
     ],
 )
 def test_the_level_that_a_compile_command_asks_for(command: str, level: str) -> None:
-    assert torch_compat.level_of(command) == level
+    assert cpu_isa.level_of(command) == level
 
 
 def test_two_levels_share_no_folder_and_no_library() -> None:
@@ -308,8 +311,8 @@ def test_at_the_cpu_s_own_level_a_twin_is_judged_and_proved() -> None:
 def test_a_twin_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "avx512" if HERE[-1] == "avx2" else "avx2"
     monkeypatch.setattr(isa_module, "isas", lambda _: isa_module.ISAS)
-    monkeypatch.setattr(torch_compat, "lacks_isa", lambda _: "")
-    monkeypatch.setattr(torch_compat, "generating_for", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(cpu_isa, "lacks_isa", lambda _: "")
+    monkeypatch.setattr(cpu_isa, "generating_for", lambda *_, **__: contextlib.nullcontext())
     case = Case(CppBackend(threads=1), MM, ("rand",), 0, "cpu", isa=asked)
     (outcome,) = Judge().judge(case)
     assert outcome.status is Status.FELL_BACK
@@ -322,7 +325,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
     def judged(**lies: Any) -> str:
         with monkeypatch.context() as patched:
             for name, value in lies.items():
-                patched.setattr(*{"here": (isa_module, "isas"), "lack": (torch_compat, "lacks_isa"),
+                patched.setattr(*{"here": (isa_module, "isas"), "lack": (cpu_isa, "lacks_isa"),
                                   "tool": (machine_code, "disassembler")}[name], value)  # fmt: skip
             (outcome,) = Judge().judge(Case(CppBackend(), MM, ("rand",), 0, "cpu", isa="avx2"))
         assert outcome.status is Status.UNSUPPORTED
@@ -358,7 +361,7 @@ def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str
 
 def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa_module, "isas", lambda _: ("avx2", "avx512"))
-    monkeypatch.setattr(torch_compat, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
+    monkeypatch.setattr(cpu_isa, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
     assert doctor._levels() == (
         "  --gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
     )

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp import micro_kernels
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge

@@ -23,9 +23,10 @@ from torch._inductor.codegen import cpp_micro_gemm
 
 from pytest_gemm import settings
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.backends import micro_kernels, torch_compat
-from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.backends.micro_kernels import Axes, Product, Registered
+from pytest_gemm.backends.cpp import micro_kernels
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
+from pytest_gemm.backends.inductor import selection
 from pytest_gemm.failures import repro
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -111,7 +112,7 @@ def text_of(kind: Any, registered: Any) -> str:
 
 def test_every_registered_micro_kernel_is_known_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_micro_gemm, "pick_vec_isa", cpu_vec_isa.VecAMX)
-    registered = torch_compat.registered_micro_kernels()
+    registered = selection.registered_micro_kernels()
     configs = [(kind, one) for kind, found in cpp_micro_gemm.micro_gemm_configs.items() for one in found]
     assert len(registered) == len(configs)
     for expected, (kind, one) in zip(registered, configs, strict=True):
@@ -226,7 +227,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     assert not set(found) & set(left)
     assert (refused in left) == bool(refused)
     types_ = f"{problem.dtypes.a.name}-{problem.dtypes.b.name}-f32"
-    assert set(left) <= {one.kernel for one in torch_compat.registered_micro_kernels() if one.dtypes == types_}
+    assert set(left) <= {one.kernel for one in selection.registered_micro_kernels() if one.dtypes == types_}
     assert {reason.code for reason in left.values()} <= {micro_kernels.REFUSED}
     assert (backend.compiles, cpp_micro_gemm.micro_gemm_configs is before) == (0, True)
 

@@ -13,10 +13,10 @@ import torch
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import in_mode
-from pytest_gemm.backends import torch_compat
-from pytest_gemm.backends.artifact import Artifact
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.inductor import generated_code
+from pytest_gemm.backends.inductor.artifact import Artifact
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -115,7 +115,7 @@ inline void cpp_fused_mm_0_micro_gemm_kernel(
 
 
 def test_what_a_program_of_cpp_calls_is_read_in_it() -> None:
-    found = torch_compat.cpp_program(PROGRAM.format(more=""))
+    found = generated_code.cpp_program(PROGRAM.format(more=""))
     assert found.kernels == {"cpp_fused_mm_0": True, "cpp_fused_relu_1": False}
     assert found.calls == ("cpp_fused_mm_0", "cpp_fused_relu_1")
     assert not found.foreign
@@ -132,7 +132,7 @@ def test_what_a_program_of_cpp_calls_is_read_in_it() -> None:
     ],
 )
 def test_somebody_else_s_product_shows_in_a_program_of_cpp(call: str, name: str) -> None:
-    (found,) = torch_compat.cpp_program(PROGRAM.format(more=f"    AOTI_TORCH_ERROR_CODE_CHECK({call});")).foreign
+    (found,) = generated_code.cpp_program(PROGRAM.format(more=f"    AOTI_TORCH_ERROR_CODE_CHECK({call});")).foreign
     assert found.endswith(name)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract

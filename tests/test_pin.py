@@ -14,9 +14,9 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Recipe
-from pytest_gemm.backends import naming
-from pytest_gemm.backends.cpp import CppBackend
-from pytest_gemm.backends.cutlass import CutlassBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.inductor import naming
 from pytest_gemm.failures import artifacts, error_map, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
@@ -150,8 +150,8 @@ def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_addres
 
 
 def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_gemm.backends.cutlass.cutlass_tree", lambda: "/somewhere/cutlass-tree")
-    monkeypatch.setattr("pytest_gemm.backends.cutlass.nvcc", lambda: "/usr/local/cuda/bin/nvcc")
+    monkeypatch.setattr("pytest_gemm.backends.cutlass.backend.cutlass_tree", lambda: "/somewhere/cutlass-tree")
+    monkeypatch.setattr("pytest_gemm.backends.cutlass.backend.nvcc", lambda: "/usr/local/cuda/bin/nvcc")
     problem = Problem.parse("mm:f16:nn:64x128x64:relu")
     given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_gemm.backends import micro_kernels
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp import micro_kernels
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.judging import verdict
 from pytest_gemm.machine import isa as isa_module

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.artifact import m_dimensions
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend, CuteDslPrepared
-from pytest_gemm.backends.cutlass import CutlassBackend
-from pytest_gemm.backends.torch_compat import torch_release
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.inductor.bindings import m_dimensions
+from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval as interval_module
@@ -334,7 +334,7 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
 
 
 def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_gemm.backends.torch_compat.torch_release", lambda: (2, 11))
+    monkeypatch.setattr("pytest_gemm.backends.inductor.torch_compat.torch_release", lambda: (2, 11))
     o = make(line("16x16x16", "rowwise"), "rand")
     with pytest.raises(Unsupported, match=r"before torch 2\.13"):
         AtenBackend().prepare(o.problem, o)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.machine import processor
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.tools import snapshot

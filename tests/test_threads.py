@@ -7,8 +7,8 @@ import torch
 
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.backends.artifact import CompileSpec, _constants
-from pytest_gemm.backends.cpp import CppBackend
+from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.backends.inductor.artifact import CompileSpec, constant_tensors
 from pytest_gemm.config import cores
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
@@ -132,4 +132,4 @@ def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
     assert CppBackend().options(problem)["freezing"] is freezing or mode == ""
     given = room.make(problem, "rand", 0)
     spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, mode=mode)
-    assert _constants(problem, program.args(problem, given), spec) == expected
+    assert constant_tensors(problem, program.args(problem, given), spec) == expected

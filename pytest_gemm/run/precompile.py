@@ -24,7 +24,7 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 from pytest_gemm.api.protocols import Availability, Backend, tuned
-from pytest_gemm.backends.farm import Counts, Farm, Job, Store
+from pytest_gemm.backends.cutlass.compile_farm import Counts, Farm, Job, Store
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported

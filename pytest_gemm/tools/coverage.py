@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gemm.backends import micro_kernels
-from pytest_gemm.backends.micro_kernels import Product, Registered
+from pytest_gemm.backends.cpp import micro_kernels
+from pytest_gemm.backends.cpp.micro_kernels import Product, Registered
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
@@ -112,9 +112,9 @@ def matrix(
         registered: what Inductor has registered; ``None``: ask the torch at hand.
     """
     if registered is None:
-        from pytest_gemm.backends import torch_compat  # imports torch
+        from pytest_gemm.backends.inductor import selection  # imports torch
 
-        registered = torch_compat.registered_micro_kernels()
+        registered = selection.registered_micro_kernels()
     taken = {isa for level in levels for isa in _TAKEN.get(level, frozenset())}
     rows = {(one.kernel, one.dtypes, one.isa): Row(one.kernel, one.dtypes, one.isa) for one in registered}
     # Some are registered alike for several instruction sets: what was generated is the machine's own, or the first one.

@@ -134,7 +134,7 @@ def _facts() -> dict[str, Any]:
     """torch, the CPU and the GPUs."""
     import torch
 
-    from pytest_gemm.backends import torch_compat
+    from pytest_gemm.backends.inductor import torch_compat
 
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", built without CUDA"
     lines = [f"torch {torch.__version__}{cuda}"]
@@ -154,17 +154,17 @@ def _facts() -> dict[str, Any]:
 
 def _isa() -> str:
     """What Inductor's C++ is vectorised for, with the matrix units that its micro-kernels may use."""
-    from pytest_gemm.backends import torch_compat
+    from pytest_gemm.backends.inductor import cpu_isa
 
     flags = processor.cpu().flags
     units = [f for f in ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16") if f in flags]
-    return f"{torch_compat.vector_isa()} (the CPU has {', '.join(units) or 'no matrix units'})"
+    return f"{cpu_isa.vector_isa()} (the CPU has {', '.join(units) or 'no matrix units'})"
 
 
 def _levels() -> str:
     """What ``--gemm-isa`` takes here, and why it takes no more."""
-    from pytest_gemm.backends import torch_compat
-    from pytest_gemm.backends.inductor import cache_dir
+    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
+    from pytest_gemm.backends.inductor.backend import cache_dir
 
     here, cannot = ["native"], []
     executed = isa_module.isas(processor.cpu().flags)
@@ -172,7 +172,7 @@ def _levels() -> str:
         lack = "not in this CPU"
         if isa in executed:
             with torch_compat.cache_dir_set(str(cache_dir(isa))):
-                lack = torch_compat.lacks_isa(isa)
+                lack = cpu_isa.lacks_isa(isa)
         if lack:
             cannot.append((isa, lack))
         else:

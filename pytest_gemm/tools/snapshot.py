@@ -39,7 +39,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import commands, files
 
 if TYPE_CHECKING:
-    from pytest_gemm.backends.cpp import CppBackend
+    from pytest_gemm.backends.cpp.backend import CppBackend
 
 
 # What has to be equal for two files to be compared: the heuristic reads it.
@@ -211,11 +211,11 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     """
     import torch
 
-    from pytest_gemm.backends import torch_compat
+    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
     twin = backend.listing_at(isa)
     facts = {"torch": torch.__version__, "backend": backend.name, "isa": isa, "threads": str(threads)}
-    facts |= {name: str(size) for name, size in torch_compat.LISTED_CACHES.items()}
+    facts |= {name: str(size) for name, size in cpu_isa.LISTED_CACHES.items()}
     picks: dict[str, Pick] = {}
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # of problems that a device has not, PyTorch logs every one with its stack
@@ -298,7 +298,7 @@ def _write(given: argparse.Namespace) -> tuple[list[str], int]:
                 raise ValueError(f"--{flag}={name}: no such {what}{hint}; known: {', '.join(known)}")
     if not 1 <= given.threads <= _MOST_THREADS:
         raise ValueError(f"--threads={given.threads}: give 1 or more, {_MOST_THREADS} at most")
-    from pytest_gemm.backends.cpp import CppBackend
+    from pytest_gemm.backends.cpp.backend import CppBackend
 
     problems = _problems(given.problems, given.level, given.ops)
     backend = CppBackend(threads=given.threads)

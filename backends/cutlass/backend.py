@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.backends import farm, tensor_core
-from pytest_gemm.backends.inductor import (
+from pytest_gemm.backends import tensor_core
+from pytest_gemm.backends.cutlass import compile_farm
+from pytest_gemm.backends.inductor.backend import (
     QUANTISED,
     InductorBackend,
     cache_dir,
@@ -32,13 +33,11 @@ from pytest_gemm.storage import cache
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_gemm.backends.artifact import Artifact
+    from pytest_gemm.backends.inductor.artifact import Artifact
     from pytest_gemm.operands.tensors import Operands
 
 # Of the kernels that Inductor offers for sm_90; those of one byte an element have 128.
 _SHORTEST_K_TILE = 64
-
-__all__ = ["CutlassBackend", "curand_headers", "cutlass_tree", "kernel_cache_dir", "nvcc"]
 
 
 def nvcc() -> str | None:
@@ -82,15 +81,17 @@ def _wheel_source() -> Path | None:
 
 
 @functools.cache
-def _setup() -> farm.Setup:
+def _setup() -> compile_farm.Setup:
     """The compiler and the headers that :func:`cutlass_tree` leads to.  For where ``compiles_ahead()`` is content."""
     compiler = nvcc()
     assert compiler is not None
     if mine := os.environ.get("TORCHINDUCTOR_CUTLASS_DIR"):
-        headers = farm.headers_version(Path(mine))
+        headers = compile_farm.headers_version(Path(mine))
     else:
-        headers = farm.headers_version(Path(), wheel=dict(installed("nvidia-cutlass")).get("nvidia-cutlass", "?"))
-    return farm.Setup(compiler, farm.nvcc_version(compiler), headers, curand_headers(compiler) or "")
+        headers = compile_farm.headers_version(
+            Path(), wheel=dict(installed("nvidia-cutlass")).get("nvidia-cutlass", "?")
+        )
+    return compile_farm.Setup(compiler, compile_farm.nvcc_version(compiler), headers, curand_headers(compiler) or "")
 
 
 def kernel_cache_dir() -> Path:
@@ -154,9 +155,9 @@ class CutlassBackend(InductorBackend):
         self.kernel_cache = Path(options["kernel-cache"]).absolute() if options["kernel-cache"] else None
 
     @functools.cached_property
-    def store(self) -> farm.Store:
+    def store(self) -> compile_farm.Store:
         """The compiled kernels of this process and of all before it."""
-        return farm.Store(self.kernel_cache or kernel_cache_dir())
+        return compile_farm.Store(self.kernel_cache or kernel_cache_dir())
 
     def _begin(self) -> None:
         super()._begin()
@@ -223,7 +224,7 @@ class CutlassBackend(InductorBackend):
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """With epilogue fusion on, and the tree that Inductor takes for a checkout."""
-        from pytest_gemm.backends import torch_compat
+        from pytest_gemm.backends.inductor import torch_compat
 
         own: dict[str, Any] = {
             "cutlass_dir": str(cutlass_tree()),
@@ -265,9 +266,9 @@ class CutlassBackend(InductorBackend):
 
     def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
         """As for every backend of Inductor, with kernels out of the :attr:`store`."""
-        from pytest_gemm.backends import cutlass_compat
+        from pytest_gemm.backends.cutlass import compat
 
-        with cutlass_compat.stored(self.store, _setup()):
+        with compat.stored(self.store, _setup()):
             return super().artifact(problem, operands, choice)
 
     def jobs(
@@ -275,7 +276,7 @@ class CutlassBackend(InductorBackend):
         problem: Problem,
         architecture: str,
         pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
-    ) -> list[farm.Job]:
+    ) -> list[compile_farm.Job]:
         """The kernels that the problem needs, as they will be asked for when it is prepared; compiles nothing.
 
         It needs no GPU.  For a process of its own, see ``backends.cutlass_compat.collecting``.
@@ -288,14 +289,14 @@ class CutlassBackend(InductorBackend):
         Raises:
             Unsupported: when Inductor has no candidate.
         """
-        from pytest_gemm.backends import cutlass_compat
+        from pytest_gemm.backends.cutlass import compat
 
         operands = _without_memory(problem)
-        with cutlass_compat.collecting(architecture, self.store, _setup()) as seen:
+        with compat.collecting(architecture, self.store, _setup()) as seen:
             for choice in ("",) if pick is None else pick(self.choices(problem, operands)):
                 before = len(seen.jobs)
                 try:
-                    with contextlib.suppress(Dropped), cutlass_compat.to_the_end():
+                    with contextlib.suppress(Dropped), compat.to_the_end():
                         self.prepare_choice(problem, operands, choice)
                 except Unsupported:
                     raise
@@ -308,7 +309,7 @@ class CutlassBackend(InductorBackend):
 
 def _without_memory(problem: Problem) -> Operands:
     """Operands of a problem in their true geometry, as fake tensors on a CUDA device."""
-    from pytest_gemm.backends import cutlass_compat
+    from pytest_gemm.backends.cutlass import compat
     from pytest_gemm.operands import tensors as room
     from pytest_gemm.operands.distributions import fillings_for
 
@@ -319,7 +320,7 @@ def _without_memory(problem: Problem) -> Operands:
     looked_up = {
         f"{what}{i}": t for i, pair in made.lookups.items() for what, t in zip(("table", "rows"), pair, strict=True)
     }
-    fake = cutlass_compat.faked(single | several | looked_up)
+    fake = compat.faked(single | several | looked_up)
     changes: dict[str, Any] = {name: fake[name] for name in single}
     changes["residuals"] = tuple(fake[name] for name in several)
     changes["lookups"] = {index: (fake[f"table{index}"], fake[f"rows{index}"]) for index in made.lookups}

@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["forcing", "plain", "unique"]
-
 
 def plain(text: str) -> str:
     """``text`` with every run of other characters than letters, digits and ``. _ = , + : @ % / -`` as one dash.

@@ -12,24 +12,6 @@ import math
 import re
 from collections.abc import Sequence
 
-__all__ = [
-    "GROUPED",
-    "NAME",
-    "REFUSED",
-    "Axes",
-    "Product",
-    "Registered",
-    "contradiction",
-    "kernel_name",
-    "kernel_of",
-    "parse",
-    "products",
-    "register_block",
-    "split",
-    "unmet",
-    "variants",
-]
-
 Blocks = tuple[int, int, int]
 
 # Code of the reason for which a registered micro-kernel of a problem's types is none of its candidates.

@@ -38,24 +38,6 @@ from typing import Any, Final
 
 from pytest_gemm.storage import files
 
-__all__ = [
-    "ENTRY",
-    "CompileError",
-    "CompilerError",
-    "Counts",
-    "Farm",
-    "Job",
-    "Progress",
-    "Setup",
-    "Source",
-    "Store",
-    "Toolchain",
-    "entry_of",
-    "headers_version",
-    "nvcc_version",
-    "renamed",
-]
-
 ENTRY: Final = "pytest_gemm_entry"
 
 # Part of every key: raise it when what is stored changes its meaning.

@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability, Recipe
-from pytest_gemm.backends import machine_code, micro_kernels
-from pytest_gemm.backends.inductor import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
+from pytest_gemm.backends.cpp import machine_code, micro_kernels
+from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -24,10 +24,9 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
 if TYPE_CHECKING:
-    from pytest_gemm.backends.artifact import Artifact, InductorPrepared
+    from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands.tensors import Operands
 
-__all__ = ["CppBackend", "compiler"]
 
 # Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
 _REFERENCE_UP_TO = 1 << 28
@@ -90,10 +89,10 @@ class CppBackend(InductorBackend):
             if isa not in here:
                 can = ", ".join(here) or "none that can be asked for"
                 raise Unsupported("isa", f"this CPU does not execute {isa}", f"it executes {can}")
-            from pytest_gemm.backends import torch_compat
+            from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
             with torch_compat.cache_dir_set(str(cache_dir(isa))):
-                lack = torch_compat.lacks_isa(isa)
+                lack = cpu_isa.lacks_isa(isa)
             if lack:
                 raise Unsupported("isa", lack, "install a newer g++")
             if not machine_code.disassembler():
@@ -123,7 +122,7 @@ class CppBackend(InductorBackend):
             micro-kernel with register blocking and, beside it, the blockings over threads and caches (see
             :func:`torch_compat._blockings`); and whether there was a selection that had no candidate.
         """
-        from pytest_gemm.backends.artifact import listing
+        from pytest_gemm.backends.inductor.listing import listing
 
         first, tensors = self._first(problem, operands)
         seen = listing(first, tensors, self._spec(problem, Space()))
@@ -228,7 +227,7 @@ class CppBackend(InductorBackend):
         """
         import torch
 
-        from pytest_gemm.backends.torch_compat import ONEDNN_FROM
+        from pytest_gemm.backends.inductor.cpu_isa import ONEDNN_FROM
 
         if problem.has("unfrozen"):
             return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")

@@ -23,20 +23,17 @@ from unittest.mock import patch
 
 import torch
 
-from pytest_gemm.backends import farm
-
-__all__ = ["Collected", "collecting", "faked", "share_cuda_package", "stored", "to_the_end", "toolchain"]
-
+from pytest_gemm.backends.cutlass import compile_farm
 
 # -- the compiler as Inductor calls it -------------------------------------------------------------------
 
 
-def toolchain(setup: farm.Setup) -> farm.Toolchain:
+def toolchain(setup: compile_farm.Setup) -> compile_farm.Toolchain:
     """The compiler with the flags that Inductor's configuration of this moment gives it."""
     from torch._inductor.codegen.cuda import compile_utils
 
     host = (f"-Xcompiler={option}" for option in compile_utils._nvcc_host_compiler_options())
-    return farm.Toolchain(
+    return compile_farm.Toolchain(
         compiler=setup.compiler,
         version=setup.version,
         architecture=str(compile_utils._nvcc_arch_as_compile_option()),
@@ -67,7 +64,7 @@ def share_cuda_package() -> None:
 
 
 @contextlib.contextmanager
-def stored(store: farm.Store, setup: farm.Setup) -> Iterator[None]:
+def stored(store: compile_farm.Store, setup: compile_farm.Setup) -> Iterator[None]:
     """Let Inductor take the objects of its CUTLASS kernels from ``store``, which compiles what is missing.
 
     Inductor compiles a kernel into an object and links that into a library of its own; only the first step is
@@ -96,13 +93,13 @@ def stored(store: farm.Store, setup: farm.Setup) -> Iterator[None]:
             return result
         key, text_path = CUDACodeCache.write(source_code, dst_file_ext)
         place = Path(text_path).with_suffix(".o")
-        job = farm.Job(farm.Source.of(source_code), toolchain(setup))
+        job = compile_farm.Job(compile_farm.Source.of(source_code), toolchain(setup))
         try:
             made = store.obtain(job)
-        except farm.CompileError as error:
+        except compile_farm.CompileError as error:
             raise exc.CUDACompileError(job.toolchain.command(text_path, str(place)), str(error).encode()) from error
         if not place.is_file():
-            farm.renamed(made, farm.entry_of(source_code), place)
+            compile_farm.renamed(made, compile_farm.entry_of(source_code), place)
         return str(place), key, text_path
 
     share_cuda_package()
@@ -124,7 +121,7 @@ class Collected:
         jobs: candidates as they would be benchmarked, then those with a fused epilogue; a kernel may come twice.
     """
 
-    jobs: list[farm.Job] = dataclasses.field(default_factory=list)
+    jobs: list[compile_farm.Job] = dataclasses.field(default_factory=list)
 
 
 class _Enough(Exception):
@@ -222,7 +219,7 @@ def _device_set(architecture: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def collecting(architecture: str, store: farm.Store, setup: farm.Setup) -> Iterator[Collected]:
+def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm.Setup) -> Iterator[Collected]:
     """Have what is compiled inside the block generated, and neither compiled nor loaded.
 
     The same path as a real compile: Dynamo, the passes, the selection, the scheduler with its fusions; only what
@@ -247,7 +244,7 @@ def collecting(architecture: str, store: farm.Store, setup: farm.Setup) -> Itera
 
     def note(text: str) -> Exception | None:
         # Now, as Inductor's options of this compile are part of the flags.
-        job = farm.Job(farm.Source.of(text), toolchain(setup))
+        job = compile_farm.Job(compile_farm.Source.of(text), toolchain(setup))
         seen.jobs.append(job)
         message = store.error_of(job.key)
         return exc.CUDACompileError(job.toolchain.command("kernel.cu", "kernel.o"), message) if message else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_gemm.api.protocols import Availability, Recipe
-from pytest_gemm.backends import naming
+from pytest_gemm.backends.inductor import naming
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -30,21 +30,10 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from pytest_gemm.backends.artifact import Artifact, CompileSpec, InductorPrepared, Listed
+    from pytest_gemm.backends.inductor.artifact import Artifact, CompileSpec, InductorPrepared
+    from pytest_gemm.backends.inductor.listing import Listed
     from pytest_gemm.operands.tensors import Operands
 
-__all__ = [
-    "DYN_M_HINT",
-    "QUANTISED",
-    "InductorBackend",
-    "Space",
-    "cache_dir",
-    "cuda_options",
-    "has_no_kernel",
-    "installed",
-    "no_cuda",
-    "unclaimed",
-]
 
 # Ops on quantised weights, which Inductor lowers for the CPU alone and decomposes for nobody.
 QUANTISED = frozenset({"woq_int8", "woq_int4", "qlinear", "da8w8"})
@@ -91,7 +80,7 @@ def cache_dir(isa: str = "") -> Path:
         isa: instruction set that they are generated for, each of which has a folder of its own in there; "" for the
             machine's own.  Two of them may generate the same text, and Inductor's keys of a program are of its text.
     """
-    from pytest_gemm.backends import torch_compat
+    from pytest_gemm.backends.inductor import torch_compat
 
     if mine := torch_compat.users_cache_dir():
         return Path(mine) / isa
@@ -233,7 +222,7 @@ class InductorBackend(abc.ABC):
             Unsupported: when Inductor has no candidate of this name.
             Dropped: when it cannot be compiled for this device, or does not fit it.
         """
-        from pytest_gemm.backends.artifact import InductorPrepared
+        from pytest_gemm.backends.inductor.artifact import InductorPrepared
 
         artifact = self.artifact(problem, operands, choice)
         return InductorPrepared(problem, artifact, self.contract(problem, artifact))
@@ -258,8 +247,8 @@ class InductorBackend(abc.ABC):
 
     def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
         """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
-        from pytest_gemm.backends import torch_compat
-        from pytest_gemm.backends.artifact import constant_names, m_dimensions
+        from pytest_gemm.backends.inductor import cpu_isa
+        from pytest_gemm.backends.inductor.bindings import constant_names, m_dimensions
 
         spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
         dynamic = problem.has("dyn-m")
@@ -271,7 +260,7 @@ class InductorBackend(abc.ABC):
             hint=DYN_M_HINT if dynamic else 0,
             caches=bool(self.user_caches),
             threads=spec.threads,
-            setup=torch_compat.isa_setup(self.isa),
+            setup=cpu_isa.isa_setup(self.isa),
         )
 
     def with_user_caches(self, tag: str) -> Self:
@@ -321,7 +310,7 @@ class InductorBackend(abc.ABC):
             operands: of that geometry.
             choice: name of the one candidate to compile; "": as ``candidates`` says.
         """
-        from pytest_gemm.backends.artifact import Artifact
+        from pytest_gemm.backends.inductor.artifact import Artifact
 
         first, tensors = self._first(problem, operands)
         key = (choice, *self._key(first, tensors))
@@ -367,7 +356,7 @@ class InductorBackend(abc.ABC):
 
     def _spec(self, problem: Problem, space: Space) -> CompileSpec:
         """How to compile the problem with the candidates of ``space``, benchmarking them."""
-        from pytest_gemm.backends.artifact import CompileSpec
+        from pytest_gemm.backends.inductor.artifact import CompileSpec
 
         return CompileSpec(
             self.inductor_name,
@@ -390,7 +379,7 @@ class InductorBackend(abc.ABC):
 
     def _list(self, problem: Problem, operands: Operands, space: Space) -> Listed:
         """All candidates under the options of one space."""
-        from pytest_gemm.backends.artifact import list_choices
+        from pytest_gemm.backends.inductor.listing import list_choices
 
         first, tensors = self._first(problem, operands)
         key = (space, *self._key(first, tensors))
@@ -435,7 +424,7 @@ class InductorBackend(abc.ABC):
     @staticmethod
     def _at_hint(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors with M at :data:`DYN_M_HINT`: contents do not matter, only the geometry does."""
-        from pytest_gemm.backends.artifact import m_dimensions
+        from pytest_gemm.backends.inductor.bindings import m_dimensions
 
         dims = m_dimensions(problem)
         m = problem.shape.m

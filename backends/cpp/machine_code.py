@@ -16,8 +16,6 @@ from typing import Final
 
 from pytest_gemm.machine.isa import ISAS
 
-__all__ = ["CodeError", "disassembler", "level", "units", "units_of"]
-
 # Units by what their instructions look like, in either tool's AT&T syntax.  Registers 16 to 31 and masks came with
 # AVX-512, whatever the width, so they need it too.
 _UNITS: Final[Mapping[str, re.Pattern[str]]] = {

@@ -15,12 +15,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from weakref import finalize
 
@@ -28,272 +27,33 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
-from pytest_gemm.backends import machine_code, micro_kernels, torch_compat
+from pytest_gemm.backends.cpp import machine_code, micro_kernels
+from pytest_gemm.backends.inductor import compilation, generated_code, selection, torch_compat
+from pytest_gemm.backends.inductor.bindings import (
+    Binding,
+    Program,
+    RecompileError,
+    Tensors,
+    bindings,
+    constant_names,
+    flatten,
+    m_dimensions,
+    stand_in,
+    stand_ins,
+)
+from pytest_gemm.backends.inductor.dropped import IN_CPP, after_failure, left_out
+from pytest_gemm.backends.inductor.poisoning import poisoned_memory
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import guard_pages
-from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
-from pytest_gemm.problem.ops import THIRDS
+from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
-
-__all__ = [
-    "Artifact",
-    "CalledPrepared",
-    "CompileSpec",
-    "InductorPrepared",
-    "Listed",
-    "RecompileError",
-    "constant_names",
-    "list_choices",
-    "listing",
-    "m_dimensions",
-    "poison",
-    "stand_in",
-]
-
-Tensors = Mapping[str, torch.Tensor]
-
-
-class RecompileError(RuntimeError):
-    """A compiled program met operands of its own problem and wanted to compile again."""
-
-
-def constant_names(problem: Problem) -> frozenset[str]:
-    """Which of the program's tensors are constants of the compiled program.
-
-    With a constant weight its scale and its bias are constants too, as in ``torch.nn.Linear``; not a bias with
-    a row for every M, which belongs to the input.  Residuals are inputs.
-    """
-    if not problem.constant_b:
-        return frozenset()
-    step = problem.step("bias")
-    names = {"b", "scale"}
-    if problem.op.name == "linears":
-        count = problem.shape.batch or 0
-        return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
-    if problem.has("concat"):
-        names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
-    if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
-        names |= {"scale_b", "zero_b", "affine"}
-    if step is not None and step.text not in {"m1", "mn"}:
-        names.add("bias")
-    return frozenset(names)
-
-
-def m_dimensions(problem: Problem) -> dict[str, int]:
-    """For every input of a ``dyn-m`` program the dimension that is M."""
-    found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
-    if problem.op.name == "linears":
-        rows = 0 if problem.step("gated") is not None else 1
-        return {"a": 0, **{f"r{i}": rows for i in range(len(problem.residuals))}}
-    if problem.step("rowwise") is not None:
-        found["scale_a"] = found["a"]
-    rank = len(problem.result_shape)
-    for index, (own, moves) in enumerate(problem.residuals):
-        if own.text == "n":
-            continue
-        place = 0 if own.text == "m1" else found["a"]
-        for move in moves:
-            place = move.order(rank).index(place)
-        found[f"{'i' if own.text == 'at' else 'r'}{index}"] = place
-    step = problem.step("bias")
-    if step is not None and step.text in {"m1", "mn"}:
-        batched = step.text == "mn" and problem.shape.batch is not None
-        found["bias"] = 1 if batched else 0
-    return found
-
-
-def stand_in(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """A tensor of the same geometry (shape, strides, alignment) with distinct random contents.
-
-    Its storage is no larger than the view needs, and it begins where a parameter of its own would: at offset 0,
-    or as many elements past a 64-byte boundary as ``tensor`` lies (the flag ``off-b``), never behind a guard band.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    offset = tensor.storage_offset() % (64 // tensor.element_size())
-    extent = offset + 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    size = max(extent, 0) if tensor.numel() else offset
-    storage = torch.zeros(size, dtype=tensor.dtype)
-    view = storage.as_strided(tensor.shape, tensor.stride(), offset)
-    # Written through the storage: an expanded view has several indices for one element.
-    if tensor.dtype.is_floating_point:
-        storage.copy_(torch.randn(size, generator=generator))
-    else:
-        low, high = (0, 255) if tensor.dtype == torch.uint8 else (-127, 127)
-        storage.copy_(torch.randint(low, high + 1, (size,), generator=generator))
-    return view.to(tensor.device) if tensor.device.type != "cpu" else view
-
-
-class _Program(torch.nn.Module):
-    """The problem's program with its constants as frozen parameters."""
-
-    def __init__(self, problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> None:
-        super().__init__()
-        packed = "b" in constants  # an argument is packed by the program itself
-        for name, tensor in (program.packed(problem, dict(constants)) if packed else constants).items():
-            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-        self._build = program.build(problem, is_packed=packed)
-        self._constants = tuple(constants)
-        self._inputs = inputs
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        tensors = dict(zip(self._inputs, args, strict=True))
-        tensors.update((name, getattr(self, name)) for name in self._constants)
-        result: torch.Tensor = self._build(**tensors)
-        return result
-
-
-def _flatten(module: _Program, inputs: tuple[str, ...]) -> torch.nn.Module:
-    """The program as straight-line code, what a user would have written by hand.
-
-    Dynamo then traces half a dozen lines instead of this package's dispatch, and every artifact has a
-    code object of its own, so that Dynamo's limits on recompiling one function never count two artifacts.
-    """
-    graph = torch.fx.Graph()
-    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
-    tensors = {name: torch.fx.Proxy(graph.placeholder(name), tracer) for name in inputs}
-    tensors.update((n, torch.fx.Proxy(graph.get_attr(n), tracer)) for n in module._constants)
-    result: Any = module._build(**cast("Any", tensors))  # a Proxy stands for a tensor
-    graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
-    return torch.fx.GraphModule(module, graph)
-
-
-# -- rebinding -------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Binding:
-    """How one constant of the generated module follows from the program's constants."""
-
-    attribute: str
-    source: str
-    recipe: Callable[[torch.Tensor], torch.Tensor]
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.stride() == b.stride() and torch_compat.same_bits(a, b)
-
-
-def _geometry_kept(
-    like: torch.Tensor, recipe: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``recipe`` with a result of exactly the strides that the generated code was compiled for."""
-    stride = like.stride()
-
-    def kept(new: torch.Tensor) -> torch.Tensor:
-        made = recipe(new)
-        if made.stride() == stride:
-            return made
-        return torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device).copy_(made)
-
-    return kept
-
-
-_VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    lambda t: t,
-    lambda t: t.mT if t.dim() > 1 else t,
-)
-
-
-# What a compiler does to a constant without changing its values: conversion, broadcast, another shape.
-_ADAPTATIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
-    lambda t, like: t.to(like.dtype),
-    lambda t, like: t.expand(like.shape),
-    lambda t, like: t.reshape(like.shape),
-)
-
-
-def _adapted(
-    like: torch.Tensor,
-    view: Callable[[torch.Tensor], torch.Tensor],
-    adapt: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    tensor: torch.Tensor,
-) -> torch.Tensor:
-    return adapt(view(tensor), like)
-
-
-def _replay(
-    packing: torch_compat.Packing, view: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
-) -> torch.Tensor:
-    # A weight of another type has been converted before it was packed (mixed_mm).
-    return packing.replay(view(tensor).to(packing.source.dtype))
-
-
-def _candidates(
-    constant: torch.Tensor, packings: list[torch_compat.Packing], tensor: torch.Tensor
-) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """Ways in which ``constant`` may have been made of ``tensor``, the likeliest first."""
-    found: list[Callable[[torch.Tensor], torch.Tensor]] = []
-    for view in _VIEWS:
-        found.extend(
-            functools.partial(_replay, packing, view)
-            for packing in packings
-            if packing.packed.shape == constant.shape and packing.source.shape == view(tensor).shape
-        )
-        found.append(view)
-        found.extend(functools.partial(_adapted, constant, view, adapt) for adapt in _ADAPTATIONS)
-    return found
-
-
-def _stand_ins(names: Iterable[str], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Stand-ins of these constants; a symmetric weight's zero points stay 0, which decides what may be compiled."""
-    return {n: torch.zeros_like(tensors[n]) if n == "zero_b" else stand_in(tensors[n], next(_seeds)) for n in names}
-
-
-def _bindings(
-    module: ModuleType, session: torch_compat.Session, constants: Tensors, ignorable: frozenset[str]
-) -> tuple[list[_Binding], str]:
-    """Recipes for all constants of ``module``, or the reason why there are none.
-
-    Args:
-        module: generated for ``constants``.
-        session: what was seen while it was.
-        constants: the program's constants by parameter name.
-        ignorable: constants that the program need not contain (the bias of ``beta = 0``).
-    """
-    names = _referenced(module)
-    made: list[_Binding] = []
-    for attribute in names:
-        constant = getattr(module, attribute)
-        if constant.is_mkldnn:
-            return [], f"{attribute} is in oneDNN's own format"
-        binding = _explain(attribute, constant, session, constants)
-        if binding is None:
-            return [], f"{attribute} {tuple(constant.shape)} does not follow from the constant operands"
-        made.append(binding)
-    # What is derived stands for the constants in front of its colon.
-    used = {name for b in made for name in b.source.partition(":")[0].split("+")}
-    missing = {name for name, t in constants.items() if t.numel() and ":" not in name} - used - ignorable
-    if missing:
-        return [], f"{', '.join(sorted(missing))} became part of the generated code"
-    return made, ""
-
-
-def _explain(
-    attribute: str, constant: torch.Tensor, session: torch_compat.Session, constants: Tensors
-) -> _Binding | None:
-    for source, tensor in constants.items():
-        for recipe in _candidates(constant, session.packings, tensor):
-            try:
-                value = recipe(tensor)
-            except (RuntimeError, AssertionError):  # a shape that does not fit is merely not this way
-                continue
-            if value.shape == constant.shape and torch_compat.same_bits(value, constant):
-                return _Binding(attribute, source, _geometry_kept(constant, recipe))
-    return None
-
-
-def _referenced(module: ModuleType) -> list[str]:
-    """Names of the tensors among the module's globals that its entry function reads."""
-    entry: Any = module.call
-    code = getattr(entry, "__func__", entry).__code__
-    return [n for n in dict.fromkeys(code.co_names) if isinstance(getattr(module, n, None), torch.Tensor)]
 
 
 # -- one compile -------------------------------------------------------------------------------------------
@@ -336,48 +96,13 @@ def _uncounted(modules: tuple[ModuleType, ...]) -> Iterator[None]:
         yield
 
 
-# Every byte of memory that a generated program gets: NaN as a float of any width, -1 as an integer.
-_POISON = 0xFF
-
-
-def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` after every byte of its storage became poison, between the elements of a strided one too."""
-    storage: Any = tensor.untyped_storage()
-    if storage.nbytes():
-        storage.fill_(_POISON)  # on the current stream, ahead of the kernels that get it
-    return tensor
-
-
-def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``allocate`` with poison in what it returns."""
-
-    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return poison(guard_pages.moved(allocate(*args, **kwargs), "out"))
-
-    return poisoned
-
-
-@contextlib.contextmanager
-def _poisoned(modules: tuple[ModuleType, ...]) -> Iterator[None]:
-    """Let these generated modules find poison in whatever they allocate: results, intermediates, workspaces.
-
-    The allocator hands out the memory of the last result again and again, and an element that is not written, or a
-    workspace that is taken for zero, would show the right value of the call before.
-    """
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            for name in torch_compat.allocators_of(module):
-                stack.enter_context(patch.object(module, name, _poisoning(getattr(module, name))))
-        yield
-
-
 @dataclasses.dataclass
 class _Compiled:
     """What one run of the compiler made, with one set of constants inside."""
 
     function: Callable[..., torch.Tensor]
     inputs: tuple[str, ...]
-    session: torch_compat.Session
+    session: compilation.Session
     modules: tuple[ModuleType, ...]
     kernels: dict[str, bool]
     foreign_calls: tuple[str, ...]
@@ -410,7 +135,8 @@ def _source(module: ModuleType) -> str:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads_for(count: int) -> Iterator[None]:
+    """Compile with that many CPU threads."""
     before = torch.get_num_threads()
     if before == count:
         yield
@@ -422,9 +148,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+def traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
-    inputs = _inputs(tensors, constants)
+    inputs = example_inputs(tensors, constants)
     args = [tensors[n] for n in inputs]
     if problem.has("dyn-m"):
         dims = m_dimensions(problem)
@@ -433,15 +159,15 @@ def _traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[tor
         for name, t in zip(inputs, args, strict=True):
             if name in dims:
                 torch_compat.mark_dynamic(t, dims[name])
-    return _flatten(_Program(problem, constants, inputs), inputs), args
+    return flatten(Program(problem, constants, inputs), inputs), args
 
 
-def _inputs(tensors: Tensors, constants: Tensors) -> tuple[str, ...]:
+def example_inputs(tensors: Tensors, constants: Tensors) -> tuple[str, ...]:
     """Names of the tensors that stay arguments of the program, in order."""
     return tuple(n for n in tensors if n not in constants)
 
 
-def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
+def constant_tensors(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
     """Names of the tensors that become constants: without freezing a parameter is an argument like any other."""
     # A package of AOTInductor's holds parameters as constants, frozen or not.
     constant = spec.options.get("freezing") or (spec.mode == "aoti" and problem.has("unfrozen"))
@@ -449,100 +175,7 @@ def _constants(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[s
     return tuple(n for n in tensors if n in names)
 
 
-@dataclasses.dataclass(frozen=True)
-class Listed:
-    """The candidates of a program.
-
-    Attributes:
-        names: of all that can be compiled, in Inductor's order, its own pick of the C++ templates first.
-        refused: micro-kernels of the C++ templates that are of the program's types and left out, with the reason.
-    """
-
-    names: tuple[str, ...]
-    refused: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
-
-
-def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Listed:
-    """The candidates that Inductor has for the program; compiles none of them."""
-    seen = listing(problem, tensors, spec)
-    return Listed(tuple(dict.fromkeys(seen.choices)), seen.refused_kernels)
-
-
-def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> torch_compat.Session:
-    """What Inductor's first selection for the program was given; compiles and runs nothing."""
-    constants = _stand_ins(_constants(problem, tensors, spec), tensors)
-    inputs = _inputs(tensors, constants)
-    module, args = _traced(problem, tensors, constants)
-    with (
-        _threads(spec.threads),
-        settings(problem),
-        torch_compat.session(
-            spec.options, directory=spec.directory, listing=True, isa=spec.isa, beyond=spec.beyond
-        ) as seen,
-    ):
-        try:
-            function, _ = _entry(problem, module, args, inputs, spec)
-            function(*args)
-        except Exception as error:
-            if not torch_compat.listed(error):
-                raise  # something else ended the compile
-    return seen
-
-
-def _after_failure(
-    problem: Problem, spec: CompileSpec, seen: torch_compat.Session, error: Exception, dropped: dict[str, Reason]
-) -> None:
-    """A compile has failed: note that its candidate is dropped and return when another one is to be tried.
-
-    Raises:
-        Unsupported: when Inductor has no candidate.
-        Dropped: when there is none left that could be tried.
-        Exception: what the candidate has failed with, when autotuning has no reason to drop it.
-    """
-    if seen.refused:
-        ops = ", ".join(seen.refused)
-        text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
-        raise Unsupported("no-choice", text) from error
-    if spec.candidate is None:
-        # Inductor has tried them all, and says that no choice is valid.
-        causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
-        reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_dropped(why))}
-        if reasons and set(reasons) >= set(seen.choices):
-            raise _all_dropped(reasons) from error
-        raise next((why for name, why in causes.items() if name not in reasons), error)
-    cause = seen.failed.get(seen.tried)
-    if not isinstance(cause, Exception):
-        cause = error
-    reason = torch_compat.why_dropped(cause)
-    # Once a candidate is part of the program, autotuning has no part in it any more: a kernel with its epilogue that
-    # nvcc refuses is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
-    if reason is None or (reason.code == "compile-error" and seen.chosen and spec.inductor_name == "CUTLASS"):
-        raise cause
-    if isinstance(spec.candidate, str):
-        raise Dropped(reason.code, reason.text) from error
-    dropped[seen.tried] = reason
-    if len(dropped) >= len(set(seen.choices)):
-        raise _all_dropped(dropped) from error
-
-
-def _all_dropped(dropped: Mapping[str, Reason]) -> Dropped:
-    first, reason = next(iter(dropped.items()))
-    return Dropped("all-dropped", f"all {len(dropped)} candidates were dropped, {first} because {reason.text}")
-
-
-def _left_out(why: Exception | Reason) -> Reason:
-    """What becomes of a candidate that Inductor left out after a failure, whatever that was."""
-    if isinstance(why, Reason):
-        return why
-    first = first_line(why)
-    return torch_compat.why_dropped(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
-
-
-# Modes in which C++ calls the kernels: nobody can count them, and what the program calls is read in it.
-_IN_CPP = frozenset({"aoti", "cpp-wrapper"})
-
-
-def _entry(
+def entry_point(
     problem: Problem, module: torch.nn.Module, args: list[torch.Tensor], inputs: tuple[str, ...], spec: CompileSpec
 ) -> tuple[Callable[..., torch.Tensor], str]:
     """The program as a user of the mode calls it, and its generated text where no Python module has it."""
@@ -554,13 +187,13 @@ def _entry(
 
 def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
     """Compile the program with these constants inside, and run it once on the inputs."""
-    inputs = _inputs(tensors, constants)
+    inputs = example_inputs(tensors, constants)
     dropped: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:
-        module, args = _traced(problem, tensors, constants)
+        module, args = traced(problem, tensors, constants)
         with (
-            _threads(spec.threads),
+            threads_for(spec.threads),
             settings(problem),  # templates read them, and Dynamo guards on them
             torch_compat.session(
                 spec.options,
@@ -572,26 +205,26 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
         ):
             try:
                 # In here: it makes Inductor set its folder in the environment.
-                function, text = _entry(problem, module, args, inputs, spec)
+                function, text = entry_point(problem, module, args, inputs, spec)
                 function(*args)
                 break
             except Exception as error:
-                _after_failure(problem, spec, seen, error, dropped)
+                after_failure(problem, spec, seen, error, dropped)
                 # Inductor drops such a candidate when it benchmarks; the next one takes its place.
                 assert isinstance(candidate, int)
                 candidate += 1
     if isinstance(spec.candidate, str) and seen.choices and spec.candidate not in seen.chosen:
         raise Unsupported("no-such-choice", f"Inductor has no candidate {spec.candidate} for {problem}")
-    dropped.update((name, _left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
+    dropped.update((name, left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
     seen.failed.clear()  # the exceptions hold their frames, and these the graph
     seen.dropped.update(dropped)
     modules = tuple({id(m): m for m in seen.modules}.values())
     source = text or "\n".join(map(_source, modules))
-    in_cpp = torch_compat.cpp_program(source) if spec.mode in _IN_CPP else None
+    in_cpp = generated_code.cpp_program(source) if spec.mode in IN_CPP else None
     kernels: dict[str, bool] = dict(in_cpp.kernels) if in_cpp else {}
     calls: list[str] = []
     for loaded in modules:
-        for name, template in torch_compat.kernels_of(_source(loaded)).items():
+        for name, template in generated_code.kernels_of(_source(loaded)).items():
             kernels[name] = template
             kernel = getattr(loaded, name, None)
             if isinstance(kernel, _Counted):  # the module served an earlier compile of the same program
@@ -601,7 +234,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 setattr(loaded, name, _Counted(name, kernel, calls))
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
     with (
-        _threads(spec.threads),
+        threads_for(spec.threads),
         settings(problem),
         torch.no_grad(),
         torch_compat.never_recompile(),
@@ -651,9 +284,6 @@ def _inlined(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 0 or (tensor.dim() == 1 and tensor.shape[0] <= 8)
 
 
-_seeds = itertools.count(20)
-
-
 class Artifact:
     """A problem compiled for one geometry of operands.
 
@@ -668,10 +298,10 @@ class Artifact:
         self.spec = spec
         self.compiles = 0
         self.rebind_reason = ""
-        self._bindings: list[_Binding] = []
+        self._bindings: list[Binding] = []
         self._bound: tuple[Any, ...] | None = None
         self._kept: list[torch.Tensor] = []
-        self._names = _constants(problem, tensors, spec)
+        self._names = constant_tensors(problem, tensors, spec)
         inlined = [n for n in self._names if _inlined(tensors[n])]
         if not self._names:
             self._compiled = self._run_compiler(tensors, {})
@@ -694,7 +324,7 @@ class Artifact:
         return made
 
     def _try_to_rebind(self, tensors: Tensors) -> None:
-        constants = _stand_ins(self._names, tensors)
+        constants = stand_ins(self._names, tensors)
         self._compiled = self._run_compiler(tensors, constants)
         if len(self._compiled.modules) != 1:
             self.rebind_reason = f"{len(self._compiled.modules)} modules were generated"
@@ -704,7 +334,7 @@ class Artifact:
         if "zero_b" in constants:
             ignorable |= {"zero_b"}
         sources = {**constants, **program.derived(self.problem, constants)}
-        self._bindings, self.rebind_reason = _bindings(module, self._compiled.session, sources, ignorable)
+        self._bindings, self.rebind_reason = bindings(module, self._compiled.session, sources, ignorable)
         # The packings hold the stand-ins; the recipes hold what they need of them.
         self._compiled.session.packings.clear()
 
@@ -722,7 +352,7 @@ class Artifact:
         if identity == self._bound:
             return
         if self.rebind_reason:
-            if not all(torch_compat.same_bits(tensors[n], self._contents[n]) for n in self._names):
+            if not all(selection.same_bits(tensors[n], self._contents[n]) for n in self._names):
                 self._compile_for(tensors)
         else:
             tensors = {**tensors, **program.derived(self.problem, tensors)}
@@ -745,11 +375,11 @@ class Artifact:
         compiled.calls.clear()
         try:
             with (
-                _threads(self.spec.threads),
+                threads_for(self.spec.threads),
                 settings(self.problem),
                 torch.no_grad(),
                 torch_compat.never_recompile(),
-                _poisoned(compiled.modules),
+                poisoned_memory(compiled.modules),
             ):
                 return compiled.function(*args) if self.spec.mode != "cudagraphs" else self._replayed(args)
         except RuntimeError as error:
@@ -913,7 +543,7 @@ class InductorPrepared:
         args = [tensors[n] for n in compiled.inputs]
         function = compiled.function
         with (
-            _threads(self.artifact.spec.threads),
+            threads_for(self.artifact.spec.threads),
             settings(self.problem),
             torch.no_grad(),
             torch_compat.never_recompile(),

@@ -1,0 +1,1 @@
+"""Inductor's C++ templates."""

@@ -1,0 +1,1 @@
+"""Inductor's CUTLASS templates."""

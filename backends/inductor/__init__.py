@@ -1,0 +1,1 @@
+"""Inductor: templates, artifacts, and the adapter to its internals."""

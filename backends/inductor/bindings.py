@@ -1,0 +1,259 @@
+"""How the arguments of a compiled program are made from the operands of a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+
+from pytest_gemm.backends.inductor import compilation, selection
+from pytest_gemm.problem.ops import THIRDS
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class RecompileError(RuntimeError):
+    """A compiled program met operands of its own problem and wanted to compile again."""
+
+
+def constant_names(problem: Problem) -> frozenset[str]:
+    """Which of the program's tensors are constants of the compiled program.
+
+    With a constant weight its scale and its bias are constants too, as in ``torch.nn.Linear``; not a bias with
+    a row for every M, which belongs to the input.  Residuals are inputs.
+    """
+    if not problem.constant_b:
+        return frozenset()
+    step = problem.step("bias")
+    names = {"b", "scale"}
+    if problem.op.name == "linears":
+        count = problem.shape.batch or 0
+        return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
+    if problem.has("concat"):
+        names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
+    if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
+        names |= {"scale_b", "zero_b", "affine"}
+    if step is not None and step.text not in {"m1", "mn"}:
+        names.add("bias")
+    return frozenset(names)
+
+
+def m_dimensions(problem: Problem) -> dict[str, int]:
+    """For every input of a ``dyn-m`` program the dimension that is M."""
+    found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
+    if problem.op.name == "linears":
+        rows = 0 if problem.step("gated") is not None else 1
+        return {"a": 0, **{f"r{i}": rows for i in range(len(problem.residuals))}}
+    if problem.step("rowwise") is not None:
+        found["scale_a"] = found["a"]
+    rank = len(problem.result_shape)
+    for index, (own, moves) in enumerate(problem.residuals):
+        if own.text == "n":
+            continue
+        place = 0 if own.text == "m1" else found["a"]
+        for move in moves:
+            place = move.order(rank).index(place)
+        found[f"{'i' if own.text == 'at' else 'r'}{index}"] = place
+    step = problem.step("bias")
+    if step is not None and step.text in {"m1", "mn"}:
+        batched = step.text == "mn" and problem.shape.batch is not None
+        found["bias"] = 1 if batched else 0
+    return found
+
+
+def stand_in(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """A tensor of the same geometry (shape, strides, alignment) with distinct random contents.
+
+    Its storage is no larger than the view needs, and it begins where a parameter of its own would: at offset 0,
+    or as many elements past a 64-byte boundary as ``tensor`` lies (the flag ``off-b``), never behind a guard band.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    offset = tensor.storage_offset() % (64 // tensor.element_size())
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    size = max(extent, 0) if tensor.numel() else offset
+    storage = torch.zeros(size, dtype=tensor.dtype)
+    view = storage.as_strided(tensor.shape, tensor.stride(), offset)
+    # Written through the storage: an expanded view has several indices for one element.
+    if tensor.dtype.is_floating_point:
+        storage.copy_(torch.randn(size, generator=generator))
+    else:
+        low, high = (0, 255) if tensor.dtype == torch.uint8 else (-127, 127)
+        storage.copy_(torch.randint(low, high + 1, (size,), generator=generator))
+    return view.to(tensor.device) if tensor.device.type != "cpu" else view
+
+
+class Program(torch.nn.Module):
+    """The problem's program with its constants as frozen parameters."""
+
+    def __init__(self, problem: Problem, constants: Tensors, inputs: tuple[str, ...]) -> None:
+        super().__init__()
+        packed = "b" in constants  # an argument is packed by the program itself
+        for name, tensor in (program.packed(problem, dict(constants)) if packed else constants).items():
+            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+        self._build = program.build(problem, is_packed=packed)
+        self._constants = tuple(constants)
+        self._inputs = inputs
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """The result for the tensors that stayed arguments, in their order."""
+        tensors = dict(zip(self._inputs, args, strict=True))
+        tensors.update((name, getattr(self, name)) for name in self._constants)
+        result: torch.Tensor = self._build(**tensors)
+        return result
+
+
+def flatten(module: Program, inputs: tuple[str, ...]) -> torch.nn.Module:
+    """The program as straight-line code, what a user would have written by hand.
+
+    Dynamo then traces half a dozen lines instead of this package's dispatch, and every artifact has a
+    code object of its own, so that Dynamo's limits on recompiling one function never count two artifacts.
+    """
+    graph = torch.fx.Graph()
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    tensors = {name: torch.fx.Proxy(graph.placeholder(name), tracer) for name in inputs}
+    tensors.update((n, torch.fx.Proxy(graph.get_attr(n), tracer)) for n in module._constants)
+    result: Any = module._build(**cast("Any", tensors))  # a Proxy stands for a tensor
+    graph.output(tuple(one.node for one in result) if isinstance(result, tuple) else result.node)
+    return torch.fx.GraphModule(module, graph)
+
+
+# -- rebinding -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """How one constant of the generated module follows from the program's constants."""
+
+    attribute: str
+    source: str
+    recipe: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and selection.same_bits(a, b)
+
+
+def _geometry_kept(
+    like: torch.Tensor, recipe: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``recipe`` with a result of exactly the strides that the generated code was compiled for."""
+    stride = like.stride()
+
+    def kept(new: torch.Tensor) -> torch.Tensor:
+        made = recipe(new)
+        if made.stride() == stride:
+            return made
+        return torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device).copy_(made)
+
+    return kept
+
+
+_VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda t: t,
+    lambda t: t.mT if t.dim() > 1 else t,
+)
+
+
+# What a compiler does to a constant without changing its values: conversion, broadcast, another shape.
+_ADAPTATIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    lambda t, like: t.to(like.dtype),
+    lambda t, like: t.expand(like.shape),
+    lambda t, like: t.reshape(like.shape),
+)
+
+
+def _adapted(
+    like: torch.Tensor,
+    view: Callable[[torch.Tensor], torch.Tensor],
+    adapt: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tensor: torch.Tensor,
+) -> torch.Tensor:
+    return adapt(view(tensor), like)
+
+
+def _replay(
+    packing: selection.Packing, view: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
+) -> torch.Tensor:
+    # A weight of another type has been converted before it was packed (mixed_mm).
+    return packing.replay(view(tensor).to(packing.source.dtype))
+
+
+def _candidates(
+    constant: torch.Tensor, packings: list[selection.Packing], tensor: torch.Tensor
+) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """Ways in which ``constant`` may have been made of ``tensor``, the likeliest first."""
+    found: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    for view in _VIEWS:
+        found.extend(
+            functools.partial(_replay, packing, view)
+            for packing in packings
+            if packing.packed.shape == constant.shape and packing.source.shape == view(tensor).shape
+        )
+        found.append(view)
+        found.extend(functools.partial(_adapted, constant, view, adapt) for adapt in _ADAPTATIONS)
+    return found
+
+
+def stand_ins(names: Iterable[str], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Stand-ins of these constants; a symmetric weight's zero points stay 0, which decides what may be compiled."""
+    return {n: torch.zeros_like(tensors[n]) if n == "zero_b" else stand_in(tensors[n], next(_seeds)) for n in names}
+
+
+def bindings(
+    module: ModuleType, session: compilation.Session, constants: Tensors, ignorable: frozenset[str]
+) -> tuple[list[Binding], str]:
+    """Recipes for all constants of ``module``, or the reason why there are none.
+
+    Args:
+        module: generated for ``constants``.
+        session: what was seen while it was.
+        constants: the program's constants by parameter name.
+        ignorable: constants that the program need not contain (the bias of ``beta = 0``).
+    """
+    names = _referenced(module)
+    made: list[Binding] = []
+    for attribute in names:
+        constant = getattr(module, attribute)
+        if constant.is_mkldnn:
+            return [], f"{attribute} is in oneDNN's own format"
+        binding = _explain(attribute, constant, session, constants)
+        if binding is None:
+            return [], f"{attribute} {tuple(constant.shape)} does not follow from the constant operands"
+        made.append(binding)
+    # What is derived stands for the constants in front of its colon.
+    used = {name for b in made for name in b.source.partition(":")[0].split("+")}
+    missing = {name for name, t in constants.items() if t.numel() and ":" not in name} - used - ignorable
+    if missing:
+        return [], f"{', '.join(sorted(missing))} became part of the generated code"
+    return made, ""
+
+
+def _explain(
+    attribute: str, constant: torch.Tensor, session: compilation.Session, constants: Tensors
+) -> Binding | None:
+    for source, tensor in constants.items():
+        for recipe in _candidates(constant, session.packings, tensor):
+            try:
+                value = recipe(tensor)
+            except (RuntimeError, AssertionError):  # a shape that does not fit is merely not this way
+                continue
+            if value.shape == constant.shape and selection.same_bits(value, constant):
+                return Binding(attribute, source, _geometry_kept(constant, recipe))
+    return None
+
+
+def _referenced(module: ModuleType) -> list[str]:
+    """Names of the tensors among the module's globals that its entry function reads."""
+    entry: Any = module.call
+    code = getattr(entry, "__func__", entry).__code__
+    return [n for n in dict.fromkeys(code.co_names) if isinstance(getattr(module, n, None), torch.Tensor)]
+
+
+_seeds = itertools.count(20)

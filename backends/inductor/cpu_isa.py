@@ -1,0 +1,268 @@
+"""Compiling for an instruction set of the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
+
+import torch
+
+from pytest_gemm.backends.inductor.compilation import Session
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
+from pytest_gemm.machine.isa import ISAS
+
+# -- micro-kernels of the C++ templates ------------------------------------------------------------------
+#
+# Inductor's templates ask create_micro_gemm() for one micro-kernel, and its heuristic takes one of those registered in
+# micro_gemm_configs.  With only one of them registered it takes that one, or none where it does not fit.
+
+ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
+
+
+def vector_isa() -> str:
+    """The instruction set that C++ kernels are generated for, ``avx512`` for instance."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    return str(pick_vec_isa())
+
+
+# -- another instruction set of the CPU ------------------------------------------------------------------
+
+# Inductor's class of each level, and the architecture that the compiler is told.  What the architecture does not have
+# and the level does (VNNI, AMX) the class's own flags add.
+_VECTORS: Mapping[str, tuple[str, str]] = {
+    "avx2": ("VecAVX2", "x86-64-v3"),
+    "avx512": ("VecAVX512", "x86-64-v4"),
+    "avx512_vnni": ("VecAVX512VNNI", "x86-64-v4"),
+    "amx": ("VecAMX", "x86-64-v4"),
+    "amx_fp16": ("VecAMX", "x86-64-v4"),
+}
+# What a listing takes the CPU's caches for, in bytes: blockings follow from them, and a list must not from the machine.
+LISTED_CACHES: Mapping[str, int] = {"l1d_cache_size": 32 << 10, "l2_cache_size": 1 << 20}
+
+# torch.cpu's questions, by the least level that answers yes; oneDNN's are beside them.
+_QUESTIONS: Mapping[str, str] = {
+    "_is_avx2_supported": "avx2",
+    "_is_avx512_supported": "avx512",
+    "_is_vnni_supported": "avx512_vnni",
+    "_is_avx512_vnni_supported": "avx512_vnni",
+    "_is_avx512_bf16_supported": "amx",
+    "_is_amx_tile_supported": "amx",
+    "_is_amx_fp16_supported": "amx_fp16",
+}
+# The least level at which oneDNN computes a half type: an AMX machine has AVX512_FP16, which it does f16 with.
+ONEDNN_FROM: Mapping[str, str] = {"bf16": "avx512", "f16": "amx"}
+_ONEDNN: Mapping[str, str] = {
+    "is_mkldnn_bf16_supported": ONEDNN_FROM["bf16"],
+    "is_mkldnn_fp16_supported": ONEDNN_FROM["f16"],
+}
+
+
+def lacks_isa(isa: str) -> str:
+    """Why Inductor generates no code for an instruction set here, "" where it does.
+
+    CPU, compiler and release are asked: it compiles a few lines, once for each level, and keeps them on disk.
+
+    Args:
+        isa: one of ``machine.isa.ISAS``, that the CPU executes.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    name, _ = _VECTORS[isa]
+    # By name, as Inductor keeps one object of each class, with what it has found out.
+    found = next((one for one in cpu_vec_isa.supported_vec_isa_list if type(one).__name__ == name), None)
+    if found is None:
+        return f"torch {torch.__version__} generates no code for {isa}"
+    fp16: Any = getattr(found, "is_amx_fp16_supported", None)
+    if not found or (isa == "amx_fp16" and not (fp16 is not None and fp16())):
+        return f"the C++ compiler makes no code for {isa} that this process can load and run"
+    return ""
+
+
+@functools.cache
+def _vectors(isa: str) -> Any:
+    """An object that stands for a level as Inductor's own does; it is asked for nothing of this machine."""
+    from torch._inductor import cpu_vec_isa
+
+    base: Any = getattr(cpu_vec_isa, _VECTORS[isa][0])
+    amx, fp16 = ISAS.index(isa) >= ISAS.index("amx"), isa == "amx_fp16"
+    # Inductor tells an AMX machine's flags apart once it has asked the machine, and caches that by class.
+    more = (" -mavx512bf16" if amx else "") + (" -mamx-fp16" if fp16 else "")
+    members = {
+        "__bool__": lambda _: True,
+        "__hash__": base.__hash__,
+        "build_arch_flags": lambda _: f"{base._arch_flags}{more}",
+        "is_avx512_bf16_supported": lambda _: amx,
+        "is_amx_fp16_supported": lambda _: fp16,
+    }
+    return type(base.__name__, (base,), members)()
+
+
+def isa_setup(isa: str) -> tuple[str, ...]:
+    """What a script of PyTorch alone does to generate code for an instruction set; nothing for "".
+
+    It leaves the compiler's ``-march=native`` as it is, which :func:`generating_for` does not.
+    """
+    if not isa:
+        return ()
+    name, rank = _VECTORS[isa][0], ISAS.index(isa)
+    answers = {name: rank >= ISAS.index(least) for name, least in _ONEDNN.items()}
+    lines = [
+        "import torch._inductor.cpu_vec_isa as isa, torch._inductor.compile_fx",
+        "import torch._inductor.fx_passes.mkldnn_fusion as onednn",
+        f"isa.valid_vec_isa_list = lambda: [isa.{name}()]  # as on a CPU that ends with {isa}",
+    ]
+    # Only what the CPU lacks is denied: nothing can be given to it.
+    return (*lines, *(f"onednn.{asked} = lambda device: False" for asked, answer in answers.items() if not answer))
+
+
+@contextlib.contextmanager
+def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
+    """Let Inductor generate and compile C++ for an instruction set as on a machine that has no higher one.
+
+    What decides there is asked here of the level: ``VecISA`` and with it macros, flags and ``-march``; ``torch.cpu``'s
+    questions; whether oneDNN has bf16 and f16, on which lowerings depend.  What is computed outside of generated code
+    (ATen, oneDNN) stays the machine's.
+
+    Args:
+        isa: one of ``machine.isa.ISAS``; "" changes nothing.
+        beyond: nothing will be executed: the level may be higher than the machine's, whose own gifts shall not show.
+    """
+    if not isa:
+        yield
+        return
+    import torch._inductor.compile_fx  # first: the modules below import each other in a circle
+    from torch._inductor import cpp_builder, cpu_vec_isa, utils
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    rank = ISAS.index(isa)
+    # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
+    best = isa_module.isas(processor.cpu().flags)[-1:] == (isa,)
+    march = "native" if best and not beyond else _VECTORS[isa][1]
+    capable: Any = getattr(torch.cpu, "get_capabilities", None)
+    optimizing: Any = cpp_builder._get_optimization_cflags
+
+    def flags(*args: Any, **kwargs: Any) -> Any:
+        cflags, ldflags = optimizing(*args, **kwargs)
+        return [f"march={march}" if flag.startswith("march=") else flag for flag in cflags], ldflags
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(isa)]))
+        stack.enter_context(patch.object(cpp_builder, "_get_optimization_cflags", flags))
+        for name, least in _QUESTIONS.items():
+            original = getattr(torch.cpu, name, None)
+            if original is not None:
+                answer = rank >= ISAS.index(least) and (beyond or bool(original()))
+                stack.enter_context(patch.object(torch.cpu, name, lambda answer=answer: answer))
+        for name, least in _ONEDNN.items():
+            for module in (utils, mkldnn_fusion):
+                asked: Any = getattr(module, name, None)
+                if asked is not None:
+                    answer = rank >= ISAS.index(least) and (beyond or bool(asked("cpu")))
+                    stack.enter_context(patch.object(module, name, _for_cpu(asked, answer)))
+        if beyond:
+            stack.enter_context(_packing_nothing())
+            if capable is not None:
+                facts = {**capable(), **LISTED_CACHES}
+                stack.enter_context(patch.object(torch.cpu, "get_capabilities", lambda: facts))
+            for name, fact in (("_L1d_cache_size", "l1d_cache_size"), ("_L2_cache_size", "l2_cache_size")):
+                if hasattr(torch._C._cpu, name):  # where releases before get_capabilities ask
+                    size = LISTED_CACHES[fact]
+                    stack.enter_context(patch.object(torch._C._cpu, name, lambda size=size: size))
+        yield
+
+
+def _for_cpu(asked: Callable[[str], bool], answer: bool) -> Callable[[str], bool]:
+    """``asked`` with another answer about the CPU."""
+    return lambda device: answer if device == "cpu" else asked(device)
+
+
+@contextlib.contextmanager
+def _packing_nothing() -> Iterator[None]:
+    """Let freezing take oneDNN's packed weight for the weight itself: this machine's oneDNN may refuse to pack it."""
+    from torch._inductor.constant_folding import ConstantFolder
+
+    call: Any = ConstantFolder.call_function
+
+    def calling(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        if "_reorder_linear_weight" in str(target) and args[0].dtype != torch.float32:
+            return args[0]
+        return call(self, target, args, kwargs)
+
+    with patch.object(ConstantFolder, "call_function", calling):
+        yield
+
+
+# Libraries and levels by what was made of them: a loader of Inductor's, or a generated module.  Inductor keeps both and
+# makes neither again.
+libraries_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+levels_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def watch_libraries(seen: Session) -> Iterator[None]:
+    """Note the libraries of generated C++ and the levels of their compile commands, of those that are there too."""
+    from torch._inductor.codecache import CppCodeCache
+    from torch._inductor.cpp_builder import CppBuilder
+
+    target: Any = CppBuilder.get_target_file_path
+    command: Any = CppBuilder.get_command_line
+    load: Any = inspect.getattr_static(CppCodeCache, "load_async").__func__
+
+    def targeting(self: Any) -> Any:
+        path = target(self)
+        if path.endswith(".so"):
+            seen.libraries.append(path)
+        return path
+
+    def commanding(self: Any) -> Any:
+        made = command(self)
+        seen.levels.append(level_of(made))
+        return made
+
+    def loading(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        before = len(seen.libraries)
+        loader = load(cls, *args, **kwargs)  # makes the commands every time: its keys are of them
+        if made := seen.libraries[before:]:
+            libraries_of[loader] = tuple(made)
+        else:
+            seen.libraries += libraries_of.get(loader, ())
+        return loader
+
+    before = _counted()
+    with (
+        patch.object(CppBuilder, "get_target_file_path", targeting),
+        patch.object(CppBuilder, "get_command_line", commanding),
+        patch.object(CppCodeCache, "load_async", classmethod(loading)),
+    ):
+        yield
+    seen.counted = tuple(name for name, count in _counted().items() if count > before.get(name, 0))
+
+
+def _counted() -> dict[str, int]:
+    """How often Inductor has made code of the micro-kernels that it counts."""
+    from torch._dynamo.utils import counters
+
+    return {name: count for name, count in counters["inductor"].items() if name.startswith("cpp_micro")}
+
+
+def level_of(command: str) -> str:
+    """The level of ``machine.isa.ISAS`` that a compile command of Inductor's asks for, "" for none.
+
+    By the flags that its classes add, of which each level has one of its own.
+    """
+    marks = {
+        "amx_fp16": "-mamx-fp16",
+        "amx": "-mamx-tile",
+        "avx512_vnni": "-mavx512vnni",
+        "avx512": "CPU_CAPABILITY_AVX512",
+        "avx2": "CPU_CAPABILITY_AVX2",
+    }
+    return next((level for level, mark in marks.items() if re.search(rf"{re.escape(mark)}(?![\w-])", command)), "")

@@ -1,0 +1,418 @@
+"""The one adapter to what is private in PyTorch: all that this package touches of Inductor and Dynamo.
+
+Written against torch 2.13 and meant for 2.11 to 2.14.  Every name that those releases do not promise is
+looked up here and nowhere else; what a release lacks is said in :func:`lacks`.  All hooks are context
+managers: outside of :func:`session` nothing of torch is changed.
+
+The internals are untyped, so ``Any`` stands wherever a value is one of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+from weakref import finalize
+
+import torch
+
+from pytest_gemm.backends.inductor.compilation import Session
+from pytest_gemm.backends.inductor.cpu_isa import generating_for, levels_of, libraries_of, watch_libraries
+from pytest_gemm.backends.inductor.selection import HASTY, Listed, sharing, watch_packing, watch_selection
+from pytest_gemm.outcome import Reason
+
+
+def torch_release() -> tuple[int, int]:
+    """``(2, 13)`` of ``2.13.0+cpu``."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index]  # a version has digits
+
+
+def lacks() -> tuple[str, ...]:
+    """What this torch does not offer of what the package uses, one sentence each; empty on 2.13."""
+    found = []
+    if torch_release() < (2, 11):
+        found.append(f"torch {torch.__version__} is older than 2.11, the oldest release that is looked after")
+    for name, where in _WANTED.items():
+        module, _, attribute = where.partition(":")
+        try:
+            owner: Any = importlib.import_module(module)
+            functools.reduce(getattr, attribute.split("."), owner)
+        except (ImportError, AttributeError):
+            found.append(f"torch {torch.__version__} has no {where.replace(':', '.')}: {name}")
+    return tuple(found)
+
+
+# What is lost without it -> where it lives in 2.13.
+_WANTED: Mapping[str, str] = {
+    "what autotuning chose cannot be proved": "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__",
+    "what was generated cannot be proved": "torch._inductor.codecache:PyCodeCache.load_by_key_path",
+    "a packed weight cannot be replaced, every filling compiles": (
+        "torch._inductor.codegen.cpp_gemm_template:CppGemmTemplate.prep_weight"
+    ),
+    "templates are parsed again for every kernel": (
+        "torch._inductor.codegen.common:KernelTemplate._template_from_string"
+    ),
+    "index expressions are parsed again for every kernel": (
+        "torch._inductor.codegen.cpp_template_kernel:parse_expr_with_index_symbols"
+    ),
+    "the latency of guards is measured at every compile": "torch._dynamo.guards:profile_guard_manager",
+}
+
+
+@contextlib.contextmanager
+def _forgetting(user_caches: str) -> Iterator[None]:
+    """Let no answer that Inductor gave under other options reach this session, nor this session's any other.
+
+    Nor an answer to another program: the CUTLASS template keeps the configurations that fit, and the code of the
+    candidates, by the operands alone, and a later program asks for them with another output, accuracy, alpha or beta.
+    Sessions of one tag of user's caches share these, as they do in a user's process.
+    """
+    from torch._inductor import utils
+
+    def forget() -> None:
+        for name in HASTY:
+            clear: Any = getattr(getattr(utils, name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
+
+    if not user_caches or user_caches != sharing[0]:
+        templates: Any = sys.modules.get("torch._inductor.codegen.cutlass.gemm_template")
+        if templates is not None:
+            templates.CUTLASSGemmTemplate.filtered_ops_cache.clear()
+            templates.CUTLASSGemmTemplate.code_cache.clear()
+    sharing[0] = user_caches
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+
+
+@contextlib.contextmanager
+def _watch_modules(seen: Session) -> Iterator[None]:
+    """Note the Python modules that Inductor generates, or loads from its caches."""
+    from torch._inductor.codecache import PyCodeCache
+
+    original = PyCodeCache.load_by_key_path
+
+    def watched(*args: Any, **kwargs: Any) -> ModuleType:
+        libraries, levels = len(seen.libraries), len(seen.levels)
+        module: ModuleType = original(*args, **kwargs)
+        if hasattr(module, "call"):
+            seen.modules.append(module)
+            if made := seen.levels[levels:]:
+                libraries_of[module], levels_of[module] = tuple(seen.libraries[libraries:]), tuple(made)
+            else:  # a module that is there already loads nothing again
+                seen.libraries += libraries_of.get(module, ())
+                seen.levels += levels_of.get(module, ())
+        return module
+
+    with patch.object(PyCodeCache, "load_by_key_path", watched):
+        yield
+
+
+# -- pure functions of torch, computed once ----------------------------------------------------------
+#
+# Each is a function of a string alone, and the sum of them is half of the time that a compile takes whose
+# kernel is on disk.  The memo lasts as long as the process; torch sees it during a session only.
+
+_templates: dict[str, Any] = {}
+_expressions: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def _memoised() -> Iterator[None]:
+    from torch._inductor.codegen.common import KernelTemplate
+
+    with contextlib.ExitStack() as stack:
+        original = inspect.getattr_static(KernelTemplate, "_template_from_string", None)
+        if isinstance(original, staticmethod):
+            parse_template = original.__func__
+
+            def template(source: str) -> Any:
+                # Rendering does not change a jinja template; its environment is cached by torch itself.
+                found = _templates.get(source)
+                if found is None:
+                    found = _templates[source] = parse_template(source)
+                return found
+
+            stack.enter_context(patch.object(KernelTemplate, "_template_from_string", staticmethod(template)))
+
+        from torch._inductor.codegen import cpp_template_kernel
+
+        parse: Any = getattr(cpp_template_kernel, "parse_expr_with_index_symbols", None)
+        if parse is not None:
+
+            def expression(expr: Any) -> Any:
+                # The original calls itself on the items of a list through the module, hence through here.
+                if not isinstance(expr, str):
+                    return parse(expr)
+                found = _expressions.get(expr)
+                if found is None:
+                    found = _expressions[expr] = parse(expr)
+                return found
+
+            stack.enter_context(patch.object(cpp_template_kernel, "parse_expr_with_index_symbols", expression))
+
+        from torch._dynamo import guards
+
+        if hasattr(guards, "profile_guard_manager"):
+            # A latency for the log, for which it flushes the CPU's caches: 22 ms.
+            stack.enter_context(patch.object(guards, "profile_guard_manager", lambda *_args: 0.0))
+
+        if not os.environ.get("TORCH_TRACE"):
+            # The structured trace writes a record for every step to whoever listens; pytest listens to every logger.
+            stack.enter_context(patch.object(logging.getLogger("torch.__trace"), "handlers", []))
+        yield
+
+
+# -- the compile itself --------------------------------------------------------------------------------
+
+
+def users_cache_dir() -> str:
+    """``TORCHINDUCTOR_CACHE_DIR`` as the user set it, "" otherwise.
+
+    Inductor itself sets the variable to its default when it first asks for the folder, so a default counts as unset.
+    """
+    import torch._inductor.runtime.cache_dir_utils as utils
+
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    return "" if given == os.path.abspath(utils.default_cache_dir()) else given
+
+
+@contextlib.contextmanager
+def cache_dir_set(directory: str) -> Iterator[None]:
+    """Let Inductor's caches live in ``directory`` for the block."""
+    with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": directory}):
+        yield
+
+
+@contextlib.contextmanager
+def session(
+    options: Mapping[str, Any],
+    *,
+    directory: str,
+    user_caches: str = "",
+    candidate: int | str | None = None,
+    listing: bool = False,
+    isa: str = "",
+    beyond: bool = False,
+) -> Iterator[Session]:
+    """Compile inside the block with these Inductor options and record what becomes of it.
+
+    Args:
+        options: names and values of ``torch._inductor.config``; one that this release lacks is an error
+            there.
+        directory: where kernels are kept, see :func:`cache_dir_set`.
+        user_caches: a tag that separates these compiles' entries in AOTAutograd's and the FX graph cache from all
+            others; "" turns both off, so that every compile is a compile.
+        candidate: compile only this one of the candidates instead of benchmarking all, see ``_watch_selection``.
+        listing: end the compile by an exception as soon as ``Session.choices`` is filled.
+        isa: generate for this instruction set of the CPU, see :func:`generating_for`.
+        beyond: with a listing: the CPU need not execute it.
+    """
+    import torch._functorch.config as functorch_config
+    import torch._inductor.compile_fx  # first: the modules below import each other in a circle
+    import torch._inductor.config as inductor_config
+    import torch._inductor.select_algorithm
+    import torch.compiler.config as compiler_config
+
+    seen = Session()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cache_dir_set(directory))
+        stack.enter_context(inductor_config.patch(dict(options)))
+        stack.enter_context(inductor_config.patch(fx_graph_cache=bool(user_caches), fx_graph_remote_cache=False))
+        if hasattr(inductor_config, "autotune_local_cache"):
+            # Inductor would remember that a candidate failed, and not why.
+            stack.enter_context(inductor_config.patch(autotune_local_cache=bool(user_caches)))
+        stack.enter_context(functorch_config.patch({"enable_autograd_cache": bool(user_caches)}))
+        # Not its patch(): the module is made a configuration at import, which type checkers do not see.
+        stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
+        stack.enter_context(_memoised())
+        stack.enter_context(_forgetting(user_caches))
+        stack.enter_context(watch_selection(seen, candidate, listing))
+        stack.enter_context(_watch_modules(seen))
+        stack.enter_context(watch_packing(seen))
+        stack.enter_context(generating_for(isa, beyond=beyond))
+        stack.enter_context(watch_libraries(seen))
+        stack.enter_context(_watch_fusions(seen))
+        stack.enter_context(torch.no_grad())
+        yield seen
+
+
+@contextlib.contextmanager
+def _watch_fusions(seen: Session) -> Iterator[None]:
+    """Note how far Inductor's counter of fused epilogues has come."""
+    from torch._dynamo.utils import counters
+
+    def count() -> int:
+        return int(counters["inductor"].get("cpp_epilogue_fusion_counter", 0))
+
+    before = count()
+    try:
+        yield
+    finally:
+        seen.fusions = count() - before
+
+
+def option(*names: str) -> str:
+    """The first of these names of one Inductor option that this release has; releases rename them.
+
+    Raises:
+        AttributeError: when it has none of them.
+    """
+    import torch._inductor.config as inductor_config
+
+    known = inductor_config.get_config_copy()
+    for name in names:
+        if name in known:
+            return name
+    raise AttributeError(f"torch {torch.__version__} has no Inductor option {' or '.join(names)}")
+
+
+def mark_dynamic(tensor: torch.Tensor, dimension: int) -> None:
+    """Ask Dynamo to compile for any size of this dimension."""
+    torch._dynamo.mark_dynamic(tensor, dimension)
+
+
+def never_recompile() -> contextlib.AbstractContextManager[Any]:
+    """A block in which a compiled function raises instead of compiling again; see :func:`recompiled`."""
+    stance: Any = torch.compiler.set_stance("fail_on_recompile")
+    return stance  # type: ignore[no-any-return]
+
+
+def recompiled(error: RuntimeError) -> bool:
+    """Whether ``error`` is what :func:`never_recompile` raises.  torch has no type of its own for it."""
+    return "fail_on_recompile" in str(error)
+
+
+def listed(error: BaseException) -> bool:
+    """Whether ``error`` is how a listing session ends a compile; Inductor and Dynamo wrap what is raised in them."""
+    return any(isinstance(one, Listed) for one in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and all that it was raised from or wraps, each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
+
+
+def why_dropped(error: BaseException) -> Reason | None:
+    """Why autotuning leaves a candidate out that raised this, where that is no defect of the candidate.
+
+    Either it cannot be compiled for this device, or it needs more of it than there is.  ``None`` for any other
+    exception: Inductor would go on without the candidate after most of them, too, but they are failures.  By name:
+    torch and triton move these exceptions between modules.  Inductor wraps what a compile raises, so the causes are
+    looked at too.
+    """
+    for one in _causes(error):
+        kind, text = type(one).__name__, str(one)
+        if kind == "CUDACompileError":
+            return Reason("compile-error", _compiler_message(str(getattr(one, "output", text))))
+        # "No valid triton configs. OutOfMemoryError: out of resource: ...": what stopped it is in the text alone.
+        # The name by itself is torch's as well, for memory that may be there the next time.
+        if kind == "OutOfResources" or re.search(r"No valid triton configs\. OutOf(?:Resources|MemoryError)\b", text):
+            return Reason("out-of-resources", _first_line(text, "Required|out of resource"))
+        if kind == "PTXASError" or "No valid triton configs. PTXASError" in text:
+            return Reason("compile-error", _first_line(text, "ptxas|PTXAS"))
+    return None
+
+
+def _compiler_message(output: str) -> str:
+    """What a compiler complains of first: its line with the word error, without the path before it."""
+    line = _first_line(output, r"\b(error|fatal)\b")
+    return re.sub(r"^\S*/(?=[^/\s]+\(\d+\))", "", line)
+
+
+def _first_line(text: str, pattern: str) -> str:
+    """The first line that has the pattern, or the first with anything in it; at most 200 characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if re.search(pattern, line)), lines[0] if lines else "no message")[:200]
+
+
+def ahead_of_time(
+    module: torch.nn.Module, args: Sequence[torch.Tensor], dynamic: Sequence[int | None], options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], str]:
+    """Export a module, compile it with AOTInductor into a package, load that, and read what was generated.
+
+    Args:
+        module: a straight-line program.
+        args: its arguments.
+        dynamic: for each argument the dimension that is M, ``None`` for none.
+        options: of Inductor.
+
+    Returns:
+        the loaded program, and the text of its C++.
+    """
+    import tempfile
+    import zipfile
+    from pathlib import Path
+
+    m = torch.export.Dim("m", min=2)
+    shapes = tuple(None if dimension is None else {dimension: m} for dimension in dynamic)
+    exported = torch.export.export(module, tuple(args), dynamic_shapes=shapes if any(shapes) else None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "program.pt2")
+        torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=dict(options))
+        with zipfile.ZipFile(path) as package:
+            names = [name for name in package.namelist() if name.endswith((".cpp", ".cu"))]
+            text = "\n".join(package.read(name).decode() for name in names)
+        return until_exit(torch._inductor.aoti_load_package(path)), text
+
+
+def until_exit(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The same program, let go of when the process ends at the latest.
+
+    A package that is loaded lies in a folder of its own, which its destructor removes.  Python need not destroy what is
+    left at exit, and then the folder stays in the temporary directory for good.
+    """
+    held = [model]
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        return held[0](*args, **kwargs)
+
+    finalize(program, held.clear)
+    return program
+
+
+def graphs_skipped() -> int:
+    """How often PyTorch has run without the CUDA graph that it was asked for."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+def allocators_of(module: ModuleType) -> tuple[str, ...]:
+    """Names of the functions by which a generated module gets memory for results, intermediates and workspaces."""
+    return tuple(n for n, value in vars(module).items() if n.startswith("empty_strided") and callable(value))
+
+
+def forget_programs() -> None:
+    """Drop what Dynamo keeps of all that it has compiled; a program that is called again is compiled again."""
+    torch._dynamo.reset()
+
+
+def forget_module(module: ModuleType) -> None:
+    """Drop a generated module from Inductor's list, which would keep its constants alive."""
+    from torch._inductor.codecache import PyCodeCache
+
+    modules = PyCodeCache.modules
+    modules[:] = [m for m in modules if m is not module]
