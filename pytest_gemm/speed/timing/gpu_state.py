@@ -109,7 +109,7 @@ class _Smi:
         self._uuid = uuid
 
     def read(self) -> GpuState | None:
-        for reasons in self._REASONS:
+        for reasons in self.REASONS:
             rows = gpus.query_gpus((*self._NUMBERS, reasons), select=self._uuid)
             if rows:
                 sm, memory, watts, celsius = (_number(rows[0][field]) for field in self._NUMBERS)
