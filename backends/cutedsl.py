@@ -18,8 +18,9 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.backend import QUANTISED, installed, no_cuda, unclaimed
-from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
+from pytest_gemm.outcome import Dropped, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     import torch

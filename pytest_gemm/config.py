@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.options import OPTIONS, named_choices
+from pytest_gemm.outcome import Verdict
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed.data import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,38 +163,6 @@ class GemmConfig:
     def screen(self) -> bool:
         """Whether a screen takes the place of the tests."""
         return self.doctor or self.fingerprint
-
-    def rerun_options(self, backend: str = "", *, timed: bool = True) -> tuple[str, ...]:
-        """Options of a rerun: what this run was given and what another one would otherwise choose differently.
-
-        Args:
-            backend: the one that is run again, without the options that have no effect on it; "": any.
-            timed: whether it is timed again, which needs the options of speed.
-        """
-        options = []
-        if self.level != "quick":
-            options.append(f"--gemm-level={self.level}")
-        if self.threads != cores():
-            options.append(f"--gemm-threads={self.threads}")
-        if self.ledger_given:
-            options.append(f"--gemm-known-failures={self.ledger_given}")
-        if self.device != "auto":
-            options.append(f"--gemm-device={self.device}")
-        if self.choices != named_choices("", self.level):
-            options.append(f"--gemm-choices={self.choices}")
-        if self.reference != "auto":
-            options.append(f"--gemm-reference={self.reference}")
-        if (space := self.options.get("triton-space", "default")) != "default":
-            options.append(f"--gemm-triton-space={space}")
-        speed = {"comparator", "windows", "against" if self.speed.against else "baselines"} if timed else set()
-        plain = [o for o in OPTIONS if o.name.startswith("cutlass-") or o.name in speed]
-        given = {option.flag: self.options.get(option.name, option.default) for option in plain}
-        options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
-        if backend:
-            again = self.registry[backend]
-            named = [(option, option.partition("=")[0].removeprefix("--gemm-")) for option in options]
-            options = [option for option, name in named if effect.applies(name, self, again)]
-        return tuple(options)
 
     @property
     def devices(self) -> dict[str, str]:

@@ -7,14 +7,13 @@ tests before the first one runs.  An option in the ini file is a default for man
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from pytest_gemm.api.protocols import Backend, Choosing, Configurable, Leveled, Tuning
-
-if TYPE_CHECKING:
-    from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import GemmConfig, cores
+from pytest_gemm.options import OPTIONS, named_choices
 
 __all__ = ["applies", "check_backends", "check_cases", "read_by"]
 
@@ -160,3 +159,37 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
     if idle and timed and timed == cases:
         why = "all collected cases are timed, each in its backend's own way and with one number of threads"
         raise _refused(config, idle[0], why)
+
+
+def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) -> tuple[str, ...]:
+    """Options of a rerun: what this run was given and what another one would otherwise choose differently.
+
+    Args:
+        config: this run.
+        backend: the one that is run again, without the options that have no effect on it; "": any.
+        timed: whether it is timed again, which needs the options of speed.
+    """
+    options = []
+    if config.level != "quick":
+        options.append(f"--gemm-level={config.level}")
+    if config.threads != cores():
+        options.append(f"--gemm-threads={config.threads}")
+    if config.ledger_given:
+        options.append(f"--gemm-known-failures={config.ledger_given}")
+    if config.device != "auto":
+        options.append(f"--gemm-device={config.device}")
+    if config.choices != named_choices("", config.level):
+        options.append(f"--gemm-choices={config.choices}")
+    if config.reference != "auto":
+        options.append(f"--gemm-reference={config.reference}")
+    if (space := config.options.get("triton-space", "default")) != "default":
+        options.append(f"--gemm-triton-space={space}")
+    speed = {"comparator", "windows", "against" if config.speed.against else "baselines"} if timed else set()
+    plain = [o for o in OPTIONS if o.name.startswith("cutlass-") or o.name in speed]
+    given = {option.flag: config.options.get(option.name, option.default) for option in plain}
+    options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
+    if backend:
+        again = config.registry[backend]
+        named = [(option, option.partition("=")[0].removeprefix("--gemm-")) for option in options]
+        options = [option for option, name in named if applies(name, config, again)]
+    return tuple(options)

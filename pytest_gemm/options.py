@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Final
 
 import pytest
 
-from pytest_gemm.isolation.sanitizer import TOOLS
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import MODES
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.text import did_you_mean
 
 # Characters of a value that a message repeats.
 _SHOWN = 200
@@ -21,6 +21,10 @@ MANY = 1024
 DIGITS = 30
 # Seconds: thirty years.  More is a number that clocks and locks do not take.
 LONGEST = 1e9
+
+
+# The tools of NVIDIA's compute-sanitizer.
+TOOLS: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 @dataclasses.dataclass(frozen=True)

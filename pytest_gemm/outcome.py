@@ -276,3 +276,16 @@ class Dropped(Exception):
     def __init__(self, code: str, text: str, remedy: str = "") -> None:
         super().__init__(text)
         self.reason = Reason(code, text, remedy)
+
+
+class Verdict(enum.Enum):
+    """What the gate says of a case.  The values are the words of reports and records."""
+
+    SAME = "same"
+    SLOWER = "slower"
+    FASTER = "faster"
+    UNDECIDED = "undecided"
+    NO_BASELINE = "no-baseline"
+
+    def __str__(self) -> str:
+        return self.value

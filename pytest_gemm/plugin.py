@@ -29,7 +29,7 @@ from pytest_gemm.isolation.journal import Diaries, Diary, Words
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.use import LedgerUse
-from pytest_gemm.outcome import Outcome, Status, described, message, printable
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.run import precompile, progress
 from pytest_gemm.run import state as session
@@ -37,6 +37,7 @@ from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.speed.replay import Replay
 from pytest_gemm.storage import cache
+from pytest_gemm.text import described, message, printable
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
@@ -157,7 +158,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STATE] = RunState(settings, narrowed=_is_narrowed(config, settings))
     if (child := config.stash.get(_CHILD, None)) is not None:
         child.note(
-            options={name: settings.rerun_options(name, timed=False) for name in settings.registry.names()},
+            options={name: effect.rerun_options(settings, name, timed=False) for name in settings.registry.names()},
             root=str(config.rootpath),
             here=str(config.invocation_params.dir),
             threads=settings.threads,
@@ -264,7 +265,7 @@ def _explained(
 def _rerun(config: pytest.Config, nodeid: str) -> text.Rerun:
     """How to run a test again of which only the id is known."""
     case = selection.split_id(nodeid)
-    options = config.stash[_CONFIG].rerun_options(case[0] if case else "", timed=False)
+    options = effect.rerun_options(config.stash[_CONFIG], case[0] if case else "", timed=False)
     return selection.rerun(nodeid, config.rootpath, config.invocation_params.dir, options)
 
 
@@ -832,7 +833,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             session.exitstatus = STATUS
         _absorb_unfinished(session.config)
         state.close_record()
-        state.write_coverage()
+        if (matrix := session.config.stash[_CONFIG].coverage) is not None:
+            from pytest_gemm.tools import coverage  # with torch, for what Inductor has registered
+
+            with state.writing("--gemm-coverage", matrix):
+                coverage.write(matrix, state.outcomes)
     if session.config.stash[_CONFIG].compile_only and exitstatus == pytest.ExitCode.OK:
         complete = all(one.complete for one in harvest)
         session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED

@@ -8,9 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_gemm.failures.text import ratio_text
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
-from pytest_gemm.run.terminal import candidates, status_of
 
 # -- the run record --------------------------------------------------------------------------------
 
@@ -65,3 +63,36 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
         ("gemm_status", str(status_of(outcomes))),
         ("gemm_error_over_bound", ratio_text(max(ratios, default=None))),
     ]
+
+
+def ratio_text(ratio: float | None) -> str:
+    """An error/bound ratio for a table."""
+    if ratio is None:
+        return "-"
+    if math.isnan(ratio) or math.isinf(ratio):
+        return "inf"
+    return f"{ratio:.3g}"
+
+
+def status_of(outcomes: Iterable[Outcome]) -> Status:
+    """The worst status among the outcomes of one problem."""
+    return min((o.status for o in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
+
+
+def candidates(outcome: Outcome) -> tuple[str, ...]:
+    """The candidates that an outcome speaks of: the one that was asked for, or those that were chosen."""
+    return (outcome.choice,) if outcome.choice else outcome.chosen
+
+
+_SEVERITY = (
+    Status.CRASHED,
+    Status.TIMED_OUT,
+    Status.INCORRECT,
+    Status.FELL_BACK,
+    Status.MISTRUSTED,
+    Status.KNOWN_FAILURE,
+    Status.PASSED,
+    Status.DROPPED,
+    Status.UNSUPPORTED,
+    Status.NOT_RUN,
+)

@@ -30,11 +30,12 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Reason, described, who
+from pytest_gemm.outcome import Activity, Outcome, Reason, who
 from pytest_gemm.problem import shapes
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.precompile import Compiling
+from pytest_gemm.text import described, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case

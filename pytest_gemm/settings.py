@@ -23,9 +23,10 @@ from pytest_gemm.options import DIGITS, LONGEST, MANY, OPTIONS, Option, named_ch
 from pytest_gemm.outcome import MODES
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

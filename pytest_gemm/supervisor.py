@@ -36,8 +36,9 @@ import pytest
 from pytest_gemm import records, selection
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.isolation.journal import Diaries, Words, manner
-from pytest_gemm.outcome import Outcome, printable
+from pytest_gemm.outcome import Outcome
 from pytest_gemm.run import terminal
+from pytest_gemm.text import printable
 
 __all__ = ["Child", "end_lines", "start", "wanted"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, Verdict
+from pytest_gemm.outcome import Reason, Status, Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session
 from pytest_gemm.speed.gate import confirm, estimates, evidence, pairs, screen, selection
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from pytest_gemm.outcome import Outcome, Reason, Status, first_line, kind_of, message, printable
+from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.text import first_line, kind_of, message, printable
 
 
 class Mute(Exception):

@@ -19,14 +19,14 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
-from pytest_gemm.outcome import Status
+from pytest_gemm.outcome import Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import commands, controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry, store
 from pytest_gemm.speed.commands import Command
-from pytest_gemm.speed.data import CaseKey, Sample, Session, Verdict, read_session
+from pytest_gemm.speed.data import CaseKey, Sample, Session, read_session
 from pytest_gemm.speed.gate import policy
 from pytest_gemm.speed.worker import Meter, Request
 from pytest_gemm.storage import files

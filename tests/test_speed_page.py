@@ -13,8 +13,8 @@ import matplotlib as mpl
 import pytest
 from test_speed_report import KINDS, LINE, NK, TIMED, example, problems, run_of
 
-from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import Ceilings, Verdict
+from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.speed.data import Ceilings
 from pytest_gemm.speed.report import page
 from pytest_gemm.speed.report.rows import Past, Run
 

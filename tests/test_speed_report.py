@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session
 from pytest_gemm.speed.report import markdown, terminal, units
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report.rows import Past, Run

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import config
+from pytest_gemm import config, effect
 from pytest_gemm import options as options_module
 from pytest_gemm.conformance import families
 from pytest_gemm.machine import isa
@@ -722,9 +722,9 @@ def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.
 def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
     registry = project.parseconfigure("--gemm-backends=auto", "--gemm-choices=3", "--gemm-cutlass-level=2")
     settings = next(value for value in registry.stash._storage.values() if isinstance(value, config.GemmConfig))
-    assert settings.rerun_options("mine", timed=False) == ()
-    assert settings.rerun_options("cpp", timed=False) == ("--gemm-choices=3",)
-    assert set(settings.rerun_options("cutlass")) == {"--gemm-choices=3", "--gemm-cutlass-level=2"}
+    assert effect.rerun_options(settings, "mine", timed=False) == ()
+    assert effect.rerun_options(settings, "cpp", timed=False) == ("--gemm-choices=3",)
+    assert set(effect.rerun_options(settings, "cutlass")) == {"--gemm-choices=3", "--gemm-cutlass-level=2"}
 
 
 # -- as a user meets it -----------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_gemm.backends.inductor import compilation, torch_compat
-from pytest_gemm.outcome import Dropped, Reason, Unsupported, first_line
+from pytest_gemm.outcome import Dropped, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import CompileSpec

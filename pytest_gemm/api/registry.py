@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.problem.dtypes import DTYPES
-from pytest_gemm.problem.errors import did_you_mean
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch

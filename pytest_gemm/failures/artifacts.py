@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_gemm import records
 from pytest_gemm.api.protocols import Scripted, at_isa, in_mode
 from pytest_gemm.failures import error_map, repro
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.outcome import Unsupported, first_line
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
-from pytest_gemm.run import terminal
+from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.failures.text import Rerun
@@ -70,7 +71,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     if evidence.interval is not None:
         tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
         if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
-            candidate = ", ".join(terminal.candidates(outcome))
+            candidate = ", ".join(records.candidates(outcome))
             picture = place / "error_map.png"
             error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
     _store(tensors, place / "tensors.pt")

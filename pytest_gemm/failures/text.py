@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 import textwrap
 
@@ -47,15 +46,6 @@ class Rerun:
 
 _CHOICES = "--gemm-choices="
 _THREADS = "--gemm-threads="
-
-
-def ratio_text(ratio: float | None) -> str:
-    """An error/bound ratio for a table."""
-    if ratio is None:
-        return "-"
-    if math.isnan(ratio) or math.isinf(ratio):
-        return "inf"
-    return f"{ratio:.3g}"
 
 
 def _indent(text: str, by: str = "  ") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import records
+from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts
@@ -122,7 +122,7 @@ class FuzzCheck:
     def rerun(self, defect: fuzz.Defect) -> text_module.Rerun:
         """How to run a defect's trial again: its problems in one process, with its fillings in their order."""
         test = defect.outcome.test or PRODUCT
-        options = self._config.rerun_options(defect.outcome.backend, timed=False)
+        options = effect.rerun_options(self._config, defect.outcome.backend, timed=False)
         if test == PRODUCT:
             options = (*options, f"--gemm-fillings={','.join(defect.trial.fillings)}")
         return text_module.Rerun(_target(test, self._here), options)

@@ -54,7 +54,7 @@ class Elsewhere:
 
     def __init__(self, config: GemmConfig) -> None:
         self._config = config
-        self._keeper = Keeper(config, _trial)
+        self._keeper = Keeper(config, _trial, eager=state.eager_is_safe(config.ledger))
 
     @property
     def deaths(self) -> int:

@@ -20,7 +20,6 @@ from typing import Final
 
 import pytest
 
-TOOLS: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Exit status of the tool when it has found something; pytest has none of this number.
 _FOUND: Final = 86
 _SHOWN: Final = 30

@@ -19,11 +19,11 @@ from pytest_gemm.isolation.journal import Diaries, Diary, Words
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.records import from_record, to_record
-from pytest_gemm.run import state
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.judge import Judge
+    from pytest_gemm.problem.problem import Problem
 
 
 # Requests after which a judge is replaced: a compiler keeps something of every program it has made.
@@ -57,6 +57,7 @@ class Service:
     watch: Watch
 
 
+Eager = Callable[["Problem", str], bool]
 Answer = Callable[[Service, "dict[str, Any]"], Iterator[Outcome]]
 
 
@@ -68,12 +69,13 @@ class Keeper:
     Args:
         config: what the run was asked for.
         answer: is called in a judge for each request.
+        eager: whether a judge may compute a problem with eager PyTorch, as :class:`Judge` has it.
 
     Attributes:
         deaths: how many judges have ended in the middle of a request.
     """
 
-    def __init__(self, config: GemmConfig, answer: Answer) -> None:
+    def __init__(self, config: GemmConfig, answer: Answer, *, eager: Eager) -> None:
         self.deaths = 0
         self._diaries = Diaries()
         self._errors = self._diaries.folder / "stderr"
@@ -84,7 +86,7 @@ class Keeper:
             self._keeper = os.fork()
         if self._keeper == 0:
             here.close()
-            _keep(config, answer, there, self._diaries.folder, self._errors)
+            _keep(config, answer, there, self._diaries.folder, self._errors, eager=eager)
         there.close()
         self._socket = here
         self._lines = here.makefile("rb")
@@ -148,7 +150,9 @@ class Keeper:
 # -- in the keeper ---------------------------------------------------------------------------------
 
 
-def _keep(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, errors: Path) -> NoReturn:
+def _keep(
+    config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, errors: Path, *, eager: Eager
+) -> NoReturn:
     """Fork judges, one after the other, until nobody listens any more."""
     try:
         os.setpgid(0, 0)  # out of reach of Ctrl-C; with its judges and their compilers it is ended as one
@@ -165,7 +169,7 @@ def _keep(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path
             name = f"judge-{number}"
             judge = os.fork()
             if judge == 0:
-                _serve(config, answer, there, folder, name)
+                _serve(config, answer, there, folder, name, eager=eager)
                 os._exit(0)
             _, status = os.waitpid(judge, 0)
             message = {"exit": os.waitstatus_to_exitcode(status), "process": name}
@@ -189,7 +193,7 @@ def _cover_others(null: int, ours: int) -> None:
 # -- in a judge ------------------------------------------------------------------------------------
 
 
-def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, name: str) -> None:
+def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, name: str, *, eager: Eager) -> None:
     """Judge what comes through the socket."""
     import torch
 
@@ -200,7 +204,7 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
     assert diary.stacks is not None
     faulthandler.enable(file=diary.stacks, all_threads=False)
     watch = Watch(config.timeout, config.compile_timeout, diary, fence=diary.stacks)
-    service = Service(config, Judge(state.eager_is_safe(config.ledger), watch), diary, watch)
+    service = Service(config, Judge(eager, watch), diary, watch)
 
     def say(**message: object) -> None:
         there.sendall(json.dumps(message).encode() + b"\n")

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from pytest_gemm.outcome import Reason, first_line, message
+from pytest_gemm.outcome import Reason
+from pytest_gemm.text import first_line, message
 
 # How allocators say that they have nothing left, where the exception's type does not say it.
 _NO_MEMORY = (

@@ -51,21 +51,10 @@ from pytest_gemm.operands import dtypes, views
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import FILLINGS
 from pytest_gemm.operands.guard_pages import Fence
-from pytest_gemm.outcome import (
-    Activity,
-    Dropped,
-    Outcome,
-    Reason,
-    Seconds,
-    Status,
-    Unsupported,
-    first_line,
-    kind_of,
-    message,
-    printable,
-)
+from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Seconds, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+from pytest_gemm.text import first_line, kind_of, message, printable
 
 
 @dataclasses.dataclass

@@ -13,8 +13,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pytest_gemm.machine.isa import flags_at
-from pytest_gemm.outcome import FileError, Status
+from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.storage.errors import FileError
 
 
 class LedgerError(FileError):

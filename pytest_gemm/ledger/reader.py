@@ -30,13 +30,14 @@ from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
 from pytest_gemm.outcome import MODES, Status
 from pytest_gemm.problem.dtypes import DTYPES
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import ALL_FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
 from pytest_gemm.storage.datafile import TableFile, shown
+from pytest_gemm.text import did_you_mean
 
 # -- reading ---------------------------------------------------------------------------------------
 

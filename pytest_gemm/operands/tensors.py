@@ -35,9 +35,9 @@ from pytest_gemm.operands.memory import Guarded, guarded, moved_to
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
-from pytest_gemm.problem.errors import did_you_mean
 from pytest_gemm.problem.ops import WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import did_you_mean
 
 # Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types, and of fp8, which
 # nobody multiplies unaligned, it takes 16.

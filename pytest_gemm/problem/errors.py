@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Final
 
 
@@ -52,9 +50,3 @@ def _column(line: str, field: str, index: int, offset: int) -> int:
 
 
 FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint in brackets for a word that is nearly one of ``known``; "" where none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

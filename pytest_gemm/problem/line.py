@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS, Op
 from pytest_gemm.problem.steps import Step
+from pytest_gemm.text import did_you_mean
 
 # Characters that a line may have.
 LONGEST: Final = 1000

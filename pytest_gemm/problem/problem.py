@@ -30,7 +30,7 @@ import math
 from typing import Final
 
 from pytest_gemm.problem.dtypes import DTYPES, DType, DTypes
-from pytest_gemm.problem.errors import FIELDS, ProblemError, did_you_mean
+from pytest_gemm.problem.errors import FIELDS, ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.line import (
     LARGEST,
@@ -47,6 +47,7 @@ from pytest_gemm.problem.line import (
 from pytest_gemm.problem.ops import HALVES, OPS, OWN_BIAS, QLINEAR_BINARY, QLINEAR_UNARY, Op
 from pytest_gemm.problem.rules import ALL_FLAGS, CONTRADICTIONS, RULES, TAKERS, by
 from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.text import did_you_mean
 
 _MOST_ELEMENTS: Final = 2**40
 # Each weight of linears is an argument of the program.

@@ -27,11 +27,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from pytest_gemm.outcome import FileError
 from pytest_gemm.problem.axes import LEVELS, Cases, TemplateError, unique
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage.datafile import TableFile, shown
+from pytest_gemm.storage.errors import FileError
+from pytest_gemm.text import did_you_mean
 
 _DEVICES: Final = ("cpu", "cuda")
 _OWN: Final = frozenset({"name", "help", "device", "level", "problem", "problems"})

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from pytest_gemm.problem.dtypes import DTYPES, DType
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.text import did_you_mean
 
 
 class StepKind(enum.Enum):

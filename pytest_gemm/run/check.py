@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm import records
+from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts, text
@@ -23,10 +23,11 @@ from pytest_gemm.judging.case import Case, Evidence
 from pytest_gemm.judging.judge import Judge, run_once
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Reason, Status, described, first_line, kind_of, message
+from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.guarded import GuardedJudge
+from pytest_gemm.text import described, first_line, kind_of, message
 
 
 class GemmCheck:
@@ -193,7 +194,7 @@ class GemmCheck:
     @property
     def rerun(self) -> text.Rerun:
         """How to run this test again, on the backend that it has last judged."""
-        return text.Rerun(self._target, self._config.rerun_options(self._backend, timed=self._timed))
+        return text.Rerun(self._target, effect.rerun_options(self._config, self._backend, timed=self._timed))
 
     def _end(self, case: Case, outcomes: list[Outcome]) -> None:
         rerun = self.rerun

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Keeper, Service
-from pytest_gemm.outcome import Activity, Outcome, Reason, Status, described
+from pytest_gemm.outcome import Activity, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run.state import eager_is_safe
+from pytest_gemm.text import described
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -40,7 +42,7 @@ class GuardedJudge:
 
     def __init__(self, config: GemmConfig) -> None:
         self._config = config
-        self._keeper = Keeper(config, _answer)
+        self._keeper = Keeper(config, _answer, eager=eager_is_safe(config.ledger))
 
     def judge(self, case: Case) -> list[Outcome]:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gemm import __version__
-from pytest_gemm.failures.text import ratio_text
 from pytest_gemm.machine import gpus as gpus_module
 from pytest_gemm.machine import isa, processor, software
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.records import from_record
-from pytest_gemm.run.terminal import by_problem, candidates, dropped_by_cause, status_of
+from pytest_gemm.records import candidates, from_record, ratio_text, status_of
+from pytest_gemm.run.terminal import by_problem, dropped_by_cause
 from pytest_gemm.storage import commands
 from pytest_gemm.storage.datafile import mismatch
 

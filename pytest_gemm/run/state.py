@@ -21,12 +21,10 @@ from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger.entry import Entry, Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.ledger.use import LedgerUse
-from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import page, terminal
-from pytest_gemm.tools import coverage
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -106,13 +104,6 @@ class RunState:
     def incomplete(self) -> list[str]:
         """A line for each file that is not complete."""
         return [f"{name} is not complete: {why}; the run is red for it" for name, why in self.lost.items()]
-
-    def write_coverage(self) -> None:
-        """Write the matrix of ``--gemm-coverage``; imports torch, for what Inductor has registered."""
-        if self.config.coverage is not None:
-            matrix = coverage.matrix(self.outcomes, [isa_module.isa_level(processor.cpu().flags)])
-            with self.writing("--gemm-coverage", self.config.coverage):
-                self.config.coverage.write_text(coverage.text(matrix, self.config.coverage.suffix), encoding="utf-8")
 
     def absorb(self, records: Iterable[Mapping[str, Any]], use: Mapping[str, Any], process: str) -> None:
         """Take in what one test judged; the run record grows at once, so that a crash loses nothing."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_gemm.failures.text import ratio_text
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm.records import candidates, ratio_text, status_of
 
 
 def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int]) -> str:
@@ -18,7 +18,7 @@ def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int
 # -- the summary -----------------------------------------------------------------------------------
 
 # The worst of several fillings is the status of a problem; earlier in this list is worse.
-_SEVERITY = (
+SEVERITY = (
     Status.CRASHED,
     Status.TIMED_OUT,
     Status.INCORRECT,
@@ -44,11 +44,6 @@ _COLUMNS = (
     Status.NOT_RUN,
 )
 _ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FELL_BACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
-
-
-def status_of(outcomes: Iterable[Outcome]) -> Status:
-    """The worst status among the outcomes of one problem."""
-    return min((o.status for o in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -144,11 +139,6 @@ def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
         f"{backend}: nearest to its bound {ratio_text(o.ratio)} ({o.tier}) in {o.problem}, filling {o.filling}"
         for backend, o in worst.items()
     ]
-
-
-def candidates(outcome: Outcome) -> tuple[str, ...]:
-    """The candidates that an outcome speaks of: the one that was asked for, or those that were chosen."""
-    return (outcome.choice,) if outcome.choice else outcome.chosen
 
 
 def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:

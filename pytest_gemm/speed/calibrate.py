@@ -20,7 +20,8 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, SessionError, Verdict, read_session
+from pytest_gemm.outcome import Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, SessionError, read_session
 from pytest_gemm.speed.gate import confirm, estimates, screen
 from pytest_gemm.speed.gate import pairs as pairs_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm.machine import key as key_module
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.commands import Arm, Command, resolve
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Session, Verdict, by_case
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Session, by_case
 from pytest_gemm.speed.gate import confirm, estimates, pairs, screen, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report import rows

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.outcome import Reason, Status, Verdict
 
 TURNS: Final = "-turns"
 """How the contract of a session ends that was timed in alternation with another one."""
@@ -208,19 +208,6 @@ class Session:
     def took_turns(self) -> bool:
         """Whether it was timed in alternation with a session of the other arm."""
         return self.contract.endswith(TURNS)
-
-
-class Verdict(enum.Enum):
-    """What the gate says of a case.  The values are the words of reports and records."""
-
-    SAME = "same"
-    SLOWER = "slower"
-    FASTER = "faster"
-    UNDECIDED = "undecided"
-    NO_BASELINE = "no-baseline"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True)

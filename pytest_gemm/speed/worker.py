@@ -21,17 +21,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Status, Unsupported, first_line
+from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
 from pytest_gemm.speed.lockstep import Turns
 from pytest_gemm.speed.timing import blocks, cpu, cuda
 from pytest_gemm.speed.timing import plan as plan_module
+from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
@@ -232,7 +234,7 @@ class Meter:
             from pytest_gemm.failures import artifacts, text
 
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
-            options = self._config.rerun_options(case.backend.name, timed=False)
+            options = effect.rerun_options(self._config, case.backend.name, timed=False)
             rerun = text.Rerun("--pyargs pytest_gemm.conformance", options)
             artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.

@@ -21,6 +21,7 @@ from pytest_gemm.backends.cpp.micro_kernels import Product, Registered
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -355,6 +356,12 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 # -- the command ----------------------------------------------------------------------------------------------
+
+
+def write(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """Write the matrix of ``--gemm-coverage``, as Markdown or by the file's suffix."""
+    found = matrix(outcomes, [isa_module.isa_level(processor.cpu().flags)])
+    path.write_text(text(found, path.suffix), encoding="utf-8")
 
 
 def explained(record: page.Record, ledger: Ledger) -> list[Outcome]:

@@ -31,12 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import FileError
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.problem.errors import ProblemError, did_you_mean
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import commands, files
+from pytest_gemm.storage.errors import FileError
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.cpp.backend import CppBackend

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gemm.problem.errors import did_you_mean
 from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
 from pytest_gemm.speed.data import CaseKey, Session, read_session
 from pytest_gemm.storage.commands import Parser
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     pass

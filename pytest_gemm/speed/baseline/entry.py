@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from pytest_gemm.outcome import FileError
-from pytest_gemm.problem.errors import did_you_mean
 from pytest_gemm.problem.problem import canonical_line
 from pytest_gemm.speed.data import CaseKey
+from pytest_gemm.storage.errors import FileError
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.speed.gate.estimates import Stored

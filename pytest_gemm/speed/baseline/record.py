@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
 from pytest_gemm.speed.baseline.store import Recorded, Store
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, Verdict, by_case
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, by_case
 
 if TYPE_CHECKING:
     from pytest_gemm.speed.gate.estimates import Stored

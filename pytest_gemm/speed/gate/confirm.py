@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import CaseKey, Judgement, Verdict
+from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement
 from pytest_gemm.speed.gate.estimates import FEWEST_CASES, Reading, Screened, Stored, learn, usable_prior
 from pytest_gemm.speed.gate.evidence import Claim, Evidence, View, claims_of, fewest, gathered
 from pytest_gemm.speed.gate.policy import Policy

@@ -14,8 +14,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import CaseKey, Judgement, Verdict
+from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement
 from pytest_gemm.speed.gate.confirm import thin
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Stored, figures, learn, paired, usable_prior
 from pytest_gemm.speed.gate.evidence import (

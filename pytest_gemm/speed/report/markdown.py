@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from pytest_gemm.speed.data import Verdict
+from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, rows, winners
 from pytest_gemm.speed.report.terminal import (
     AGAINST,

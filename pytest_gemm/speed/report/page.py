@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_gemm.outcome import Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Judgement, Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import terminal, units
 from pytest_gemm.speed.report.rows import Past, Row, Run, Winner

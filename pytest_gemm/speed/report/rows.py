@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 from scipy import special
 
-from pytest_gemm.outcome import Reason
+from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, Verdict
+from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session
 
 Mode = Literal["baseline", "against", "none"]
 

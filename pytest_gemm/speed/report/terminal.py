@@ -17,8 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Judgement, Verdict
+from pytest_gemm.speed.data import CaseKey, Judgement
 from pytest_gemm.speed.report.rows import (
     Mode,
     Past,

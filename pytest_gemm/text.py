@@ -1,0 +1,69 @@
+"""Text of foreign origin, made fit for a terminal and a file; hints for a word that is nearly right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint in brackets for a word that is nearly one of ``known``; "" where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+# Characters of a foreign text that are kept, and of an outcome's details.
+_MOST = 4000
+_DETAILS = 20_000
+
+
+def printable(text: object, most: int = _MOST) -> str:
+    """Foreign text that a terminal, a file and another process can be given.
+
+    Newlines and tabs stay.  Every other character that is not printable is shown as its escape: control characters,
+    terminal escapes, lone surrogates.  A long text is cut.
+
+    Args:
+        text: of a backend; what is no ``str`` is shown as one.
+        most: characters of it that are kept.
+    """
+    if not isinstance(text, str):
+        text = _asked(str, text)
+    found = str.__getitem__(text, slice(most))  # a plain str, also of a subclass that overrides its methods
+    if (left := str.__len__(text) - most) > 0:
+        found += f"... ({left} more characters)"
+    if found.isprintable():
+        return found
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in found)
+
+
+def _asked(function: Callable[[Any], object], foreign: Any) -> str:
+    """What a function of a foreign object says; the name of the exception where it raises one."""
+    try:
+        said = function(foreign)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"<{function.__name__}() of it raised {kind_of(error)}>"
+    return said if isinstance(said, str) else ""
+
+
+def message(error: BaseException, most: int = _MOST) -> str:
+    """The message of an exception, :func:`printable`; of one whose ``__str__`` raises it says that."""
+    return printable(_asked(str, error), most)
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of an exception's class, :func:`printable`."""
+    return printable(type.__dict__["__name__"].__get__(type(error)), 100)
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, :func:`printable`: its class, and the first line of its message."""
+    return ": ".join(filter(None, (kind_of(error), first_line(error))))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that says something, :func:`printable`; "" where none does."""
+    return next((line for line in message(error).splitlines() if line.strip()), "")
