@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands.tensors import Operands
 
-__all__ = ["AtenBackend", "AtenPrepared", "CompiledAten"]
-
 
 class AtenBackend:
     """Eager ATen on the CPU (oneDNN, MKL and native loops) or on CUDA (cuBLAS)."""

@@ -12,8 +12,6 @@ from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
 
-__all__ = ["BUILTIN"]
-
 BUILTIN: tuple[Callable[[], Backend], ...] = (
     AtenBackend,
     CppBackend,

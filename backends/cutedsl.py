@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from pytest_gemm.operands.tensors import Operands
 
-__all__ = ["DEVICE_KERNEL", "CuteDslBackend", "CuteDslPrepared"]
 
 # How the CuTe DSL names what it compiles, on the device.
 DEVICE_KERNEL = r"^kernel_cutlass_"

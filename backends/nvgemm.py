@@ -20,8 +20,6 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
-__all__ = ["NvgemmBackend"]
-
 
 class NvgemmBackend(InductorBackend):
     """The NVGEMM candidates alone."""

@@ -9,8 +9,6 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
-__all__ = ["contract", "not_compact", "odd_groups", "odd_scaled", "unaligned"]
-
 # Compute capability (major) -> alignment bits f and chunk L for f16 and bf16 inputs with a float32 accumulator: the
 # terms of a chunk and the accumulator are aligned to f fractional bits and truncated (Fasi et al., 2021, for Volta to
 # Ampere; the Hopper row is held against measurements on an H200, see docs/results).  A device that is not in

@@ -28,7 +28,6 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import Artifact
 
-__all__ = ["TritonBackend"]
 
 _DTYPES = frozenset({"f16", "bf16", "f32"})
 # The widest BLOCK_K among Inductor's configurations for fp8.

@@ -1,8 +1,8 @@
 """PyTorch's own tests of the C++ templates beside this suite's: ``python -m pytest_gemm.conformance.families``.
 
 The table is data, ``pytorch_families.toml``: each test function of ``test_cpu_select_algorithm.py`` with the lines that
-ask the same here.  The command prints it as a page; ``tests/test_families.py`` holds the lines against the matrix, so
-that the table cannot say what the suite no longer does.
+ask the same here.  The command prints it as a page; ``tests/conformance/test_families.py`` holds the lines against the
+matrix, so that the table cannot say what the suite no longer does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Family", "complaints", "load", "main", "page"]
 
 _FILE = Path(__file__).with_name("pytorch_families.toml")
 _LEVELS = ("quick", "full", "exhaustive")

@@ -27,29 +27,6 @@ from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
-__all__ = [
-    "aligned",
-    "alike",
-    "batched",
-    "dynamic",
-    "extents",
-    "fused",
-    "grouped",
-    "modes",
-    "others_with_the_operands_of",
-    "permuted",
-    "products",
-    "quantised",
-    "recompiled",
-    "recompiled_elsewhere",
-    "related",
-    "scaled",
-    "several",
-    "tails",
-    "unfrozen",
-    "stored",
-]
-
 FLOATS = ("f32", "bf16", "f16")
 
 # M x N x K; each is there for a reason.

@@ -15,8 +15,6 @@ from pytest_gemm.api.protocols import Backend, Choosing, Configurable, Leveled, 
 from pytest_gemm.config import GemmConfig, cores
 from pytest_gemm.options import OPTIONS, named_choices
 
-__all__ = ["applies", "check_backends", "check_cases", "read_by"]
-
 # Options that have no effect on a timed case: it is timed in its backend's own way, see docs/speed.md.
 _NOT_TIMED: Final = ("fillings", "modes", "isa", "guard", "coverage", "defects")
 

@@ -9,8 +9,6 @@ import pytest
 if TYPE_CHECKING:
     from pytest_gemm.api.registry import Registry
 
-__all__ = ["pytest_gemm_register_backends"]
-
 
 @pytest.hookspec
 def pytest_gemm_register_backends(registry: Registry) -> None:

@@ -8,22 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = [
-    "MODES",
-    "Activity",
-    "FileError",
-    "Outcome",
-    "Reason",
-    "Seconds",
-    "Status",
-    "described",
-    "first_line",
-    "kind_of",
-    "message",
-    "printable",
-    "who",
-]
-
 # The ways in which a user's program reaches a kernel, see docs/modes.md.
 MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
 

@@ -40,19 +40,6 @@ from pytest_gemm.text import described, did_you_mean
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
 
-__all__ = [
-    "MarkerError",
-    "Pick",
-    "Request",
-    "available",
-    "missing",
-    "case_of",
-    "crashed",
-    "read_marker",
-    "rerun",
-    "select",
-    "test_name",
-]
 
 # Code of the reason of a backend that has no part in --gemm-compile-only.
 NOTHING_AHEAD: Final = "nothing-ahead"

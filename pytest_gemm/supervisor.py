@@ -40,8 +40,6 @@ from pytest_gemm.outcome import Outcome
 from pytest_gemm.run import terminal
 from pytest_gemm.text import printable
 
-__all__ = ["Child", "end_lines", "start", "wanted"]
-
 # The name of the child's diary.
 PROCESS: Final = "main"
 # Signals that end a run; the parent hands on those that only it was sent.

@@ -13,7 +13,7 @@ The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` 
 so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied to
 another machine and is valid there.
 
-No torch, no pytest: everything here can be tried without a compiler, see ``tests/test_farm.py``.
+No torch, no pytest: everything here can be tried without a compiler, see ``tests/backends/test_farm.py``.
 """
 
 from __future__ import annotations

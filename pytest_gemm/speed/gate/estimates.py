@@ -166,7 +166,7 @@ class Location(NamedTuple):
 
 
 # What the square of 1.4826 MAD of so many normal values is on average (of its logarithm, against that of a chi-square
-# with as many degrees of freedom); 1 - 0.5/n beyond.  Simulated; tests/test_gate.py repeats it.
+# with as many degrees of freedom); 1 - 0.5/n beyond.  Simulated; tests/speed/test_gate.py repeats it.
 _MAD_BIAS: Final = {3: 0.608, 4: 0.706, 5: 0.868, 6: 0.855}
 
 

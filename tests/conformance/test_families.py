@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gemm.conformance import families
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "pytorch-cpu-select-algorithm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "pytorch-cpu-select-algorithm.md"
 
 
 def test_every_family_is_covered_by_problems_of_the_matrix() -> None:

@@ -11,7 +11,7 @@ from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import Cases, TemplateError
 from pytest_gemm.problem.shapes import ShapeError
 
-SHIPPED = Path(__file__).parent.parent / "perf" / "shapes.toml"
+SHIPPED = Path(__file__).parents[2] / "perf" / "shapes.toml"
 
 
 def written(folder: Path, text: str) -> Path:

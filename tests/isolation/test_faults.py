@@ -765,7 +765,7 @@ def test_workers_share_out_the_gpus_and_a_replacement_takes_over_its_predecessor
 @pytest.mark.parametrize("workers", ["-n4", "-n1"])
 def test_each_fault_of_a_gpu_is_one_case_and_everything_else_is_judged(pytester: pytest.Pytester, workers: str) -> None:
     pytest.importorskip("triton", reason="the faults are planted with Triton")
-    folder = str(Path(__file__).parent)
+    folder = str(Path(__file__).parents[1])
     pytester.makeconftest(
         f"import sys\nsys.path.insert(0, {folder!r})\nfrom planted_cuda import pytest_gemm_register_backends\n"
     )

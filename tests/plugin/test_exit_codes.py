@@ -324,7 +324,7 @@ def _runs_in(folder: Path) -> list[str]:
 
 
 def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     table = text.partition("| exit status | meaning |")[2].partition("\n\n")[0]
     found = {int(number) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for number in row.split(",")}
     tested = {status if status >= 0 else 128 - status for status, _, _ in (*HERE, *PROCESS)}

@@ -28,7 +28,7 @@ from pytest_gemm.speed import calibrate
 from pytest_gemm.speed.baseline import commands
 from pytest_gemm.tools import coverage, snapshot
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 CONFTEST = """
     def pytest_gemm_register_backends(registry):

@@ -35,7 +35,7 @@ from pytest_gemm.problem.ops import OPS, PROGRAMS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import eager_is_safe
 
-SHIPPED = Path(__file__).parent.parent / "conformance" / "known_failures.toml"
+SHIPPED = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 
 
 @pytest.fixture(autouse=True)

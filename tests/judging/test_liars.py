@@ -259,7 +259,7 @@ BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fe
 
 
 def test_liars_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parent))))
+    (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parents[1]))))
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
     command += [f"--gemm-backends={','.join(BY_STATUS)}", "--gemm-run-record=run.jsonl"]
