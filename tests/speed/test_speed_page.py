@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pytest
-from test_speed_report import KINDS, LINE, NK, TIMED, example, problems, run_of
+from speed_runs import KINDS, LINE, NK, TIMED, example, problems, run_of
 
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Ceilings
@@ -212,7 +212,7 @@ def test_three_hundred_cases_stay_below_three_megabytes() -> None:
 def test_neither_torch_nor_a_display_is_needed() -> None:
     code = (
         "import sys; from pytest_gemm.speed.report import page; assert 'matplotlib' not in sys.modules;"
-        "from test_speed_report import example; page.page(example(['mm:f16:nt:8x8x8']), 't');"
+        "from speed_runs import example; page.page(example(['mm:f16:nt:8x8x8']), 't');"
         "assert not {'torch', 'matplotlib.pyplot', 'tkinter'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd="tests")
