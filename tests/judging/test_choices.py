@@ -1078,7 +1078,7 @@ SUITE = """
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     names = ("good-1", "good-2", "bad-off", "big-unfit")
-    pytester.makeconftest(CONFTEST.format(here=str(Path(__file__).parents[1]), names=names))
+    pytester.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=names))
     pytester.makepyfile(test_it=SUITE)
     return pytester
 
@@ -1162,7 +1162,7 @@ def test_a_dropped_candidate_beside_one_that_passes_is_a_pass(project: pytest.Py
 
 
 def test_a_case_of_which_every_candidate_is_dropped_fails(project: pytest.Pytester) -> None:
-    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parents[1]), names=("a-unfit", "b-unfit")))
+    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-unfit", "b-unfit")))
     result = run(project, "--gemm-backends=fake", "--gemm-level=full", "--gemm-problem=mm:f32:nn:8x16x32")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -1205,7 +1205,7 @@ def test_a_record_has_the_candidates_and_is_read_again() -> None:
 
 
 def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester) -> None:
-    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parents[1]), names=("a-off", "b-off")))
+    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-off", "b-off")))
     folder = project.path / "artifacts"
     run(
         project,
@@ -1220,7 +1220,7 @@ def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester)
 
 
 def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(project: pytest.Pytester) -> None:
-    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parents[1]), names=("good-1", "b-off", "good-2")))
+    project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("good-1", "b-off", "good-2")))
     record, ledger = project.path / "run.jsonl", project.path / "ledger.toml"
     ledger.write_text(
         '[[known-failure]]\nid = "kills"\nbackend = "fake"\nreason = "it aborts"\nchoice = "*-off"\ncrashes = true\n'

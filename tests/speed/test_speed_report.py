@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from speed_runs import CASE, CEILINGS, KINDS, LINE, REASONS, TIMED, example, measured, problems, run_of
+from speed_runs import CASE, CEILINGS, KINDS, LINE, OTHER, REASONS, TIMED, example, measured, problems, run_of
 
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem

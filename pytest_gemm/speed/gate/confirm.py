@@ -19,28 +19,10 @@ from pytest_gemm.speed.gate.screen import (
     judged,
     judged_far,
     moved_noticeably,
-    no_baseline,
     underpowered,
     without,
 )
 from pytest_gemm.speed.gate.sentences import interval, many, percent, words
-
-
-def thin(case: CaseKey, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
-    """A case with too few sessions."""
-    usable = len(usable_prior(stored.readings))
-    reason = Reason(
-        "thin-baseline",
-        f"the baseline has {many(usable, 'usable session')}; it takes {policy.fewest_stored}",
-        "record it anew, with more sessions",
-    )
-    return dataclasses.replace(
-        no_baseline(case, head, ""),
-        verdict=Verdict.UNDECIDED,
-        reason=reason,
-        stored_seconds=statistics.median(r.subject for r in stored.readings),
-    )
-
 
 # -- the confirmation --------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.speed.data import CaseKey, Judgement
-from pytest_gemm.speed.gate.confirm import thin
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Stored, figures, learn, paired, usable_prior
 from pytest_gemm.speed.gate.evidence import (
     Anchor,
@@ -30,6 +29,7 @@ from pytest_gemm.speed.gate.evidence import (
     median_comparator,
 )
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.speed.gate.screen import thin
 from pytest_gemm.speed.gate.sentences import interval, many, percent, words
 
 """Shares of the comparator that may be taken off, the default first."""
@@ -232,4 +232,20 @@ def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Rea
         weights=learnt.weights,
         priors=learnt.priors,
         of_comparators=learnt.of_comparators,
+    )
+
+
+def thin(case: CaseKey, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
+    """A case with too few sessions."""
+    usable = len(usable_prior(stored.readings))
+    reason = Reason(
+        "thin-baseline",
+        f"the baseline has {many(usable, 'usable session')}; it takes {policy.fewest_stored}",
+        "record it anew, with more sessions",
+    )
+    return dataclasses.replace(
+        no_baseline(case, head, ""),
+        verdict=Verdict.UNDECIDED,
+        reason=reason,
+        stored_seconds=statistics.median(r.subject for r in stored.readings),
     )
