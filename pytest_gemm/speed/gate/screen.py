@@ -29,7 +29,6 @@ from pytest_gemm.speed.gate.evidence import (
     median_comparator,
 )
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.speed.gate.screen import thin
 from pytest_gemm.speed.gate.sentences import interval, many, percent, words
 
 """Shares of the comparator that may be taken off, the default first."""
