@@ -18,7 +18,7 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.backend import QUANTISED, installed, no_cuda, unclaimed
-from pytest_gemm.outcome import Dropped, Reason, Unsupported
+from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import first_line
 
@@ -45,7 +45,7 @@ class CuteDslBackend:
     """The operators of ``cutlass.operators``, which are its candidates, by their names in alphabetical order.
 
     Which of them runs a product follows from the problem's line and from nothing else: a rerun meets the same one, and
-    a matrix of problems meets many.  The library has no autotuning; the twin that picks the winner times up to 32.
+    a matrix of problems meets many.  The library has no autotuning; the variant that picks the winner times up to 32.
 
     Args:
         operator: run the operator of this name for every problem instead.
@@ -64,11 +64,11 @@ class CuteDslBackend:
         self.spared = spared
 
     def picking(self, how: Literal["one", "winner"]) -> CuteDslBackend:
-        """A twin that picks its operator in this way; see ``Tuning`` in ``backend.py``."""
+        """A variant that picks its operator in this way; see ``Tuning`` in ``backend.py``."""
         return CuteDslBackend(self.operator, candidates="one" if how == "one" else "all", spared=self.spared)
 
     def sparing(self, names: Iterable[str]) -> CuteDslBackend:
-        """A twin that times all but these operators to find the fastest; see ``Sparing`` in ``backend.py``."""
+        """A variant that times all but these operators to find the fastest; see ``Sparing`` in ``backend.py``."""
         return CuteDslBackend(self.operator, candidates=self.candidates, spared=frozenset(names))
 
     def availability(self, device: str) -> Availability:
@@ -119,7 +119,7 @@ class CuteDslBackend:
 
         Raises:
             Unsupported: when the library has no operator for the operands.
-            Dropped: when all of them fail.
+            Pruned: when all of them fail.
         """
         if self.operator or self.candidates == "one":
             return self.prepare_choice(problem, operands, self.operator)
@@ -128,7 +128,7 @@ class CuteDslBackend:
     def _fastest(self, problem: Problem, operands: Operands) -> CuteDslPrepared:
         """Compile and time the operators; what fails is left out, as autotuning does, and named."""
         timings: dict[str, float] = {}
-        dropped: dict[str, Reason] = {}
+        pruned: dict[str, Reason] = {}
         fastest: CuteDslPrepared | None = None
         names = self.choices(problem, operands)
         for name in names[:: -(-len(names) // _MOST_TIMED)]:
@@ -140,14 +140,14 @@ class CuteDslBackend:
                     timings[name] = _device_seconds(call)
             except Exception as error:  # of the library or the compiler behind it
                 first = first_line(error)
-                dropped[name] = Reason("compile-error", f"{type(error).__name__}: {first}"[:200])
+                pruned[name] = Reason("compile-error", f"{type(error).__name__}: {first}"[:200])
                 continue
             if timings[name] == min(timings.values()):
                 fastest = prepared
         if fastest is None:
-            name, reason = next(iter(dropped.items()))
-            raise Dropped("all-dropped", f"all {len(dropped)} operators failed, {name} because {reason.text}")
-        fastest.timings, fastest.dropped = timings, dropped
+            name, reason = next(iter(pruned.items()))
+            raise Pruned("all-pruned", f"all {len(pruned)} operators failed, {name} because {reason.text}")
+        fastest.timings, fastest.pruned = timings, pruned
         return fastest
 
     def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ class CuteDslPrepared:
 
     Attributes:
         timings: seconds a call of the operators that were timed to pick this one, by name.
-        dropped: those that failed on the way, with the reason.
+        pruned: those that failed on the way, with the reason.
     """
 
     def __init__(self, problem: Problem, operator: str = "") -> None:
@@ -195,7 +195,7 @@ class CuteDslPrepared:
         self._foreign: tuple[str, ...] = ()
         self._is_timed = False
         self.timings: Mapping[str, float] = {}
-        self.dropped: dict[str, Reason] = {}
+        self.pruned: dict[str, Reason] = {}
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Compute the program with the operator in place of PyTorch's product."""

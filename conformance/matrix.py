@@ -228,10 +228,10 @@ def _epilogues(level: str) -> tuple[Problem, ...]:
         shapes = ["19x49x65", "32x384x64", "32x385x64", "1x64x65", "3x7x5", "128x96x192"]
         cases += Cases().combine(epilogue=pairs, dtype=FLOATS, shape=shapes)
     # A cast to the dtype that the value has already is no step.
-    honest = cases.filter(
+    correct = cases.filter(
         lambda p: not p["epilogue"].endswith(f"cast-{p['dtype']}") and f"cast-{p['dtype']}+" not in p["epilogue"]
     )
-    return honest.problems("linear:{dtype}:nt:{shape}:{epilogue}")
+    return correct.problems("linear:{dtype}:nt:{shape}:{epilogue}")
 
 
 # Results that are stored in other places than the product's; residuals that are a row, a column, or looked up; values

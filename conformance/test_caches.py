@@ -1,7 +1,7 @@
 """Warm caches: a compiler that remembers must not answer with what it remembers of another weight or program.
 
 A user compiles with every cache of PyTorch on.  The other tests turn those off, because they compile
-once for many fillings; here they are on.  To a cache it does not matter which candidate was compiled, so
+once for many distributions; here they are on.  To a cache it does not matter which candidate was compiled, so
 ``--gemm-choices`` is not asked.
 """
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from pytest_gemm.run.check import GemmCheck
 
 
-@pytest.mark.gemm(problems=matrix.recompiled, fillings=["rand"])
+@pytest.mark.gemm(problems=matrix.recompiled, distributions=["rand"])
 def test_new_weights_in_one_process(gemm_case: Case, gemm_check: GemmCheck) -> None:
     user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
     gemm_check(dataclasses.replace(user, seed=user.seed + 1))
     gemm_check(user)
 
 
-@pytest.mark.gemm(problems=matrix.recompiled_elsewhere, fillings=["rand"])
+@pytest.mark.gemm(problems=matrix.recompiled_elsewhere, distributions=["rand"])
 def test_new_weights_in_another_process(gemm_case: Case, gemm_check: GemmCheck) -> None:
     user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
     gemm_check.run_elsewhere(dataclasses.replace(user, seed=user.seed + 1))
     gemm_check(user)
 
 
-@pytest.mark.gemm(problems=matrix.alike, fillings=["rand-positive"])  # sums of one sign show how they are held
+@pytest.mark.gemm(problems=matrix.alike, distributions=["rand-positive"])  # sums of one sign show how they are held
 def test_after_others_with_the_same_operands(gemm_case: Case, gemm_check: GemmCheck) -> None:
     user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
     gemm_check.run_before(user, matrix.others_with_the_operands_of(user.problem))

@@ -1,4 +1,4 @@
-"""Is the product right?  Every problem of the level, each with several fillings on one artifact."""
+"""Is the product right?  Every problem of the level, each with several distributions on one artifact."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class GemmConfig:
         level: ``quick``, ``full`` or ``exhaustive``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
-        fillings: restrict to these; empty: the level's.
+        distributions: restrict to these; empty: the level's.
         seed: of all values.
         fuzz: how long to draw problems, in seconds; 0: not at all.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -139,7 +139,7 @@ class GemmConfig:
     guard: str = "none"
     choices: str = ""
     reference: str = "auto"
-    fillings: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
     fuzz: float = 0.0
     unjudged: str = "fail"
     timeout: float = 60.0

@@ -16,7 +16,7 @@ from pytest_gemm.config import GemmConfig, cores
 from pytest_gemm.options import OPTIONS, named_choices
 
 # Options that have no effect on a timed case: it is timed in its backend's own way, see docs/speed.md.
-_NOT_TIMED: Final = ("fillings", "modes", "isa", "guard", "coverage", "defects")
+_NOT_TIMED: Final = ("distributions", "modes", "isa", "guard", "coverage", "defects")
 
 # Options that a run of its own kind heeds; all others have no effect there.
 _BACKENDS: Final = frozenset({"backends", "missing", "device", "threads", "compile-timeout"})

@@ -93,10 +93,10 @@ _RUN = (
     ),
     Option("ops", "", "LIST", "only problems of these ops, comma separated", adds_up=True),
     Option(
-        "fillings",
+        "distributions",
         "",
         "LIST",
-        "only these fillings, comma separated; default: the level's most telling ones",
+        "only these distributions, comma separated; default: the level's most telling ones",
         adds_up=True,
     ),
     Option("seed", "0", "N", "seed of all values, and of what --gemm-fuzz draws"),

@@ -90,9 +90,9 @@ class Status(enum.Enum):
     INCORRECT = "incorrect"
     CRASHED = "crashed"
     TIMED_OUT = "timed-out"
-    FELL_BACK = "fell-back"
+    FALLBACK = "fallback"
     MISTRUSTED = "mistrusted"  # the data could not have told right from wrong
-    DROPPED = "dropped"  # a choice that autotuning would leave out as well: it does not compile or does not fit
+    PRUNED = "pruned"  # a choice that autotuning would leave out as well: it does not compile or does not fit
     UNSUPPORTED = "unsupported"
     KNOWN_FAILURE = "known-failure"
     NOT_RUN = "not-run"
@@ -106,7 +106,7 @@ class Status(enum.Enum):
         return self.value
 
 
-_FAILURES = frozenset({Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FELL_BACK, Status.MISTRUSTED})
+_FAILURES = frozenset({Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FALLBACK, Status.MISTRUSTED})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Activity:
     """What a process is doing right now: what is known of a case when the process hangs or dies.
 
     Attributes:
-        backend, problem, filling, seed, choice: the case, as in :class:`Outcome`.
+        backend, problem, distribution, seed, choice: the case, as in :class:`Outcome`.
         mode, isa, threads: as in :class:`Outcome`.
         phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
         kernels: names of the kernels, as far as they are known by then.
@@ -158,7 +158,7 @@ class Activity:
     backend: str
     problem: str
     phase: str
-    filling: str = ""
+    distribution: str = ""
     seed: int = 0
     choice: str = ""
     kernels: tuple[str, ...] = ()
@@ -170,10 +170,10 @@ class Activity:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of one case: one problem, one filling, one seed on one backend.
+    """The end of one case: one problem, one distribution, one seed on one backend.
 
     Attributes:
-        backend, problem, filling, seed: the case; ``problem`` is the canonical line.
+        backend, problem, distribution, seed: the case; ``problem`` is the canonical line.
         status: how it ended.
         reason: why it is not ``passed``; ``None`` for a pass.
         kernels: names of what ran, as the backend proved them.
@@ -199,7 +199,7 @@ class Outcome:
 
     backend: str
     problem: str
-    filling: str
+    distribution: str
     seed: int
     status: Status
     reason: Reason | None = None
@@ -250,7 +250,7 @@ class Unsupported(Exception):
         self.reason = Reason(code, text, remedy)
 
 
-class Dropped(Exception):
+class Pruned(Exception):
     """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
 
     ``prepare_choice()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but

@@ -66,7 +66,7 @@ _GUARDED = pytest.StashKey[Any]()  # a pytest_gemm.run.guarded.GuardedJudge, lik
 _FUZZED = pytest.StashKey[list[str]]()
 _REPLAY = Replay()
 
-MARKER = "gemm(problems, fillings, any_problem): a test over GEMM problems and backends; see pytest_gemm.selection"
+MARKER = "gemm(problems, distributions, any_problem): a test over GEMM problems and backends; see pytest_gemm.selection"
 
 
 # -- start -----------------------------------------------------------------------------------------
@@ -224,11 +224,11 @@ def _watch(config: pytest.Config, settings: GemmConfig) -> Watch:
         diary = Diary(folder, given.get("workerid", supervisor.PROCESS), replaceable=given.get("gemm_replaces", False))
         if diary.stacks is not None and dumps:
             faulthandler.enable(file=diary.stacks, all_threads=False)
-        return Watch(*limits, diary, fence=diary.stacks if dumps else None)
+        return Watch(*limits, diary, stacks=diary.stacks if dumps else None)
     with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
         config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
     fence = config.stash.get(_STDERR, None) if dumps else None
-    return Watch(*limits, Diary(), last_call=lambda outcome: _last_call(config, outcome), fence=fence)
+    return Watch(*limits, Diary(), last_call=lambda outcome: _last_call(config, outcome), stacks=fence)
 
 
 def _last_call(config: pytest.Config, outcome: Outcome) -> None:
@@ -742,7 +742,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
         return next((words[verdict] for verdict in words if verdict in verdicts), None)
     ended = {record["status"] for record in judged["outcomes"]}
     xfailed = hasattr(report, "wasxfail")
-    own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.DROPPED, Status.UNSUPPORTED]
+    own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.PRUNED, Status.UNSUPPORTED]
     found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
     return (found, found[0], found.upper()) if found else None
 

@@ -88,11 +88,11 @@ _SEVERITY = (
     Status.CRASHED,
     Status.TIMED_OUT,
     Status.INCORRECT,
-    Status.FELL_BACK,
+    Status.FALLBACK,
     Status.MISTRUSTED,
     Status.KNOWN_FAILURE,
     Status.PASSED,
-    Status.DROPPED,
+    Status.PRUNED,
     Status.UNSUPPORTED,
     Status.NOT_RUN,
 )

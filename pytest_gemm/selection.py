@@ -9,7 +9,7 @@ A test asks with ``@pytest.mark.gemm(...)`` and the fixture ``gemm_case``::
 Marker keywords:
     problems: problem lines or :class:`Problem` objects, or a function of the level that returns them.
     shapes: a shapes file instead (see ``problem.shapes``), from which ``--gemm-shapes`` chooses.
-    fillings: names of fillings; by default the level decides.
+    distributions: names of distributions; by default the level decides.
     any_problem: the test takes whatever ``--gemm-problem`` names, also what is not in its own list.
 """
 
@@ -46,8 +46,8 @@ NOTHING_AHEAD: Final = "nothing-ahead"
 # Code of the reason of a backend that could not say whether it can run here.
 NO_ANSWER: Final = "no-answer"
 
-# How many fillings a problem is judged with, most telling first; None: all that apply.
-FILLINGS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
+# How many distributions a problem is judged with, most telling first; None: all that apply.
+DISTRIBUTIONS: Final[dict[str, int | None]] = {"quick": 4, "full": 6, "exhaustive": None}
 
 
 class MarkerError(ValueError):
@@ -60,7 +60,7 @@ class Request:
 
     problems: Callable[[str], Iterable[Problem | str]] | Sequence[Problem | str] = ()
     shapes: Path | None = None
-    fillings: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
     any_problem: bool = False
 
 
@@ -70,7 +70,7 @@ class Pick:
 
     backend: str
     problem: Problem
-    fillings: tuple[str, ...]
+    distributions: tuple[str, ...]
     mode: str = ""
     isa: str = ""
     threads: int = 0
@@ -101,7 +101,7 @@ def read_marker(marker: pytest.Mark | None) -> Request:
         asks, right = _KEYWORDS[name]
         if not right(value):
             raise MarkerError(f"the gemm marker's {name} is {value!r}; it takes {asks}")
-    kwargs["fillings"] = tuple(kwargs.get("fillings", ()))
+    kwargs["distributions"] = tuple(kwargs.get("distributions", ()))
     return Request(**kwargs)
 
 
@@ -114,7 +114,7 @@ def _are(kinds: type | tuple[type, ...]) -> Callable[[object], bool]:
 _KEYWORDS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "problems": ("a list of lines, or a function of the level", lambda v: callable(v) or _are((str, Problem))(v)),
     "shapes": ("the Path of a shapes file", lambda v: isinstance(v, Path)),
-    "fillings": ("a list of names", _are(str)),
+    "distributions": ("a list of names", _are(str)),
     "any_problem": ("True or False", lambda v: isinstance(v, bool)),
 }
 
@@ -135,7 +135,7 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     levels = {b.name: ("",) if timed else _levels(b, config) for b in ready}
     counts = {b.name: (0,) if timed or config.device_of(b) != "cpu" else config.thread_axis or (0,) for b in ready}
     return [
-        Pick(b.name, p, request.fillings, mode, isa, count)
+        Pick(b.name, p, request.distributions, mode, isa, count)
         for p in together
         for b in ready
         if p in members[b.name]
@@ -233,22 +233,22 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     """The case of a pick; from here on torch is needed.
 
     Raises:
-        MarkerError: when a filling named by the marker does not exist.
+        MarkerError: when a distribution named by the marker does not exist.
     """
     from pytest_gemm.judging.case import Case
-    from pytest_gemm.operands.distributions import FILLINGS as KNOWN
-    from pytest_gemm.operands.distributions import fillings_for
+    from pytest_gemm.operands.distributions import DISTRIBUTIONS as KNOWN
+    from pytest_gemm.operands.distributions import distributions_for
 
-    for name in pick.fillings:
+    for name in pick.distributions:
         if name not in KNOWN:
             hint = did_you_mean(name, KNOWN)
-            raise MarkerError(f"the gemm marker has an unknown filling {name!r}{hint}; known: {', '.join(KNOWN)}")
+            raise MarkerError(f"the gemm marker has an unknown distribution {name!r}{hint}; known: {', '.join(KNOWN)}")
     backend = config.registry[pick.backend]
-    apply = fillings_for(pick.problem)
-    wanted = tuple(name for name in config.fillings if name in apply) or config.fillings
-    fillings = pick.fillings or wanted or apply[: FILLINGS[config.level]]
+    apply = distributions_for(pick.problem)
+    wanted = tuple(name for name in config.distributions if name in apply) or config.distributions
+    distributions = pick.distributions or wanted or apply[: DISTRIBUTIONS[config.level]]
     device = config.device_of(backend)
-    case = Case(backend, pick.problem, fillings, config.seed, device, config.choices)
+    case = Case(backend, pick.problem, distributions, config.seed, device, config.choices)
     return dataclasses.replace(case, mode=pick.mode, isa=pick.isa, threads=pick.threads)
 
 

@@ -1,6 +1,6 @@
 """pytest's configuration, read once into a frozen :class:`GemmConfig`; nothing below this room sees pytest's.
 
-Every option has a twin in the ini file, ``--gemm-level`` is ``gemm_level``; the command line wins.
+Every option has a variant in the ini file, ``--gemm-level`` is ``gemm_level``; the command line wins.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         )
     isas, lacking = _isas(values["isa"], isa.isas(processor.cpu().flags))
     problems, ops = _problems(values["problem"]), _ops(values["ops"])
-    fillings = _fillings(values["fillings"], problems)
+    distributions = _distributions(values["distributions"], problems)
     if problems and ops and not any(problem.op.name in ops for problem in problems):
         raise wrong("--gemm-ops", values["ops"], f"excludes all of --gemm-problem={shown(values['problem'])}")
     speed = _speed(values, config.rootpath, registry)
@@ -236,7 +236,7 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
         guard=values["guard"],
         choices=named_choices(values["choices"], values["level"]),
         reference=values["reference"],
-        fillings=fillings,
+        distributions=distributions,
         fuzz=_fuzz(values, distributed=bool(getattr(config.option, "numprocesses", None)) or workers > 1),
         timeout=_seconds("--gemm-timeout", values["timeout"]),
         compile_timeout=_seconds("--gemm-compile-timeout", values["compile-timeout"]),
@@ -429,16 +429,16 @@ def _ops(text: str) -> tuple[str, ...]:
     return _names("--gemm-ops", text, "op", tuple(OPS))
 
 
-def _fillings(text: str, problems: Sequence[Problem]) -> tuple[str, ...]:
+def _distributions(text: str, problems: Sequence[Problem]) -> tuple[str, ...]:
     if not text:
         return ()
-    from pytest_gemm.operands.distributions import FILLINGS, fillings_for  # imports torch
+    from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for  # imports torch
 
-    names = _names("--gemm-fillings", text, "filling", tuple(FILLINGS))
+    names = _names("--gemm-distributions", text, "distribution", tuple(DISTRIBUTIONS))
     for problem in problems:
-        if not (apply := fillings_for(problem)) or not set(names) & set(apply):
+        if not (apply := distributions_for(problem)) or not set(names) & set(apply):
             says = f"does not apply to --gemm-problem={problem.line}; what applies: {', '.join(apply) or 'none'}"
-            raise wrong("--gemm-fillings", text, says)
+            raise wrong("--gemm-distributions", text, says)
     return names
 
 
@@ -455,7 +455,7 @@ def _fuzz(values: Mapping[str, str], *, distributed: bool) -> float:
         raise pytest.UsageError("--gemm-fuzz draws one problem after the other: leave out -n")
     for name, instead in (
         ("problem", "--gemm-ops narrows down what is drawn"),
-        ("fillings", "it draws fillings, too"),
+        ("distributions", "it draws distributions, too"),
         ("compile-only", "what it compiles follows from what it finds"),
         ("isa", "it draws for the CPU's own instruction set"),
     ):

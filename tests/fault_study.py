@@ -2,7 +2,7 @@
 
     python tests/fault_study.py [--out PAGE] [--only TEXT] [--jobs N]
 
-Each fault is a backend that goes wrong in one problem, beside an honest backend and a problem in which it is honest
+Each fault is a backend that goes wrong in one problem, beside an correct backend and a problem in which it is correct
 itself.  Three things are asked of every one: the guilty case is named with its status, the neighbours pass, and the
 exit status is right.  Faults that leave the process alive share a run; what ends it, or changes it, has its own.
 """
@@ -24,13 +24,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from faulty import AT_EXIT, GUILTY, HONEST, LEFT, RAISED, RESULTS, Fault, faults
+from faulty import AT_EXIT, CONTROLS, GUILTY, LEFT, RAISED, RESULTS, Fault, faults
 
 CONFTEST: Final = "import sys\nsys.path.insert(0, {folder!r})\nfrom faulty import pytest_gemm_register_backends\n"
 TEST: Final = """
 import pytest
 
-@pytest.mark.gemm(problems=["mm:f32:nn:{guilty}x16x32", "mm:f32:nn:{honest}x16x32"], fillings=["rand"])
+@pytest.mark.gemm(problems=["mm:f32:nn:{guilty}x16x32", "mm:f32:nn:{correct}x16x32"], distributions=["rand"])
 def test_product(gemm_case, gemm_check):
     gemm_check(gemm_case)
 """
@@ -79,12 +79,12 @@ def run(folder: Path, group: Sequence[Fault], workers: int) -> Run:
     folder.mkdir(parents=True)
     (folder / "tmp").mkdir()
     (folder / "conftest.py").write_text(CONFTEST.format(folder=str(Path(__file__).parent)))
-    (folder / "test_it.py").write_text(TEST.format(guilty=GUILTY, honest=HONEST))
+    (folder / "test_it.py").write_text(TEST.format(guilty=GUILTY, correct=CONTROLS))
     names = [fault.name for fault in group]
     environment = {**os.environ, "FAULTS": ",".join(names), "TMPDIR": str(folder / "tmp")}
     for name in ("CI", "BUILD_NUMBER"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--gemm-backends={','.join([*names, 'honest'])}"]
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--gemm-backends={','.join([*names, 'correct'])}"]
     command += ["--gemm-run-record=run.jsonl", *([f"-n{workers}"] if workers else [])]
     try:
         done = subprocess.run(
@@ -125,7 +125,7 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
         elif fault.kind in AT_EXIT:
             said = next((line for line in lines if line.startswith("The tests were over when")), "")
         else:
-            beside = [o for o in mine if f":{HONEST}x" in str(o["problem"])]
+            beside = [o for o in mine if f":{CONTROLS}x" in str(o["problem"])]
             if not ended and [o["status"] for o in beside] != ["passed"]:
                 wrong.append("its neighbour did not pass")
         if status not in fault.expected:
@@ -137,9 +137,9 @@ def rows(group: Sequence[Fault], made: Run, workers: int) -> list[Row]:
         if any(ord(c) < 32 and c not in "\t" for c in said):
             wrong.append("a control character on the terminal")
         found.append(Row(fault, status, made.status, said.strip(), "; ".join(wrong), workers))
-    honest = [o for o in made.outcomes if o["backend"] == "honest"]
-    if any(o["status"] != "passed" for o in honest) or (not ended and len({o["problem"] for o in honest}) != 2):
-        found = [dataclasses.replace(row, wrong=f"{row.wrong}; honest ones did not pass".strip("; ")) for row in found]
+    correct = [o for o in made.outcomes if o["backend"] == "correct"]
+    if any(o["status"] != "passed" for o in correct) or (not ended and len({o["problem"] for o in correct}) != 2):
+        found = [dataclasses.replace(row, wrong=f"{row.wrong}; correct ones did not pass".strip("; ")) for row in found]
     right = {143} if any(row.status == "interrupted" for row in found) else {1}
     if all(row.status == "passed" for row in found) and made.status >= 0:  # the status is what pytest has decided, or 1
         right = {0, 1}
@@ -171,7 +171,7 @@ def page(found: Sequence[Row], seconds: float) -> str:
         f"Made by `python tests/fault_study.py` on {datetime.date.today()} with torch {version('torch')},",
         f"{counts[0]} faults without `-n` and {counts[2]} with `-n 2`, in {seconds:.0f} s.",
         "Each is a backend that goes wrong in one problem. Asked of each: the guilty case is named with its status,",
-        "the neighbours pass (an honest backend, and the same backend in another problem), the exit status is right.",
+        "the neighbours pass (an correct backend, and the same backend in another problem), the exit status is right.",
         f"That was so in {len(found) - len(wrong)} of {len(found)}.",
         "",
     ]

@@ -1,4 +1,4 @@
-"""Faults for ``fault_study.py``: a backend for each, which is honest but for one problem."""
+"""Faults for ``fault_study.py``: a backend for each, which is correct but for one problem."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
-# Rows of the problem that a fault strikes at, and of the one beside it at which the same backend is honest.
+# Rows of the problem that a fault strikes at, and of the one beside it at which the same backend is correct.
 GUILTY: Final = 8
-HONEST: Final = 9
+CONTROLS: Final = 9
 # Where an exception can be raised.
 PLACES: Final = ("supports", "prepare", "run", "run again", "proof", "contract", "choices")
 
@@ -485,9 +485,9 @@ class Choosing(Faulty):
 
 
 def pytest_gemm_register_backends(registry: Registry) -> None:
-    """An honest backend, and one for each fault that ``FAULTS`` names."""
+    """An correct backend, and one for each fault that ``FAULTS`` names."""
     add: Callable[[Any], None] = registry.add  # what is prepared has a property in the place of a contract
-    add(Faulty("honest"))
+    add(Faulty("correct"))
     wanted = os.environ["FAULTS"].split(",")
     for fault in faults():
         if fault.name in wanted:

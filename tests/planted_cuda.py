@@ -1,10 +1,12 @@
-"""Backends with real faults of a GPU: an illegal address, an endless kernel, more memory than there is.
+r"""Backends with real faults of a GPU: an illegal address, an endless kernel, more memory than there is.
 
 They are registered as a stranger's would be, and go wrong by the problem's M; see :data:`PLAN`.  ``test_faults.py``
 runs them where there is a CUDA device.  By hand, from the root of the repository::
 
-    PYTHONPATH=tests pytest -p planted_cuda conformance/test_products.py -n 4 --gemm-backends=planted-cuda,honest-cuda \
-        --gemm-timeout=20 --gemm-problem=mm:f32:nn:16x64x64,mm:f32:nn:32x64x64,mm:f32:nn:48x64x64,mm:f32:nn:80x64x64
+    problems=mm:f32:nn:16x64x64,mm:f32:nn:32x64x64,mm:f32:nn:48x64x64,mm:f32:nn:80x64x64
+    backends=planted-cuda,correct-cuda
+    PYTHONPATH=tests pytest -p planted_cuda conformance/test_products.py -n 4 --gemm-timeout=20 \
+        --gemm-backends=$backends --gemm-problem=$problems
 """
 
 from __future__ import annotations
@@ -107,16 +109,16 @@ class Planted:
         return Prepared(f"planted_{fault.__name__ if fault else 'nothing'}", fault)
 
 
-class Honest(Planted):
+class Control(Planted):
     """Never goes wrong."""
 
-    name = "honest-cuda"
+    name = "correct-cuda"
 
     def prepare(self, problem: Problem, operands: Operands) -> Prepared:
-        return Prepared("honest", None)
+        return Prepared("correct", None)
 
 
 def pytest_gemm_register_backends(registry: Registry) -> None:
     """Both, through the public registry."""
     registry.add(Planted())
-    registry.add(Honest())
+    registry.add(Control())

@@ -79,12 +79,12 @@ class CppBackend(InductorBackend):
     devices: tuple[str, ...] = ("cpu",)
 
     def at_isa(self, isa: str) -> CppBackend:
-        """A twin that generates code for this instruction set; see ``Leveled`` in ``backend.py``.
+        """A variant that generates code for this instruction set; see ``Leveled`` in ``backend.py``.
 
         Raises:
             Unsupported: when this CPU does not execute it, or nobody here can compile it or look into the result.
         """
-        if isa not in self._twins:
+        if isa not in self._variants:
             here = isa_module.isas(processor.cpu().flags)
             if isa not in here:
                 can = ", ".join(here) or "none that can be asked for"
@@ -101,17 +101,17 @@ class CppBackend(InductorBackend):
         return self.listing_at(isa, beyond=False)
 
     def listing_at(self, isa: str, *, beyond: bool = True) -> CppBackend:
-        """A twin that lists its candidates for this instruction set, whether or not this CPU executes it.
+        """A variant that lists its candidates for this instruction set, whether or not this CPU executes it.
 
         Args:
             isa: one of ``machine.isa.ISAS``.
             beyond: nothing of this machine shall show in the lists, and nothing can be compiled.
         """
         key = f"{isa} listed" if beyond else isa
-        if key not in self._twins:
-            twin = self._twins[key] = self._twin()
-            twin.isa, twin.beyond = isa, beyond
-        found = self._twins[key]
+        if key not in self._variants:
+            variant = self._variants[key] = self._variant()
+            variant.isa, variant.beyond = isa, beyond
+        found = self._variants[key]
         assert isinstance(found, CppBackend)
         return found
 

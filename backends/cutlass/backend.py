@@ -26,7 +26,7 @@ from pytest_gemm.backends.inductor.backend import (
     unclaimed,
 )
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Dropped, Reason, Unsupported
+from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
 
@@ -161,7 +161,7 @@ class CutlassBackend(InductorBackend):
 
     def _begin(self) -> None:
         super()._begin()
-        vars(self).pop("store", None)  # what a twin asks for is counted apart
+        vars(self).pop("store", None)  # what a variant asks for is counted apart
 
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
@@ -296,7 +296,7 @@ class CutlassBackend(InductorBackend):
             for choice in ("",) if pick is None else pick(self.choices(problem, operands)):
                 before = len(seen.jobs)
                 try:
-                    with contextlib.suppress(Dropped), compat.to_the_end():
+                    with contextlib.suppress(Pruned), compat.to_the_end():
                         self.prepare_choice(problem, operands, choice)
                 except Unsupported:
                     raise
@@ -311,9 +311,9 @@ def _without_memory(problem: Problem) -> Operands:
     """Operands of a problem in their true geometry, as fake tensors on a CUDA device."""
     from pytest_gemm.backends.cutlass import compat
     from pytest_gemm.operands import tensors as room
-    from pytest_gemm.operands.distributions import fillings_for
+    from pytest_gemm.operands.distributions import distributions_for
 
-    made = room.make(problem, fillings_for(problem)[0], 0)
+    made = room.make(problem, distributions_for(problem)[0], 0)
     fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
     single = {name: value for name, value in fields.items() if hasattr(value, "as_strided")}
     several = {f"r{index}": residual for index, residual in enumerate(made.residuals)}

@@ -1,7 +1,7 @@
 """A problem compiled by Inductor once, and run with any operands: the working half of ``inductor.py``.
 
 With freezing, the weight is a constant of the generated program: packed into the layout of the micro-kernel at
-compile time.  Compiling again for every filling would cost hundreds of times more than computing, so an
+compile time.  Compiling again for every distribution would cost hundreds of times more than computing, so an
 artifact *rebinds*: the compile runs on stand-in constants of the same geometry and random contents, the
 template's own packing call is recorded, and for new operands that very code packs the new weight into the
 module's constant.  Before an artifact may do so it has shown that the replay on the stand-ins gives every
@@ -41,8 +41,8 @@ from pytest_gemm.backends.inductor.bindings import (
     stand_in,
     stand_ins,
 )
-from pytest_gemm.backends.inductor.dropped import IN_CPP, after_failure, left_out
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
+from pytest_gemm.backends.inductor.pruned import IN_CPP, after_failure, left_out
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -188,7 +188,7 @@ def entry_point(
 def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: CompileSpec) -> _Compiled:
     """Compile the program with these constants inside, and run it once on the inputs."""
     inputs = example_inputs(tensors, constants)
-    dropped: dict[str, Reason] = {}
+    pruned: dict[str, Reason] = {}
     candidate = spec.candidate
     while True:
         module, args = traced(problem, tensors, constants)
@@ -209,15 +209,15 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 function(*args)
                 break
             except Exception as error:
-                after_failure(problem, spec, seen, error, dropped)
+                after_failure(problem, spec, seen, error, pruned)
                 # Inductor drops such a candidate when it benchmarks; the next one takes its place.
                 assert isinstance(candidate, int)
                 candidate += 1
     if isinstance(spec.candidate, str) and seen.choices and spec.candidate not in seen.chosen:
         raise Unsupported("no-such-choice", f"Inductor has no candidate {spec.candidate} for {problem}")
-    dropped.update((name, left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
+    pruned.update((name, left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
     seen.failed.clear()  # the exceptions hold their frames, and these the graph
-    seen.dropped.update(dropped)
+    seen.pruned.update(pruned)
     modules = tuple({id(m): m for m in seen.modules}.values())
     source = text or "\n".join(map(_source, modules))
     in_cpp = generated_code.cpp_program(source) if spec.mode in IN_CPP else None
@@ -255,7 +255,7 @@ class CompileSpec:
 
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
-    A number that leads to a candidate which is dropped gives way to the next one, a name does not.
+    A number that leads to a candidate which is pruned gives way to the next one, a name does not.
     ``choice`` is the whole name of the candidate, with what its options say of it (``,cache=2.2.8``).
     ``mode`` is how the program is reached, one of ``pytest_gemm.api.protocols.MODES``, "" for ``torch.compile``.
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
@@ -488,9 +488,9 @@ class Artifact:
         return tuple(self._compiled.session.choices)
 
     @property
-    def dropped(self) -> dict[str, Reason]:
+    def pruned(self) -> dict[str, Reason]:
         """Candidates that were left out on the way to the one that runs: name -> why."""
-        return dict(self._compiled.session.dropped)
+        return dict(self._compiled.session.pruned)
 
     @property
     def timings(self) -> dict[str, float]:
@@ -557,9 +557,9 @@ class InductorPrepared:
         return dataclasses.replace(proof, provable=False) if self.problem.shape.is_empty else proof
 
     @property
-    def dropped(self) -> dict[str, Reason]:
-        """See :attr:`Artifact.dropped`."""
-        return self.artifact.dropped
+    def pruned(self) -> dict[str, Reason]:
+        """See :attr:`Artifact.pruned`."""
+        return self.artifact.pruned
 
     @property
     def timings(self) -> dict[str, float]:

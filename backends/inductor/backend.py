@@ -104,7 +104,7 @@ class InductorBackend(abc.ABC):
         candidates: ``all``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
             ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
             line and from nothing else, so that a rerun meets the same kernel and a matrix of problems meets many
-            different ones.  A candidate that does not fit the device gives way to the next, see ``Artifact.dropped``.
+            different ones.  A candidate that does not fit the device gives way to the next, see ``Artifact.pruned``.
             "" takes the backend's own default.
 
     Attributes:
@@ -150,9 +150,9 @@ class InductorBackend(abc.ABC):
         self._artifacts: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
         self._choices: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
         self._lists: OrderedDict[tuple[Any, ...], Listed] = OrderedDict()
-        self._twins: dict[str, InductorBackend] = {}
-        self._dropped_compiles = 0
-        self._dropped_recompiles = 0
+        self._variants: dict[str, InductorBackend] = {}
+        self._pruned_compiles = 0
+        self._pruned_recompiles = 0
 
     # -- for subclasses ------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class InductorBackend(abc.ABC):
 
         Raises:
             Unsupported: when Inductor has no candidate of this backend.
-            Dropped: when every candidate that was tried has been left out.
+            Pruned: when every candidate that was tried has been left out.
         """
         return self.prepare_choice(problem, operands, "")
 
@@ -220,7 +220,7 @@ class InductorBackend(abc.ABC):
 
         Raises:
             Unsupported: when Inductor has no candidate of this name.
-            Dropped: when it cannot be compiled for this device, or does not fit it.
+            Pruned: when it cannot be compiled for this device, or does not fit it.
         """
         from pytest_gemm.backends.inductor.artifact import InductorPrepared
 
@@ -264,23 +264,23 @@ class InductorBackend(abc.ABC):
         )
 
     def with_user_caches(self, tag: str) -> Self:
-        """A twin that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
-        twin = self._twin()
-        twin.user_caches, twin.rebind, twin._keep = tag, False, 0
-        return twin
+        """A variant that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
+        variant = self._variant()
+        variant.user_caches, variant.rebind, variant._keep = tag, False, 0
+        return variant
 
     def picking(self, how: Literal["one", "winner"]) -> InductorBackend:
-        """A twin that picks its candidate in this way; see ``Tuning`` in ``backend.py``."""
+        """A variant that picks its candidate in this way; see ``Tuning`` in ``backend.py``."""
         candidates = {"one": "one", "winner": "all"}[how]
         if candidates == self.candidates:
             return self
-        if candidates not in self._twins:
-            twin = self._twins[candidates] = self._twin()
-            twin.candidates = candidates
-        return self._twins[candidates]
+        if candidates not in self._variants:
+            variant = self._variants[candidates] = self._variant()
+            variant.candidates = candidates
+        return self._variants[candidates]
 
     def in_mode(self, mode: str, device: str) -> InductorBackend:
-        """A twin that is reached in this mode; see ``Moded`` in ``backend.py``.
+        """A variant that is reached in this mode; see ``Moded`` in ``backend.py``.
 
         Raises:
             Unsupported: ``eager``, for its kernels are parts of compiled programs; ``cudagraphs`` without CUDA.
@@ -291,16 +291,16 @@ class InductorBackend(abc.ABC):
             raise Unsupported("mode", f"CUDA graphs record what a CUDA device does, and {self.name} is on the {device}")
         if mode == "static":  # torch.compile for the sizes at hand: its own way
             return self
-        if mode not in self._twins:
-            twin = self._twins[mode] = self._twin()
-            twin.mode = mode
-        return self._twins[mode]
+        if mode not in self._variants:
+            variant = self._variants[mode] = self._variant()
+            variant.mode = mode
+        return self._variants[mode]
 
-    def _twin(self) -> Self:
+    def _variant(self) -> Self:
         """A copy with the same settings, which has compiled nothing yet."""
-        twin = copy.copy(self)
-        twin._begin()
-        return twin
+        variant = copy.copy(self)
+        variant._begin()
+        return variant
 
     def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
         """The compiled program of a problem; the same one for the same problem and geometry.
@@ -339,8 +339,8 @@ class InductorBackend(abc.ABC):
         return artifact
 
     def _forget(self, artifact: Artifact) -> None:
-        self._dropped_compiles += artifact.compiles
-        self._dropped_recompiles += artifact.compiles - 1
+        self._pruned_compiles += artifact.compiles
+        self._pruned_recompiles += artifact.compiles - 1
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: for ``dyn-m`` another M."""
@@ -406,12 +406,12 @@ class InductorBackend(abc.ABC):
     @property
     def compiles(self) -> int:
         """How often the compiler ran."""
-        return self._dropped_compiles + sum(a.compiles for a in self._alive())
+        return self._pruned_compiles + sum(a.compiles for a in self._alive())
 
     @property
     def recompiles(self) -> int:
         """How many of the compiles only put other constants into a program."""
-        return self._dropped_recompiles + sum(a.compiles - 1 for a in self._alive())
+        return self._pruned_recompiles + sum(a.compiles - 1 for a in self._alive())
 
     def _alive(self) -> tuple[Artifact, ...]:
         return (*self._artifacts.values(), *self._choices.values())

@@ -22,7 +22,7 @@ class Session:
         tried: the one of them that was left, where one was asked for.
         failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
             Inductor keeps it to itself, the reason.  Inductor leaves them out without a word.
-        dropped: candidates that were left out, with the reason; for the artifact.
+        pruned: candidates that were left out, with the reason; for the artifact.
         timings: seconds that the selection measured, by candidate; empty where nothing was benchmarked.
         chosen: names of those that became a node of the program.
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
@@ -42,7 +42,7 @@ class Session:
     blockings: dict[str, str] = dataclasses.field(default_factory=dict)
     tried: str = ""
     failed: dict[str, Exception | Reason] = dataclasses.field(default_factory=dict)
-    dropped: dict[str, Reason] = dataclasses.field(default_factory=dict)
+    pruned: dict[str, Reason] = dataclasses.field(default_factory=dict)
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
     chosen: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)

@@ -56,7 +56,7 @@ def lacks() -> tuple[str, ...]:
 _WANTED: Mapping[str, str] = {
     "what autotuning chose cannot be proved": "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__",
     "what was generated cannot be proved": "torch._inductor.codecache:PyCodeCache.load_by_key_path",
-    "a packed weight cannot be replaced, every filling compiles": (
+    "a packed weight cannot be replaced, every distribution compiles": (
         "torch._inductor.codegen.cpp_gemm_template:CppGemmTemplate.prep_weight"
     ),
     "templates are parsed again for every kernel": (
@@ -315,7 +315,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
 
 
-def why_dropped(error: BaseException) -> Reason | None:
+def why_pruned(error: BaseException) -> Reason | None:
     """Why autotuning leaves a candidate out that raised this, where that is no defect of the candidate.
 
     Either it cannot be compiled for this device, or it needs more of it than there is.  ``None`` for any other

@@ -4,7 +4,7 @@ A backend is driven in four steps, and each one answers from facts::
 
     backend.availability(device)          can it run on this machine at all?
     backend.supports(problem)             does it claim this problem?
-    prepared = backend.prepare(problem, operands)      compile, once for all fillings
+    prepared = backend.prepare(problem, operands)      compile, once for all distributions
     prepared.run(operands); prepared.proof()           compute, and say what ran
 
 Nothing here imports torch at import time.
@@ -119,10 +119,10 @@ class Caching(Backend, Protocol):
     """A backend whose compiler keeps what it compiled: the suite asks whether it keeps too much."""
 
     def with_user_caches(self, tag: str) -> Backend:
-        """A twin that compiles at every ``prepare`` as a user's process does, with every cache on.
+        """A variant that compiles at every ``prepare`` as a user's process does, with every cache on.
 
         Args:
-            tag: separates these caches from all others; a new one starts empty.  The twin can be pickled.
+            tag: separates these caches from all others; a new one starts empty.  The variant can be pickled.
         """
         ...
 
@@ -146,7 +146,7 @@ class Choosing(Backend, Protocol):
         """Like ``prepare``, with this candidate and no other.
 
         Raises:
-            Dropped: when the candidate does not compile for this device, or does not fit it.
+            Pruned: when the candidate does not compile for this device, or does not fit it.
         """
         ...
 
@@ -174,7 +174,7 @@ class Tuning(Backend, Protocol):
     """A backend that can pick one of its candidates in two ways."""
 
     def picking(self, how: Literal["one", "winner"]) -> Backend:
-        """A twin that picks in this way, the same one for the same way.
+        """A variant that picks in this way, the same one for the same way.
 
         Args:
             how: ``one``: by a rule that follows from the problem's line; ``winner``: by benchmarking all of them.
@@ -191,7 +191,7 @@ class Sparing(Tuning, Protocol):
     """
 
     def sparing(self, names: Iterable[str]) -> Backend:
-        """A twin that picks the winner without these candidates; nothing else of it differs."""
+        """A variant that picks the winner without these candidates; nothing else of it differs."""
         ...
 
 
@@ -243,7 +243,7 @@ class Moded(Backend, Protocol):
     """A backend that can be reached in several modes."""
 
     def in_mode(self, mode: str, device: str) -> Backend:
-        """A twin that is reached in this one of :data:`MODES`, the same one for the same mode.
+        """A variant that is reached in this one of :data:`MODES`, the same one for the same mode.
 
         Raises:
             Unsupported: when the backend, the device or this release of PyTorch has no such mode.
@@ -252,7 +252,7 @@ class Moded(Backend, Protocol):
 
 
 def in_mode(backend: Backend, mode: str, device: str) -> Backend:
-    """The twin of a backend in a mode; the backend itself for "", its own way.
+    """The variant of a backend in a mode; the backend itself for "", its own way.
 
     Raises:
         Unsupported: when there is none.
@@ -271,7 +271,7 @@ class Leveled(Backend, Protocol):
     """A backend that generates code for an instruction set of the CPU, and can do so for a lower one than it has."""
 
     def at_isa(self, isa: str) -> Backend:
-        """A twin that generates for this one of ``machine.isa.ISAS``, the same one for the same level.
+        """A variant that generates for this one of ``machine.isa.ISAS``, the same one for the same level.
 
         Raises:
             Unsupported: when this machine, its compiler or this release of PyTorch cannot.
@@ -280,7 +280,7 @@ class Leveled(Backend, Protocol):
 
 
 def at_isa(backend: Backend, isa: str) -> Backend:
-    """The twin of a backend at an instruction set; the backend itself for "", the machine's own.
+    """The variant of a backend at an instruction set; the backend itself for "", the machine's own.
 
     Raises:
         Unsupported: when there is none.
@@ -293,7 +293,7 @@ def at_isa(backend: Backend, isa: str) -> Backend:
 
 
 def tuned(backend: Backend, choices: str) -> Backend:
-    """The twin that picks its candidate as a value of ``--gemm-choices`` says, or the backend where there is none."""
+    """The variant that selects its candidate as ``--gemm-choices`` says, or the backend where there is none."""
     if choices in {"one", "winner"} and isinstance(backend, Tuning):
         return backend.picking(cast("Literal['one', 'winner']", choices))
     return backend

@@ -54,7 +54,7 @@ def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, r
 
 def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str) -> None:
     """The folder of one case."""
-    parts = (outcome.who, outcome.problem, outcome.choice, outcome.filling, str(outcome.seed), outcome.guard)
+    parts = (outcome.who, outcome.problem, outcome.choice, outcome.distribution, str(outcome.seed), outcome.guard)
     place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
     place.mkdir(parents=True, exist_ok=True)
     text = text_module.failure(outcome, rerun) + "\n"

@@ -1,9 +1,9 @@
 """A failing case as a standalone script: PyTorch alone, the same kernel, and an exit status that says whether it fails.
 
 The script makes its operands itself where it can: small integers (or multiples of 1/512) by a formula, in views of the
-failing ones' geometry.  They are not the values of the filling, so the kernel that failed is asked first: only where it
-is outside the bound for them too are they used.  Everything else (NaN, a filling that is the point) is saved beside
-the script, with the accepted interval.
+failing ones' geometry.  They are not the values of the distribution, so the kernel that failed is asked first: only
+where it is outside the bound for them too are they used.  Everything else (NaN, a distribution that is the point) is
+saved beside the script, with the accepted interval.
 
 With operands of its own the script computes the reference by the same program in float64 and holds each element
 against the largest bound that the oracle allows any element of the result: what it calls wrong is wrong.
@@ -222,7 +222,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
     candidate = outcome.choice or ", ".join(outcome.chosen)
     named = f"Candidate {candidate}.  " if candidate else ""
     kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
-    values = f"here with {kind}" if kind else f"filling {outcome.filling or '-'}, seed {outcome.seed}"
+    values = f"here with {kind}" if kind else f"distribution {outcome.distribution or '-'}, seed {outcome.seed}"
     needed = [] if own is not None or case.interval is None else ["the .pt file beside it"]
     if not _CUTLASS_DIR.isdisjoint(case.recipe.options):
         needed.append("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR")
@@ -313,15 +313,15 @@ def _imports(case: Case, *, died: bool, fell_back: bool, saved: bool) -> list[st
 def _tensor(case: Case, formula: str, *, died: bool) -> list[str]:
     """The function that makes operands."""
     cuda = case.operands.device == "cuda"
-    fenced = died and not cuda
+    guarded = died and not cuda
     made = f"({formula}).to(dtype)" + ('.to("cuda")' if cuda else "")
     return [
         *["", ""],
         "def tensor(shape, stride, offset, dtype, seed):",
         "    n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride)))",
         "    i = 31 * n * n + 17 * n + seed",
-        f"    flat = {made}" if fenced else f"    return {made}.as_strided(shape, stride, offset)",
-        *(_fence(case.outcome.guard) if fenced else ()),
+        f"    flat = {made}" if guarded else f"    return {made}.as_strided(shape, stride, offset)",
+        *(_pages(case.outcome.guard) if guarded else ()),
     ]
 
 
@@ -340,7 +340,7 @@ def _lines(
     constants = [n for n in tensors if n in recipe.constants]
     inputs = [n for n in tensors if n not in constants]
     cuda = case.operands.device == "cuda"
-    fell_back = case.outcome.status is Status.FELL_BACK and compiled
+    fell_back = case.outcome.status is Status.FALLBACK and compiled
     seeds = _seeds(tensors)
 
     def value(one: str, other: int = 0) -> str:
@@ -402,7 +402,7 @@ def _micro_kernel(name: str) -> tuple[str, ...]:
     )
 
 
-def _fence(side: str) -> tuple[str, ...]:
+def _pages(side: str) -> tuple[str, ...]:
     """In the function ``tensor`` of a script whose kernel leaves its operands: they end, or begin, with a page."""
     before = side == "begin"
     protected = "start" if before else "start + mmap.PAGESIZE + size"

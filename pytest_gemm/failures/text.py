@@ -62,7 +62,7 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
     if outcome.choice:
         lines.append(f"  candidate {outcome.choice}")
     kernels = ", ".join(outcome.kernels) or "unknown"
-    lines.append(f"  kernel {kernels}; filling {outcome.filling or '-'}, seed {outcome.seed}")
+    lines.append(f"  kernel {kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}")
     if outcome.sampled:
         lines.append(f"  {outcome.sampled}")
     if outcome.guard:

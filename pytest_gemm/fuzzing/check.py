@@ -104,9 +104,9 @@ class FuzzCheck:
         """The same of a case that its process has died with."""
         from pytest_gemm.judging.case import Case, Evidence
 
-        problem, filling = Problem.parse(last.problem), last.filling or trial.fillings[0]
-        case = Case(backend, problem, (filling,), trial.seed, self._config.device_of(backend), last.choice)
-        evidence = Evidence(tensors.make(problem, filling, trial.seed, case.device))
+        problem, distribution = Problem.parse(last.problem), last.distribution or trial.distributions[0]
+        case = Case(backend, problem, (distribution,), trial.seed, self._config.device_of(backend), last.choice)
+        evidence = Evidence(tensors.make(problem, distribution, trial.seed, case.device))
         self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(folder, [(last, evidence)], case, rerun)
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
@@ -120,11 +120,11 @@ class FuzzCheck:
                 )
 
     def rerun(self, defect: fuzz.Defect) -> text_module.Rerun:
-        """How to run a defect's trial again: its problems in one process, with its fillings in their order."""
+        """How to run a defect's trial again: its problems in one process, with its distributions in their order."""
         test = defect.outcome.test or PRODUCT
         options = effect.rerun_options(self._config, defect.outcome.backend, timed=False)
         if test == PRODUCT:
-            options = (*options, f"--gemm-fillings={','.join(defect.trial.fillings)}")
+            options = (*options, f"--gemm-distributions={','.join(defect.trial.distributions)}")
         return text_module.Rerun(_target(test, self._here), options)
 
 

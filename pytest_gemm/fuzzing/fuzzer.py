@@ -222,7 +222,7 @@ class Fuzzer:
             failed = [o for o in outcomes if o.status in _FAILED]
             if failed:
                 self._keep(Defect(failed[0], trial, trial.problems[0].line, before=True), map(_key, failed))
-            elif all(o.status in {Status.PASSED, Status.DROPPED, Status.UNSUPPORTED} for o in outcomes):
+            elif all(o.status in {Status.PASSED, Status.PRUNED, Status.UNSUPPORTED} for o in outcomes):
                 self._store.delete(self._place, kept)
                 self.findings.mended.append(trial.problems[0].line)
 
@@ -324,7 +324,7 @@ class Fuzzer:
             elif outcome.status is Status.UNSUPPORTED and outcome.reason is not None:
                 found.refused[outcome.reason.text] += 1
             elif outcome.status is Status.MISTRUSTED and outcome.problem not in found.mistrusted:
-                found.mistrusted.append(f"{outcome.problem}, filling {outcome.filling}, seed {outcome.seed}")
+                found.mistrusted.append(f"{outcome.problem}, distribution {outcome.distribution}, seed {outcome.seed}")
             elif outcome.test == PROPERTY and outcome.status is Status.PASSED and outcome.details:
                 found.reported[outcome.details.partition(":")[0]] += 1
 

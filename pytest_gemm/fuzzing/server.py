@@ -146,28 +146,28 @@ def judged(
         try:
             for outcome in judging():
                 yield state.explain([dataclasses.replace(outcome, test=test)], problem, config.ledger, env)[0][0]
-        except Exception as error:  # in the oracle, in a filling: what a kernel raises has become an outcome
+        except Exception as error:  # in the oracle, in a distribution: what a kernel raises has become an outcome
             kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
             reason = Reason(f"harness-{kind}", f"{kind} in pytest-gemm itself: {first}", "please report it")
-            crash = Outcome(backend.name, problem.line, trial.fillings[0], trial.seed, Status.CRASHED, reason)
+            crash = Outcome(backend.name, problem.line, trial.distributions[0], trial.seed, Status.CRASHED, reason)
             yield dataclasses.replace(crash, test=test, details=traceback.format_exc()[-2000:])
 
     well = True
     for problem in trial.problems:
         begin(env)
-        case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
+        case = Case(backend, problem, trial.distributions, trial.seed, device, config.choices)
         if (withheld := held(case)) is not None:
             well = False
             yield withheld
             continue
         judging = functools.partial(judge.judge, case, withheld=functools.partial(held, case))
         for outcome in explained(problem, PRODUCT, judging):
-            well = well and outcome.status in {Status.PASSED, Status.DROPPED}
+            well = well and outcome.status in {Status.PASSED, Status.PRUNED}
             yield outcome
         judged_case(case)
     if well and config.choices in {"", "one", "winner"} and not judge.has_lost(device):
         problem = trial.problems[0]
-        case = Case(backend, problem, trial.fillings, trial.seed, device, config.choices)
+        case = Case(backend, problem, trial.distributions, trial.seed, device, config.choices)
         begin(env)
         for outcome in explained(problem, PROPERTY, functools.partial(judge.relate, case)):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for problems, fillings and trials: what ``--gemm-fuzz`` draws, and what your own tests can.
+"""Hypothesis strategies for problems, distributions and trials, for ``--gemm-fuzz`` and for tests of your own.
 
 ::
 
@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="hypothesis") from error
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.operands.distributions import FILLINGS, fillings_for
+from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
@@ -86,18 +86,18 @@ class Trial:
 
     Attributes:
         problems: one problem; with ``dyn-m`` several that differ in M only.
-        fillings: names of fillings, each of which applies to all of the problems.
+        distributions: names of distributions, each of which applies to all of the problems.
         seed: of all values.
     """
 
     problems: tuple[Problem, ...]
-    fillings: tuple[str, ...]
+    distributions: tuple[str, ...]
     seed: int = 0
 
     def to_text(self) -> str:
         """The trial as one line of JSON; :meth:`from_text` reads it."""
         lines = [problem.line for problem in self.problems]
-        return json.dumps({"problems": lines, "fillings": self.fillings, "seed": self.seed})
+        return json.dumps({"problems": lines, "distributions": self.distributions, "seed": self.seed})
 
     @classmethod
     def from_text(cls, text: str) -> Trial:
@@ -108,10 +108,14 @@ class Trial:
         """
         data = json.loads(text)
         try:
-            found = tuple(map(Problem.parse, data["problems"])), tuple(map(str, data["fillings"])), int(data["seed"])
+            found = (
+                tuple(map(Problem.parse, data["problems"])),
+                tuple(map(str, data["distributions"])),
+                int(data["seed"]),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a trial: {text}") from error
-        if not (found[0] and found[1]) or not set(found[1]) <= FILLINGS.keys():
+        if not (found[0] and found[1]) or not set(found[1]) <= DISTRIBUTIONS.keys():
             raise ValueError(f"not a trial: {text}")
         return cls(*found)
 
@@ -127,10 +131,10 @@ def size_of(trial: Trial) -> tuple[int, ...]:
         list(OPS).index(problem.op.name),
         sum(_DTYPES.index(d.name) for d in (problem.dtypes.a, problem.dtypes.b, problem.dtypes.out)),
         list(Layout).index(problem.layout),
-        len(trial.fillings),
+        len(trial.distributions),
         sum(SIZES.index(size) if size in SIZES else size for size in sizes),
         sum(p.shape.m for p in trial.problems),
-        sum(map(list(FILLINGS).index, trial.fillings)),
+        sum(map(list(DISTRIBUTIONS).index, trial.distributions)),
         trial.seed,
     )
 
@@ -231,7 +235,7 @@ def problems(
         by_op.setdefault(form.op.name, []).append(form)
     if not by_op:
         return st.nothing()
-    made = _problem(_Forms(by_op), work).filter(lambda problem: bool(fillings_for(problem)))
+    made = _problem(_Forms(by_op), work).filter(lambda problem: bool(distributions_for(problem)))
     return made if backend is None else made.filter(lambda problem: backend.supports(problem) is None)
 
 
@@ -342,17 +346,17 @@ def _fitting(form: Form, layout: Layout, epilogue: tuple[Step, ...], wanted: lis
     return found
 
 
-def fillings(problem: Problem) -> st.SearchStrategy[tuple[str, ...]]:
-    """Some of the fillings that apply to a problem, each once; at least one."""
+def distributions(problem: Problem) -> st.SearchStrategy[tuple[str, ...]]:
+    """Some of the distributions that apply to a problem, each once; at least one."""
     # Not "unique" to Hypothesis: it draws each from those that are left, and one less changes the others.
-    names = fillings_for(problem)
+    names = distributions_for(problem)
     return st.lists(st.sampled_from(names), min_size=1, max_size=len(names)).map(
         lambda some: tuple(dict.fromkeys(some))
     )
 
 
 def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK) -> st.SearchStrategy[Trial]:
-    """Problems with fillings and a seed; several M where one artifact serves them all.
+    """Problems with distributions and a seed; several M where one artifact serves them all.
 
     Args:
         backend: draw only what it ``supports``; ``None``: everything.
@@ -374,8 +378,8 @@ def _trial(draw: st.DrawFn, one: st.SearchStrategy[Problem], backend: Backend | 
             if within.n == shape.n and within.k == shape.k and (backend is None or backend.supports(other) is None):
                 found[other.line] = other
     together = tuple(found.values())
-    names = draw(fillings(problem))
-    names = tuple(name for name in names if all(name in fillings_for(other) for other in together))
+    names = draw(distributions(problem))
+    names = tuple(name for name in names if all(name in distributions_for(other) for other in together))
     if not names:
         reject()
     return Trial(together, names, draw(st.integers(0, 999)))

@@ -102,7 +102,7 @@ def death(words: Words, status: int | None) -> Outcome:
     return Outcome(
         doing.backend,
         doing.problem,
-        doing.filling,
+        doing.distribution,
         doing.seed,
         Status.TIMED_OUT if words.ended == "timed-out" else Status.CRASHED,
         reason,

@@ -66,13 +66,13 @@ class Watch:
         compile_: float,
         diary: Diary,
         last_call: Callable[[Outcome], None] | None = None,
-        fence: IO[str] | int | None = None,
+        stacks: IO[str] | int | None = None,
     ) -> None:
         self.diary = diary
         self._run = run
         self._compile = compile_
         self._last_call = last_call
-        self._fence = _Fence(fence)
+        self._backstop = _Backstop(stacks)
         self._now: _Armed | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -87,9 +87,9 @@ class Watch:
             self.diary.doing(activity, limit)
             if limit:
                 self._now = _Armed(time.monotonic() + limit, threading.get_ident())
-                self._fence.hold(limit + _GRACE)
+                self._backstop.hold(limit + _GRACE)
             else:
-                self._fence.drop()
+                self._backstop.drop()
         if limit and self._thread is None:
             self._thread = threading.Thread(target=self._look_on, name="pytest-gemm-watch", daemon=True)
             self._thread.start()
@@ -106,12 +106,12 @@ class Watch:
         """No limit for the block at hand: somebody has opened a debugger in it."""
         with self._lock:
             self._now = None
-            self._fence.drop()
+            self._backstop.drop()
 
     def rest(self) -> None:
         """Nothing is to be watched for a while: a test has ended."""
         with self._lock:
-            self._fence.drop()
+            self._backstop.drop()
 
     def close(self) -> None:
         """Stop looking on."""
@@ -124,7 +124,7 @@ class Watch:
     def _look_on(self) -> None:
         while not self._closed.wait(_POLL):
             with self._lock:
-                self._fence.move_on()
+                self._backstop.move_on()
                 if self._now is not None and time.monotonic() >= self._now.until:
                     self._end(self._now)
 
@@ -138,7 +138,7 @@ class Watch:
             end_process()
 
 
-class _Fence:
+class _Backstop:
     """faulthandler's timer, kept ahead of the time as long as Python runs.
 
     Setting it costs 0.1 ms, for it starts a thread; so it is set a third too far, and again when that has passed.

@@ -203,7 +203,7 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
     diary = Diary(folder, name)
     assert diary.stacks is not None
     faulthandler.enable(file=diary.stacks, all_threads=False)
-    watch = Watch(config.timeout, config.compile_timeout, diary, fence=diary.stacks)
+    watch = Watch(config.timeout, config.compile_timeout, diary, stacks=diary.stacks)
     service = Service(config, Judge(eager, watch), diary, watch)
 
     def say(**message: object) -> None:

@@ -16,12 +16,12 @@ from pytest_gemm.problem.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A problem on a backend, to be judged with several fillings on one artifact.
+    """A problem on a backend, to be judged with several distributions on one artifact.
 
     Attributes:
         backend: who computes it.
         problem: what is computed.
-        fillings: names of fillings, judged in this order; empty: the level's choice.
+        distributions: names of distributions, judged in this order; empty: the level's choice.
         seed: of all values.
         device: where, ``cpu`` or ``cuda``.
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
@@ -33,7 +33,7 @@ class Case:
 
     backend: Backend
     problem: Problem
-    fillings: tuple[str, ...]
+    distributions: tuple[str, ...]
     seed: int
     device: str
     choices: str = ""

@@ -453,18 +453,18 @@ def _bias_shifts(s: _Sample) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]
 
 
 def _coded_cause(s: _Sample) -> str:
-    """What the fillings that encode positions in their values say: which k, or which element."""
+    """What the distributions that encode positions in their values say: which k, or which element."""
     operands, problem = s.wrong.operands, s.wrong.problem
     if problem.passes:
         return ""
     filled = operands.problem  # with more steps, where the result is a tapped value: they decide the digits
-    if operands.filling == "k-cover":
+    if operands.distribution == "k-cover":
         found: list[tuple[int, str]] = []
         for n in range(min(4, len(s.x))):
             found += decode_k(filled, int(s.at[-1][n]), 0.0, float(s.x[n] - s.value[n]) / (problem.alpha or 1.0))
         told = [f"k = {k} {what}" for k, what in sorted(set(found))]
         return f"of K = {problem.shape.k}: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}" if told else ""
-    if operands.filling == "tile-map" and s.bias is None and problem.alpha == 1.0:
+    if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
         source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
         here = tuple(int(i[0]) for i in s.at[-2:])
         if source is not None and source != (here[0] % period[0], here[1] % period[1]):

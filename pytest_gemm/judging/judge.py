@@ -49,9 +49,9 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import dtypes, views
 from pytest_gemm.operands import tensors as operands
-from pytest_gemm.operands.distributions import FILLINGS
-from pytest_gemm.operands.guard_pages import Fence
-from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Seconds, Status, Unsupported
+from pytest_gemm.operands.distributions import DISTRIBUTIONS
+from pytest_gemm.operands.guard_pages import GuardPages
+from pytest_gemm.outcome import Activity, Outcome, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import first_line, kind_of, message, printable
@@ -59,7 +59,7 @@ from pytest_gemm.text import first_line, kind_of, message, printable
 
 @dataclasses.dataclass
 class _Truth:
-    """What is known about a problem and a filling whoever computes it.
+    """What is known about a problem and a distribution whoever computes it.
 
     ``intervals`` are kept for the contract that came last: the candidates of a backend mostly share one.  ``spoiled``:
     a backend has taken the memory of an operand away.
@@ -98,7 +98,7 @@ _NO_TIME = Seconds()
 _KEEP_BYTES = 1 << 20
 # Failed outcomes of one case whose tensors are kept: hundreds of candidates may fail alike.
 _EVIDENCE = 8
-# With more candidates than this each is judged with two fillings.
+# With more candidates than this each is judged with two distributions.
 _MANY = 8
 # Names of candidates that a sentence lists.
 _NAMES = 40
@@ -114,7 +114,7 @@ class Judge:
             is not asked where it is known to kill the process.
         watch: is told of everything that may not come back, for as long as it lasts.
         reference: ``full``, ``sampled`` or ``auto``, see ``sampled.applies``.
-        fence: where operands and results lie, ``None`` for ordinary memory.
+        pages: where operands and results lie, ``None`` for ordinary memory.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Judge:
         may_run_eager: Callable[[Problem, str], bool] = lambda *_: True,
         watch: Callable[[Activity], AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
         reference: str = "auto",
-        fence: Fence | None = None,
+        pages: GuardPages | None = None,
     ) -> None:
         self._reference = reference
-        self._fence = fence
+        self._pages = pages
         self._may_run_eager = may_run_eager
         self._watch = watch
         self._lost: dict[str, Outcome] = {}
@@ -144,7 +144,7 @@ class Judge:
         withheld: Callable[[str], Outcome | None] = lambda _: None,
         timing: Timing | None = None,
     ) -> Iterator[Outcome]:
-        """The outcomes of a case, one a choice and filling; a single one when it ends before any filling.
+        """The outcomes of a case, one a choice and distribution; a single one when it ends before any distribution.
 
         Args:
             case: what to judge.
@@ -197,15 +197,15 @@ class Judge:
             return
         started = time.perf_counter()
         try:
-            first = operands.make(case.problem, asked[0].filling, case.seed, case.device)
-            with self._doing(case, "compile", asked[0].filling):
+            first = operands.make(case.problem, asked[0].distribution, case.seed, case.device)
+            with self._doing(case, "compile", asked[0].distribution):
                 prepared = _prepare(case, "", first)
         except Unsupported as late:
             yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
             return
         except Exception as error:  # any exception of a backend is its case's failure
             seconds = Seconds(compile=time.perf_counter() - started)
-            yield self._crashed(case, asked[0].filling, error, "prepare", seconds)
+            yield self._crashed(case, asked[0].distribution, error, "prepare", seconds)
             return
         seconds = Seconds(compile=time.perf_counter() - started)
         bases: dict[str, torch.Tensor] = {}
@@ -223,10 +223,10 @@ class Judge:
         bases: dict[str, torch.Tensor],
         seconds: Seconds,
     ) -> Outcome:
-        """Whether one property holds; ``bases`` keeps the result on each filling's own operands."""
+        """Whether one property holds; ``bases`` keeps the result on each distribution's own operands."""
 
         def make(problem: Problem) -> operands.Operands:
-            return operands.make(problem, one.filling, case.seed, case.device)
+            return operands.make(problem, one.distribution, case.seed, case.device)
 
         def run(given: operands.Operands) -> torch.Tensor:
             other = given.problem != case.problem
@@ -240,31 +240,31 @@ class Judge:
 
         started, kernels = time.perf_counter(), _kernels_of(prepared)
         try:
-            with self._doing(case, "run", one.filling, kernels):
-                if one.filling not in bases:
-                    bases[one.filling] = run(make(case.problem))
+            with self._doing(case, "run", one.distribution, kernels):
+                if one.distribution not in bases:
+                    bases[one.distribution] = run(make(case.problem))
                     if (objection := _proof(prepared).objection()) is not None:
-                        del bases[one.filling]
+                        del bases[one.distribution]
                         return _outcome(
-                            case, one.filling, Status.FELL_BACK, objection, kernels=kernels, seconds=seconds
+                            case, one.distribution, Status.FALLBACK, objection, kernels=kernels, seconds=seconds
                         )
-                bench = properties.Bench(case.problem, _contract(prepared), make, run, bases[one.filling])
+                bench = properties.Bench(case.problem, _contract(prepared), make, run, bases[one.distribution])
                 text = one.check(bench)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
-            return self._crashed(case, one.filling, error, "run", seconds, kernels)
+            return self._crashed(case, one.distribution, error, "run", seconds, kernels)
         seconds += Seconds(run=time.perf_counter() - started)
         proved: dict[str, Any] = {"kernels": _kernels_of(prepared), "seconds": seconds}
         if text and one.gated:
             reason = Reason(f"property-{one.name}", f"{one.help}; here {text}")
-            return _outcome(case, one.filling, Status.INCORRECT, reason, **proved)
+            return _outcome(case, one.distribution, Status.INCORRECT, reason, **proved)
         told = f"{one.help}: not here, {text}, which is no error" if text else ""
-        return _outcome(case, one.filling, Status.PASSED, details=told, **proved)
+        return _outcome(case, one.distribution, Status.PASSED, details=told, **proved)
 
     def _keep_operands(self, case: Case, outcome: Outcome) -> None:
         """Evidence of a failure that has no wrong result to show: a crash, a fallback."""
         known = any(kept is outcome for kept, _ in self.evidence)
-        truth = self._known[1].get(outcome.filling or (case.fillings[0] if case.fillings else ""))
+        truth = self._known[1].get(outcome.distribution or (case.distributions[0] if case.distributions else ""))
         if outcome.status.is_failure and not known and truth is not None:
             self._keep(outcome, Evidence(truth.operands))
 
@@ -283,12 +283,12 @@ class Judge:
         if end is not None:
             yield end
             return
-        if not case.fillings:
+        if not case.distributions:
             reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
             yield _outcome(case, "", Status.UNSUPPORTED, reason)
             return
         try:
-            first = self._truth(case, case.fillings[0])
+            first = self._truth(case, case.distributions[0])
         except Unsupported as missing:
             yield _outcome(case, "", Status.UNSUPPORTED, missing.reason)
             return
@@ -301,12 +301,12 @@ class Judge:
             yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
             return
         except Exception as error:  # as above
-            yield self._crashed(case, case.fillings[0], error, "choices", Seconds())
+            yield self._crashed(case, case.distributions[0], error, "choices", Seconds())
             return
-        case = dataclasses.replace(case, fillings=_telling(case.fillings, len(choices)))
+        case = dataclasses.replace(case, distributions=_telling(case.distributions, len(choices)))
         if case.mode == "aoti" and case.problem.constant_b:
-            case = dataclasses.replace(case, fillings=_rounding(case.fillings))
-        dropped: list[Outcome] = []
+            case = dataclasses.replace(case, distributions=_rounding(case.distributions))
+        pruned: list[Outcome] = []
         for choice in choices:
             if choice in done:
                 continue
@@ -315,22 +315,22 @@ class Judge:
                 continue
             held = withheld(choice) if choice else None
             for outcome in self._judge_choice(case, choice, timing) if held is None else [held]:
-                if outcome.status is Status.DROPPED and outcome.choice == choice:
-                    dropped.append(outcome)
+                if outcome.status is Status.PRUNED and outcome.choice == choice:
+                    pruned.append(outcome)
                 yield outcome
         if case.choices == "all" and isinstance(case.backend, Refusing):
             try:
                 with _quiet(), calling(compiling=True):
                     refused = dict(case.backend.refused(case.problem, hand(first.operands).operands))
             except Exception as error:  # as above
-                yield self._crashed(case, case.fillings[0], error, "refused", Seconds())
+                yield self._crashed(case, case.distributions[0], error, "refused", Seconds())
                 return
             for choice, why in refused.items():
                 if choice not in done:
                     yield _outcome(case, "", Status.UNSUPPORTED, why, choice=choice)
-        # A user who names candidates may name one that is dropped; nobody else is content with nothing judged.
-        if dropped and len(dropped) == len(choices) and not names_candidates(case.choices):
-            yield _outcome(case, "", Status.CRASHED, _all_dropped(dropped))
+        # A user who names candidates may name one that is pruned; nobody else is content with nothing judged.
+        if pruned and len(pruned) == len(choices) and not names_candidates(case.choices):
+            yield _outcome(case, "", Status.CRASHED, _all_pruned(pruned))
 
     # -- which candidates ------------------------------------------------------------------------
 
@@ -363,9 +363,9 @@ class Judge:
         return found
 
     def _judge_choice(self, case: Case, choice: str, timing: Timing | None) -> Iterator[Outcome]:
-        """One candidate, or the backend's own way, with all fillings; timed if all of them passed."""
+        """One candidate, or the backend's own way, with all distributions; timed if all of them passed."""
         try:
-            truths = {filling: self._truth(case, filling, choice) for filling in case.fillings}
+            truths = {distribution: self._truth(case, distribution, choice) for distribution in case.distributions}
         except Unsupported as missing:
             yield _outcome(case, "", Status.UNSUPPORTED, missing.reason, choice=choice)
             return
@@ -377,29 +377,29 @@ class Judge:
         try:
             with self._doing(case, "compile", choice=choice):
                 prepared = _prepare(case, choice, first.operands)
-                dropped = _dropped(prepared)
+                pruned = _pruned(prepared)
         except Unsupported as late:
             yield _outcome(case, "", Status.UNSUPPORTED, late.reason, choice=choice)
             return
-        except Dropped as lost:
+        except Pruned as lost:
             seconds = Seconds(compile=time.perf_counter() - started)
             # Without a name the backend has tried one candidate after the other, and none was left.
-            status = Status.DROPPED if choice else Status.CRASHED
+            status = Status.PRUNED if choice else Status.CRASHED
             yield _outcome(case, "", status, lost.reason, choice=choice, seconds=seconds)
             return
         except Exception as error:  # as above
             first.spoiled = isinstance(error, Misconduct)
             seconds = Seconds(compile=time.perf_counter() - started)
-            yield self._crashed(case, case.fillings[0], error, "prepare", seconds, choice=choice)
+            yield self._crashed(case, case.distributions[0], error, "prepare", seconds, choice=choice)
             return
         compile_seconds = time.perf_counter() - started
-        for name, reason in dropped.items():
-            yield _outcome(case, "", Status.DROPPED, reason, choice=name)
+        for name, reason in pruned.items():
+            yield _outcome(case, "", Status.PRUNED, reason, choice=name)
 
         runs: list[_Run] = []
-        for index, (filling, truth) in enumerate(truths.items()):
+        for index, (distribution, truth) in enumerate(truths.items()):
             seconds = Seconds(compile=compile_seconds if index == 0 else 0.0)
-            yield self._judge_filling(case, choice, prepared, filling, truth, runs, seconds)
+            yield self._judge_distribution(case, choice, prepared, distribution, truth, runs, seconds)
             if self.has_lost(case.device):
                 return
         if runs:
@@ -408,18 +408,18 @@ class Judge:
                 yield again
                 return
         if timing is not None and len(runs) == len(truths):
-            truth, filling = runs[-1].truth, runs[-1].truth.operands.filling
+            truth, distribution = runs[-1].truth, runs[-1].truth.operands.distribution
             timed = functools.partial(timing, case, prepared)
-            yield self._judge_filling(case, choice, prepared, filling, truth, runs, Seconds(), timed)
+            yield self._judge_distribution(case, choice, prepared, distribution, truth, runs, Seconds(), timed)
 
-    # -- one filling -----------------------------------------------------------------------------
+    # -- one distribution -----------------------------------------------------------------------------
 
-    def _judge_filling(
+    def _judge_distribution(
         self,
         case: Case,
         choice: str,
         prepared: Prepared,
-        filling: str,
+        distribution: str,
         truth: _Truth,
         runs: list[_Run],
         seconds: Seconds,
@@ -431,8 +431,8 @@ class Judge:
         kernels = _kernels_of(prepared)
         try:
             with (
-                self._doing(case, "run" if timed is None else "time", filling, kernels, choice),
-                contextlib.nullcontext() if self._fence is None else self._fence.running(),
+                self._doing(case, "run" if timed is None else "time", distribution, kernels, choice),
+                contextlib.nullcontext() if self._pages is None else self._pages.running(),
             ):
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and not runs) as profiled:
@@ -442,33 +442,33 @@ class Judge:
         except Exception as error:  # as above
             truth.spoiled = isinstance(error, Misconduct)
             seconds += Seconds(run=time.perf_counter() - started)
-            return self._crashed(case, filling, error, "run", seconds, kernels, choice)
+            return self._crashed(case, distribution, error, "run", seconds, kernels, choice)
         seconds += Seconds(run=time.perf_counter() - started)
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-            return _outcome(case, filling, status, reason, seconds=seconds, **_proved(proof, choice), **facts)
+            return _outcome(case, distribution, status, reason, seconds=seconds, **_proved(proof, choice), **facts)
 
         if objection is not None:
-            return end(Status.FELL_BACK, objection)
+            return end(Status.FALLBACK, objection)
         if (wrong := _miscounted(case.problem, results)) is not None:
             return end(Status.CRASHED, wrong)
         handed, results = results, program.gathered(case.problem, results)
 
         started, phase = time.perf_counter(), "reference"
         try:
-            with self._doing(case, phase, filling, kernels, choice):
+            with self._doing(case, phase, distribution, kernels, choice):
                 written = given.changed(truth.digest)
                 if written:
                     names = ", ".join(written)
                     return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {names}"))
                 judged = self._judged(case, truth, results, contract)
             phase = "eager"
-            with self._doing(case, phase, filling, ("eager ATen",), choice):
+            with self._doing(case, phase, distribution, ("eager ATen",), choice):
                 beside = not judged[-1].note and all(one.comparison.is_comparable for one in judged)
                 eager = self._beside_eager(case, truth, results, contract) if beside else ""
         except Exception as error:
             seconds += Seconds(reference=time.perf_counter() - started)
-            return self._fault_or_raise(case, filling, error, phase, seconds, kernels, choice)
+            return self._fault_or_raise(case, distribution, error, phase, seconds, kernels, choice)
         seconds += Seconds(reference=time.perf_counter() - started)
 
         last, ratio = judged[-1], max(one.comparison.ratio for one in judged)
@@ -488,7 +488,7 @@ class Judge:
             return end(Status.MISTRUSTED, doubt, **facts)
         if timed is None:
             runs.append(_Run.of(truth, handed))
-            self._earlier_results(case)[f"filling {filling}, seed {case.seed}"] = results
+            self._earlier_results(case)[f"distribution {distribution}, seed {case.seed}"] = results
         return end(Status.PASSED, **facts)
 
     def _judged(
@@ -522,7 +522,7 @@ class Judge:
         return self._earlier[1]
 
     def _run_again(self, case: Case, choice: str, prepared: Prepared, runs: list[_Run]) -> Outcome | None:
-        """One filling once more: the same bits, and no earlier result touched since.
+        """One distribution once more: the same bits, and no earlier result touched since.
 
         It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
 
@@ -530,21 +530,21 @@ class Judge:
         kernels that are not deterministic.
         """
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
-        filling, kernels = first.truth.operands.filling, _kernels_of(prepared)
+        distribution, kernels = first.truth.operands.distribution, _kernels_of(prepared)
         started = time.perf_counter()
 
         def end(code: str, text: str) -> Outcome:
             proved, seconds = _proved(proof, choice), Seconds(run=time.perf_counter() - started)
-            return _outcome(case, filling, Status.INCORRECT, Reason(code, text), seconds=seconds, **proved)
+            return _outcome(case, distribution, Status.INCORRECT, Reason(code, text), seconds=seconds, **proved)
 
         try:
-            with self._doing(case, "run again", filling, kernels, choice):
+            with self._doing(case, "run again", distribution, kernels, choice):
                 second = _run(prepared, first.truth.operands, case.device)
                 proof, contract = _proof(prepared), _contract(prepared)
         except Exception as error:  # as above
             first.truth.spoiled = isinstance(error, Misconduct)
             seconds = Seconds(run=time.perf_counter() - started)
-            return self._crashed(case, filling, error, "run again", seconds, kernels, choice)
+            return self._crashed(case, distribution, error, "run again", seconds, kernels, choice)
         for run in runs:
             if run.kept is not None and _bytes(run.results) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
@@ -582,17 +582,19 @@ class Judge:
     # -- what can go wrong with the machine ------------------------------------------------------
 
     def _doing(
-        self, case: Case, phase: str, filling: str = "", kernels: tuple[str, ...] = (), choice: str = ""
+        self, case: Case, phase: str, distribution: str = "", kernels: tuple[str, ...] = (), choice: str = ""
     ) -> AbstractContextManager[None]:
         """Watch over a part of the case that may not come back."""
-        filling = filling or case.fillings[0]
+        distribution = distribution or case.distributions[0]
         name, line = case.backend.name, case.problem.line
-        return self._watch(Activity(name, line, phase, filling, case.seed, choice, kernels, case.device, **case.axes))
+        return self._watch(
+            Activity(name, line, phase, distribution, case.seed, choice, kernels, case.device, **case.axes)
+        )
 
     def _crashed(
         self,
         case: Case,
-        filling: str,
+        distribution: str,
         error: Exception,
         phase: str,
         seconds: Seconds,
@@ -600,7 +602,7 @@ class Judge:
         choice: str = "",
     ) -> Outcome:
         """The outcome of an exception that the backend has to answer for."""
-        crash = _crash(case, filling, error, phase, seconds)
+        crash = _crash(case, distribution, error, phase, seconds)
         outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
             return dataclasses.replace(outcome, status=Status.INCORRECT, reason=error.reason, details="")
@@ -613,7 +615,7 @@ class Judge:
     def _fault_or_raise(
         self,
         case: Case,
-        filling: str,
+        distribution: str,
         error: Exception,
         phase: str,
         seconds: Seconds = _NO_TIME,
@@ -621,7 +623,7 @@ class Judge:
         choice: str = "",
     ) -> Outcome:
         """The same of one in the harness's own part: the machine's fault is the case's end, any other a defect here."""
-        crash = _crash(case, filling, error, phase, seconds)
+        crash = _crash(case, distribution, error, phase, seconds)
         outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
         found = self._fault(outcome, error, phase, case.device)
         if found is None:
@@ -652,18 +654,18 @@ class Judge:
 
     # -- what backends share ---------------------------------------------------------------------
 
-    def _truth(self, case: Case, filling: str, choice: str = "") -> _Truth:
+    def _truth(self, case: Case, distribution: str, choice: str = "") -> _Truth:
         key = (case.problem.line, case.seed, case.device)
         if self._known[0] != key:
             self._known = (key, {})
         truths = self._known[1]
-        known = truths.get(filling)
-        with self._doing(case, "operands", filling, choice=choice):
+        known = truths.get(distribution)
+        with self._doing(case, "operands", distribution, choice=choice):
             # A backend that wrote to its inputs must not spoil the next one's.
             if known is None or known.spoiled or known.operands.changed(known.digest):
-                made = operands.make(case.problem, filling, case.seed, case.device)
-                made = made if self._fence is None else self._fence.place(made)
-                known = truths[filling] = _Truth(made, made.digest())
+                made = operands.make(case.problem, distribution, case.seed, case.device)
+                made = made if self._pages is None else self._pages.place(made)
+                known = truths[distribution] = _Truth(made, made.digest())
         return known
 
     def _beside_eager(self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], contract: Contract) -> str:
@@ -700,7 +702,7 @@ def run_once(case: Case, threads: int) -> None:
     if case.backend.supports(case.problem) is not None:
         return
     torch.set_num_threads(case.threads or threads)
-    given = operands.make(case.problem, case.fillings[0], case.seed, case.device)
+    given = operands.make(case.problem, case.distributions[0], case.seed, case.device)
     with contextlib.suppress(Unsupported):
         _run(_prepare(case, "", given), given, case.device)
 
@@ -740,17 +742,17 @@ def _spread(names: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(names[round(i * (len(names) - 1) / steps)] for i in range(count))
 
 
-def _telling(fillings: tuple[str, ...], choices: int) -> tuple[str, ...]:
-    """With many choices the first filling of exact sums and the first of those that round."""
+def _telling(distributions: tuple[str, ...], choices: int) -> tuple[str, ...]:
+    """With many choices the first distribution of exact sums and the first of those that round."""
     if choices <= _MANY:
-        return fillings
-    found = [next((f for f in fillings if FILLINGS[f].exact is exact), "") for exact in (True, False)]
+        return distributions
+    found = [next((f for f in distributions if DISTRIBUTIONS[f].exact is exact), "") for exact in (True, False)]
     return tuple(filter(None, found))
 
 
-def _rounding(fillings: tuple[str, ...]) -> tuple[str, ...]:
-    """The first filling whose sums round: where each costs a compile of half a minute, one has to do."""
-    return tuple(f for f in fillings if not FILLINGS[f].exact)[:1] or fillings[:1]
+def _rounding(distributions: tuple[str, ...]) -> tuple[str, ...]:
+    """The first distribution whose sums round: where each costs a compile of half a minute, one has to do."""
+    return tuple(f for f in distributions if not DISTRIBUTIONS[f].exact)[:1] or distributions[:1]
 
 
 def _reached(case: Case) -> tuple[Case, Outcome | None]:
@@ -781,18 +783,18 @@ def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
     return prepared
 
 
-def _dropped(prepared: Prepared) -> dict[str, Reason]:
+def _pruned(prepared: Prepared) -> dict[str, Reason]:
     """Candidates that the backend left out by itself, where it says so."""
     with asking():
-        found: dict[str, Reason] = dict(getattr(prepared, "dropped", {}))
+        found: dict[str, Reason] = dict(getattr(prepared, "pruned", {}))
     return found
 
 
-def _all_dropped(dropped: Sequence[Outcome]) -> Reason:
-    reasons = [outcome.reason for outcome in dropped if outcome.reason is not None]
+def _all_pruned(pruned: Sequence[Outcome]) -> Reason:
+    reasons = [outcome.reason for outcome in pruned if outcome.reason is not None]
     causes = Counter(reason.code for reason in reasons)
     said = ", ".join(f"{count} {code}" for code, count in causes.most_common())
-    return Reason("all-dropped", f"every candidate that was tried was dropped ({said}): {reasons[0].text}")
+    return Reason("all-pruned", f"every candidate that was tried was pruned ({said}): {reasons[0].text}")
 
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -959,15 +961,15 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
 
 
-def _outcome(case: Case, filling: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, filling, case.seed, status, reason, **case.axes, **facts)
+def _outcome(case: Case, distribution: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
+    return Outcome(case.backend.name, case.problem.line, distribution, case.seed, status, reason, **case.axes, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.
 _FRAMES = 4
 
 
-def _crash(case: Case, filling: str, error: Exception, phase: str, seconds: Seconds) -> Outcome:
+def _crash(case: Case, distribution: str, error: Exception, phase: str, seconds: Seconds) -> Outcome:
     """An exception of a backend, with its innermost frames; ours are left out."""
     raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
     ours = {Path(__file__), Path(calls.__file__), Path(contextlib.__file__)}
@@ -976,4 +978,4 @@ def _crash(case: Case, filling: str, error: Exception, phase: str, seconds: Seco
     kind, said = kind_of(raised), message(raised)
     reason = Reason(f"{phase.replace(' ', '-')}-{kind}", f"{kind} in {phase}: {first_line(raised)}")
     details = f"{where}\n{kind}: {said[:2000]}"
-    return _outcome(case, filling, Status.CRASHED, reason, details=details, seconds=seconds)
+    return _outcome(case, distribution, Status.CRASHED, reason, details=details, seconds=seconds)

@@ -2,7 +2,7 @@
 
 A reference says what a product is; these properties ask nobody.  Each runs the artifact on operands that differ in a
 known way (A negated, K in another order, a NaN in one row ...) and holds the results against each other, bit for bit.
-So they also meet operands that no filling has, and would show a defect of the reference.
+So they also meet operands that no distribution has, and would show a defect of the reference.
 
 Not here, because ``judge.Judge`` asks it of every case: the same bits when a case is run again, inputs
 and guard bands left alone, no influence of memory outside a view or of what an output's memory held, one-hot rows.
@@ -21,7 +21,7 @@ from typing import Final
 import torch
 
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands.distributions import FILLINGS
+from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
@@ -37,7 +37,7 @@ class Bench:
     Attributes:
         problem: what was compiled.
         contract: the arithmetic that was claimed.
-        make: fresh operands of the property's filling, of this problem or of one with another M.
+        make: fresh operands of the property's distribution, of this problem or of one with another M.
         run: the result on operands; of a program of two results the last.
         base: the result on unchanged operands.
     """
@@ -56,7 +56,7 @@ class Property:
     Attributes:
         name: for reports; a violation's reason code is ``property-NAME``.
         help: what is done, and what is expected.
-        filling: whose operands are changed.
+        distribution: whose operands are changed.
         gated: whether a violation is a failure; otherwise it is only told.
         applies: whether it says anything about a problem.
         check: a sentence about the violation, "" where it holds.
@@ -64,7 +64,7 @@ class Property:
 
     name: str
     help: str
-    filling: str
+    distribution: str
     gated: bool
     applies: Callable[[Problem], bool]
     check: Callable[[Bench], str]
@@ -99,7 +99,7 @@ def _differences(actual: torch.Tensor, expected: torch.Tensor, where: torch.Tens
 def _free(p: Problem) -> bool:
     """A and B are floats that can be written to one without the other, and the result has elements and sums."""
     # Several products share one A, and several results one artifact.
-    shared = p.is_twin or p.has("bcast-a") or p.has("bcast-b") or p.has("res-a") or p.has("again")
+    shared = p.b_is_a or p.has("bcast-a") or p.has("bcast-b") or p.has("res-a") or p.has("again")
     shared = shared or p.op.name == "linears"
     floats = p.dtypes.a.name in _PLAIN and p.dtypes.b.name in _PLAIN
     return floats and not shared and not p.shape.is_empty and p.shape.k >= 1
@@ -337,4 +337,4 @@ PROPERTIES: Final[tuple[Property, ...]] = (
 
 def applicable(problem: Problem) -> tuple[Property, ...]:
     """The properties that say something about a problem, in the order of :data:`PROPERTIES`."""
-    return tuple(p for p in PROPERTIES if p.applies(problem) and FILLINGS[p.filling].applies(problem))
+    return tuple(p for p in PROPERTIES if p.applies(problem) and DISTRIBUTIONS[p.distribution].applies(problem))

@@ -4,7 +4,7 @@ The reference of a product costs as much as the product, in float64.  Here it is
 their columns) and some columns (with all of their rows): ends, edges of tiles, random ones.  Which further rows are
 to be computed is found by two checks that look at every element:
 
-* integers (exact fillings whose sums the output's type holds): Freivalds' check modulo 2^61 - 1;
+* integers (exact distributions whose sums the output's type holds): Freivalds' check modulo 2^61 - 1;
 * floats: ``C x`` against ``A (B x)`` with random signs x, whose difference has a derived bound.
 
 These only raise suspicion.  Every verdict is the oracle's on complete lines, so that a check cannot accuse a right
@@ -256,7 +256,7 @@ class Sample:
 
     def __init__(self, operands: Operands) -> None:
         self._operands = operands
-        self._key = f"{operands.problem.line} {operands.filling} {operands.seed}"
+        self._key = f"{operands.problem.line} {operands.distribution} {operands.seed}"
 
     @functools.cached_property
     def _slabs(self) -> tuple[_Slab, ...]:

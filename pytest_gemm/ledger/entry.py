@@ -125,7 +125,7 @@ class Entry:
         id: what reports call it.
         reason: one sentence for the reader of a report.
         link: an issue or a commit, "" for none.
-        backend, test, filling, device, problem: patterns over the names of the case.
+        backend, test, distribution, device, problem: patterns over the names of the case.
         choice: patterns over the names of the candidate that was judged, whoever chose it.
         mode: patterns over the mode; a case in its backend's own way has the mode "", which ``*`` matches.
         guard: the same over the side of guard pages, ``end`` or ``begin``, "" without.
@@ -144,7 +144,7 @@ class Entry:
     backend: Globs
     link: str = ""
     test: Globs = ANY
-    filling: Globs = ANY
+    distribution: Globs = ANY
     device: Globs = ANY
     problem: Globs = ANY
     choice: Globs = ANY
@@ -172,7 +172,7 @@ class Entry:
         )
 
     def applies(self, backend: str, problem: Problem, test: str, environment: Environment) -> bool:
-        """Whether the entry speaks of this case at all; the filling and how it ends are not asked."""
+        """Whether the entry speaks of this case at all; the distribution and how it ends are not asked."""
         return (
             self.backend.match(backend)
             and self.test.match(test)

@@ -52,7 +52,7 @@ class Ledger:
         return tuple(
             entry
             for entry in self.entries
-            if entry.filling.match(outcome.filling)
+            if entry.distribution.match(outcome.distribution)
             and entry.choice.match(*((outcome.choice,) if outcome.choice else outcome.chosen))
             and entry.mode.match(outcome.mode)
             and entry.guard.match(outcome.guard)

@@ -43,7 +43,7 @@ from pytest_gemm.text import did_you_mean
 
 _TABLE: Final = "known-failure"
 _TEXTS: Final = ("id", "reason", "link")
-_GLOBS: Final = ("backend", "test", "filling", "device", "problem", "choice", "mode", "guard", "isa")
+_GLOBS: Final = ("backend", "test", "distribution", "device", "problem", "choice", "mode", "guard", "isa")
 _KEYS: Final = (*_TEXTS, *_GLOBS, "threads", "status", "torch", "where", "crashes")
 _SIZE: Final = (0, 2**63 - 1)
 _WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
@@ -123,7 +123,7 @@ class Reader(TableFile):
         crashes = table.get("crashes", False)
         if not isinstance(crashes, bool):
             raise self.fail(f"crashes is {shown(crashes)}", "write true or false", "crashes")
-        for key in ("filling", "status"):
+        for key in ("distribution", "status"):
             if crashes and key in table:
                 raise self.fail(f"{key} beside crashes = true", f"delete {key}: such a case does not run at all", key)
         status = frozenset({Status.CRASHED}) if crashes else self.status(table.get("status", ["incorrect"]))

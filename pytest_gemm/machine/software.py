@@ -19,7 +19,7 @@ from pytest_gemm.machine.key import Device
 # -- software --------------------------------------------------------------------------------------------------
 
 # Distributions whose versions decide what is computed, and how fast; those that are not installed are left out.
-DISTRIBUTIONS: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
+PACKAGES: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
 # Only what a GPU runs depends on these.
 _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
 
@@ -27,11 +27,11 @@ _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cud
 def software(device: Device) -> dict[str, str]:
     """Versions by name of whatever may change a time on ``device``; what is not there is left out.
 
-    Python and the distributions of :data:`DISTRIBUTIONS`; for CUDA the driver, the CUDA that torch was built with,
+    Python and the distributions of :data:`PACKAGES`; for CUDA the driver, the CUDA that torch was built with,
     cuBLAS and the nvcc on the path; for the CPU the C++ compiler that Inductor calls.
     """
     versions = {"python": platform.python_version()}
-    for name in (*DISTRIBUTIONS, *(_CUDA_DISTRIBUTIONS if device == "cuda" else ())):
+    for name in (*PACKAGES, *(_CUDA_DISTRIBUTIONS if device == "cuda" else ())):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     asks: dict[str, Callable[[], str]] = {"cuda": _torch_cuda, "driver": _driver, "nvcc": _nvcc}

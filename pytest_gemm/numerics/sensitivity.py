@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # -- can this data tell right from wrong? --------------------------------------------------------
 
 # A verdict on fewer elements than this says little about a distribution: a 1 x 1 output of int-1 data is 0
-# one time in three or so.  Other fillings of the same problem stand in.
+# one time in three or so.  Other distributions of the same problem stand in.
 _ENOUGH_ELEMENTS: Final = 32
 
 # Share of one value above which an output carries no information.  relu leaves half zeros, relu of a product with
@@ -48,7 +48,7 @@ def insensitive(problem: Problem, operands: Operands, interval: Interval) -> Rea
     zero throughout are exempt: there a constant is the point of the case.
     """
     count = interval.expected.numel()
-    if count < _ENOUGH_ELEMENTS or problem.shape.k == 0 or problem.alpha == 0.0 or operands.filling == "zeros":
+    if count < _ENOUGH_ELEMENTS or problem.shape.k == 0 or problem.alpha == 0.0 or operands.distribution == "zeros":
         return None
     # An odd stride, so that the sample does not run down one column of a power-of-two output.
     stride = max(1, count // _SAMPLE) | 1
@@ -60,14 +60,14 @@ def insensitive(problem: Problem, operands: Operands, interval: Interval) -> Rea
             return Reason(
                 "mostly-zero",
                 f"{share:.0%} of the expected elements are 0: a kernel that computes nothing could pass",
-                "choose a filling with more non-zero products",
+                "choose a distribution with more non-zero products",
             )
         # A constant that the products already have is made on purpose (k-cover); one that comes after them is not.
         if _dominant(interval.product.flatten()[::stride])[1] <= _DOMINANT_SHARE:
             return Reason(
                 "saturated",
                 f"the epilogue turns {share:.0%} of the elements into {constant:g} whatever the product is",
-                "choose a filling of smaller magnitude or of both signs",
+                "choose a distribution of smaller magnitude or of both signs",
             )
     # Elements that must be exactly what they are (the zeros of a relu) are not blind.
     open_ = lo != hi
@@ -76,6 +76,6 @@ def insensitive(problem: Problem, operands: Operands, interval: Interval) -> Rea
         return Reason(
             "bound-too-wide",
             f"the bound admits 0 for {int(blind) / expected.numel():.0%} of the elements",
-            "choose an exact filling, or a contract with a wider accumulator",
+            "choose an exact distribution, or a contract with a wider accumulator",
         )
     return None

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from pytest_gemm.operands.integers import magnitudes
-from pytest_gemm.operands.magnitudes import UNIT_RANGE, Draw, Drawn, Frame, real_of, scaled_lines
+from pytest_gemm.operands.magnitudes import UNIT_RANGE, Draw, Drawn, Headroom, real_of, scaled_lines
 from pytest_gemm.operands.random_streams import Array, Stream, drawn_shape
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.steps import Step, StepKind
@@ -27,29 +27,29 @@ def _addend_exponent(level: float, quantum: float, dtype: DType) -> int:
     return max(e, 0) if not dtype.is_float else e
 
 
-def bias_of(frame: Frame, drawn: Drawn, draw: Draw, exact: bool, special: bool) -> Array | None:
+def bias_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool, special: bool) -> Array | None:
     """The bias.  Exact: an arithmetic progression modulo a prime, so that every shift of it shows."""
-    problem = frame.problem
+    problem = headroom.problem
     shape = problem.bias_shape
     if shape is None:
         return None
     if special and problem.op.addend and problem.beta == 0.0:
         return np.full(shape, math.nan, dtype=np.float32)  # beta = 0 must not read it
-    real, out, beta = real_of(frame), problem.value_dtype, abs(problem.beta) or 1.0
+    real, out, beta = real_of(headroom), problem.value_dtype, abs(problem.beta) or 1.0
     # A bias without M rows belongs to the constants: one for every M.
     stream = draw("bias-m" if problem.step("bias") in (Step("bias", "m1"), Step("bias", "mn")) else "bias")
     # One element for the whole result (N = 1) must not turn all of it negative in front of a relu.
     positive = drawn.positive or math.prod(shape) == 1
     if not exact:
         size = drawn.level / max(beta, 1.0)
-        values = stream.binade(shape, frame.wide) * real(2.0 ** round(math.log2(size / 2 if size else 1.0)))
+        values = stream.binade(shape, headroom.wide) * real(2.0 ** round(math.log2(size / 2 if size else 1.0)))
         found: Array = np.abs(values) if positive else values
         return found
     unit = _addend_exponent(drawn.level / max(beta, 1.0), drawn.quantum, out)
     if beta < 1.0:
         unit = max(unit, round(math.log2(drawn.quantum)) + math.ceil(-math.log2(beta)))
     spare = drawn.spare * drawn.quantum / beta
-    if frame.target:
+    if headroom.target:
         # The grid of a short sum is coarse: fewer different values rather than a saturated activation.
         spare = min(spare, max(2.0 * drawn.level / beta, 3.0 * drawn.quantum))
     lowest = round(math.log2(drawn.quantum))
@@ -68,12 +68,12 @@ def bias_of(frame: Frame, drawn: Drawn, draw: Draw, exact: bool, special: bool) 
 TABLE_ROWS: Final = 11
 
 
-def residuals_of(frame: Frame, drawn: Drawn, draw: Draw, exact: bool) -> list[tuple[Array, DType]]:
+def residuals_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool) -> list[tuple[Array, DType]]:
     """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets.
 
     In the product's places: of the result's shape, (N,) or (M, 1); of one that is looked up the table.
     """
-    problem = frame.problem
+    problem = headroom.problem
     whole, dtype, level = drawn_shape(problem.result_shape), problem.value_dtype, drawn.level
     columns = problem.result_shape[-1]
     shapes = {"": whole, "n": (columns,), "m1": (problem.result_shape[-2], 1), "at": (TABLE_ROWS, columns)}
@@ -94,20 +94,22 @@ def residuals_of(frame: Frame, drawn: Drawn, draw: Draw, exact: bool) -> list[tu
             continue
         stream, shape = draw(f"r{len(found)}"), shapes[step.extent]
         if (codes := problem.residual_dtype(step, dtype)) != dtype:
-            found.append((_codes(step, codes, level, drawn.positive, real_of(frame), stream, shape), codes))
+            found.append((_codes(step, codes, level, drawn.positive, real_of(headroom), stream, shape), codes))
             continue
         if step.name in {"add", "sub", "sum"}:
             if exact or not dtype.is_float:
                 unit = _addend_exponent(level, quantum, dtype)
-                most = min(63, max(3, int(2.0 * level * 2.0**-unit))) if frame.target else 63
-                values = scaled_lines(magnitudes(stream, dtype, 0, most, real_of(frame))(shape), unit)
+                most = min(63, max(3, int(2.0 * level * 2.0**-unit))) if headroom.target else 63
+                values = scaled_lines(magnitudes(stream, dtype, 0, most, real_of(headroom))(shape), unit)
             else:
-                values = stream.binade(shape, frame.wide) * real_of(frame)(2.0 ** round(math.log2(level / 2 or 1.0)))
+                values = stream.binade(shape, headroom.wide) * real_of(headroom)(
+                    2.0 ** round(math.log2(level / 2 or 1.0))
+                )
         elif exact or not dtype.is_float:
             small = [1, 2, 3] if step.name == "mul" else [1, 2, 4, 0.5] if dtype.is_float else [1, 2, 4]
-            values = stream.look_up(shape, np.array(small + [-x for x in small], dtype=real_of(frame)))
+            values = stream.look_up(shape, np.array(small + [-x for x in small], dtype=real_of(headroom)))
         else:
-            values = stream.binade(shape, frame.wide) * real_of(frame)(2.0)  # [1, 2): no division by nearly zero
+            values = stream.binade(shape, headroom.wide) * real_of(headroom)(2.0)  # [1, 2): no division by nearly zero
         found.append((np.abs(values) if drawn.positive else values, dtype))
     return found
 

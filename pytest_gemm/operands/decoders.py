@@ -11,9 +11,9 @@ from pytest_gemm.operands.integers import magnitudes
 from pytest_gemm.operands.magnitudes import (
     Draw,
     Drawn,
-    Frame,
+    Headroom,
     budget_of,
-    frame_of,
+    headroom_of,
     narrowest,
     neutral_scales,
     on_grid,
@@ -23,24 +23,24 @@ from pytest_gemm.operands.magnitudes import (
 from pytest_gemm.problem.problem import Problem
 
 
-def one_hot(frame: Frame, draw: Draw) -> Drawn:
+def one_hot(headroom: Headroom, draw: Draw) -> Drawn:
     """Rows of A hold a single 1; B has integers of the full significand: C repeats rows of B bit for bit."""
-    real = real_of(frame)
-    matrices, m, k = frame.a_shape
+    real = real_of(headroom)
+    matrices, m, k = headroom.a_shape
     a = np.zeros((matrices * m, k), dtype=real)
     rows = np.arange(matrices * m)
     # Evenly over K, so that few rows reach the head, the middle and the tail alike.
     a[rows, (draw("a").below(k) + rows * max(1, k // max(m, 1))) % k] = 1.0
     # As many bits as B has, less one where a bias shares the accumulator with a 24-bit element.
-    bits = min(frame.b.precision, budget_of(frame).bit_length() - 1)
-    highest = 2**bits - 1 if frame.b.is_float else int(min(frame.b.max_finite, budget_of(frame)))
+    bits = min(headroom.b.precision, budget_of(headroom).bit_length() - 1)
+    highest = 2**bits - 1 if headroom.b.is_float else int(min(headroom.b.max_finite, budget_of(headroom)))
     stream = draw("b")
-    b = magnitudes(stream, frame.b, 1, highest, real)(frame.b_shape)
-    drawn = on_grid(frame, draw, a.reshape(frame.a_shape), b, 0.58 * highest, highest, only_b=True)
-    if frame.target or frame.quantised or not frame.b.is_float:
+    b = magnitudes(stream, headroom.b, 1, highest, real)(headroom.b_shape)
+    drawn = on_grid(headroom, draw, a.reshape(headroom.a_shape), b, 0.58 * highest, highest, only_b=True)
+    if headroom.target or headroom.quantised or not headroom.b.is_float:
         return drawn
     # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
-    e = min(-math.ceil(math.log2(highest)), frame.exponent(0.58 * highest, highest))
+    e = min(-math.ceil(math.log2(highest)), headroom.exponent(0.58 * highest, highest))
     level = 0.58 * highest * 2.0**e
     return dataclasses.replace(
         drawn, b=scaled_lines(b, e), quantum=2.0**e, grain=2.0**e, level=level, units=(1.0, 2.0**e)
@@ -54,23 +54,23 @@ def _integer_span(problem: Problem) -> float:
 
 def digit_plan(problem: Problem) -> tuple[int, int]:
     """Digits d of a column in ``k-cover`` and the number of blocks of d k's that a column carries."""
-    frame = frame_of(problem)
+    headroom = headroom_of(problem)
     n, k = max(problem.shape.n, 1), max(problem.shape.k, 1)
-    exact = min(_integer_span(problem) * (0.875 if frame.adds else 1.0), frame.room)
-    highest = frame.b.max_finite
+    exact = min(_integer_span(problem) * (0.875 if headroom.adds else 1.0), headroom.room)
+    highest = headroom.b.max_finite
     for digits in range(8, 1, -1):
         blocks = -(-k // digits)
         overlap = -(-blocks // n)
         total = (4**digits - 1) // 3
         # The largest result of a kernel that doubles a k must still be exact, or the k could not be named.
         fits = min(overlap, 2) * total + 4 ** (digits - 1) <= exact and 4 ** (digits - 1) <= highest
-        if fits and overlap * total <= budget_of(frame):
+        if fits and overlap * total <= budget_of(headroom):
             return digits, overlap
     return 1, -(-k // n)
 
 
 def k_cover_digits(problem: Problem) -> int:
-    """How many consecutive k a column of the ``k-cover`` filling carries, each with another power of 4."""
+    """How many consecutive k a column of the ``k-cover`` distribution carries, each with another power of 4."""
     return digit_plan(problem)[0]
 
 
@@ -79,29 +79,29 @@ def _block_sign(turn: int) -> int:
     return -1 if turn >= 2 and turn % 2 == 0 else 1
 
 
-def k_cover(frame: Frame, _draw: Draw) -> Drawn:
+def k_cover(headroom: Headroom, _draw: Draw) -> Drawn:
     """A is 1; column j of B carries 4^0, 4^1 ... at the k of block j, and of block j + N, j + 2N ... if N is small."""
-    digits, overlap = digit_plan(frame.problem)
-    real, k, n = real_of(frame), frame.k, max(frame.b_shape[1], 1)
+    digits, overlap = digit_plan(headroom.problem)
+    real, k, n = real_of(headroom), headroom.k, max(headroom.b_shape[1], 1)
     at = np.arange(k)
     block = at // digits
     sign = np.array([_block_sign(turn) for turn in range(overlap)], dtype=real)[block // n]
-    b = np.zeros(frame.b_shape, dtype=real)
+    b = np.zeros(headroom.b_shape, dtype=real)
     # The weight of k, in every column whose blocks include that of k; columns past the last block start over.
     blocks = -(-k // digits)
-    column = np.arange(frame.b_shape[1])[:, None]
+    column = np.arange(headroom.b_shape[1])[:, None]
     mine = (column % blocks == block) if overlap == 1 else (column == block % n)
     np.multiply(4.0 ** (at % digits), mine, out=b[...], casting="unsafe")
-    a = np.ones(frame.a_shape, dtype=real)
+    a = np.ones(headroom.a_shape, dtype=real)
     # The sign depends on k alone: it can sit on either side, on one that has signs.
-    if frame.a.name == "u8":
+    if headroom.a.name == "u8":
         b *= sign
     else:
         a *= sign
     total = (4**digits - 1) // 3
     # A digit must stay a digit.
-    scale_a, scale = neutral_scales(frame)
-    spare = min(frame.limit - overlap * total, _integer_span(frame.problem) / 8)
+    scale_a, scale = neutral_scales(headroom)
+    spare = min(headroom.limit - overlap * total, _integer_span(headroom.problem) / 8)
     return Drawn(
         a, b, float(total), 1.0, spare, scale,
         positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(overlap * total),
@@ -155,39 +155,41 @@ def _prime_at_most(limit: int) -> int:
 
 
 def tile_map_period(problem: Problem) -> tuple[int, int]:
-    """``(I, J)``: the ``tile-map`` filling tells i modulo I and j modulo J.
+    """``(I, J)``: the ``tile-map`` distribution tells i modulo I and j modulo J.
 
     ``(M, N)`` where the output can hold M * N distinct integers.  Otherwise primes, so that a shift by a
     tile's edge, a power of two, is never a multiple of the period.
     """
-    frame = frame_of(problem)
-    most = int(min(_integer_span(problem) * (0.875 if frame.adds else 1.0), frame.limit // 2, frame.room))
+    headroom = headroom_of(problem)
+    most = int(min(_integer_span(problem) * (0.875 if headroom.adds else 1.0), headroom.limit // 2, headroom.room))
     # In terms of N alone, as B must not depend on M.  B holds J and j, A holds i.
-    j_most = min(int(frame.b.max_finite), math.isqrt(most) + 1, 2**frame.b.precision if frame.b.is_float else most)
+    j_most = min(
+        int(headroom.b.max_finite), math.isqrt(most) + 1, 2**headroom.b.precision if headroom.b.is_float else most
+    )
     j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
     i_most = min(
-        int(frame.a.max_finite) - max(frame.zero, 0),
+        int(headroom.a.max_finite) - max(headroom.zero, 0),
         most // max(j, 1),
-        2**frame.a.precision if frame.a.is_float else most,
+        2**headroom.a.precision if headroom.a.is_float else most,
     )
-    rows = frame.a_shape[1]
+    rows = headroom.a_shape[1]
     i = rows if rows <= i_most else _prime_at_most(i_most)
     return max(i, 1), max(j, 1)
 
 
-def tile_map(frame: Frame, draw: Draw) -> Drawn:
+def tile_map(headroom: Headroom, draw: Draw) -> Drawn:
     """C[i, j] = (i mod I) * J + (j mod J) + 1, through the first and the last k; A is zero at the others."""
-    i_period, j_period = tile_map_period(frame.problem)
-    real = real_of(frame)
-    a = np.zeros(frame.a_shape, dtype=real)
-    a[..., 0] = np.arange(frame.a_shape[1]) % i_period
+    i_period, j_period = tile_map_period(headroom.problem)
+    real = real_of(headroom)
+    a = np.zeros(headroom.a_shape, dtype=real)
+    a[..., 0] = np.arange(headroom.a_shape[1]) % i_period
     a[..., -1] = 1.0
-    b = magnitudes(draw("b"), frame.b, 1, 1, real)(frame.b_shape)
+    b = magnitudes(draw("b"), headroom.b, 1, 1, real)(headroom.b_shape)
     b[..., 0] = j_period
-    b[..., -1] = np.arange(frame.b_shape[1]) % j_period + 1
-    scale_a, scale = neutral_scales(frame)
+    b[..., -1] = np.arange(headroom.b_shape[1]) % j_period + 1
+    scale_a, scale = neutral_scales(headroom)
     # The bias takes what tile_map_period leaves of the output's integers; level and spare know nothing of M.
-    spare = min(frame.limit / 2, _integer_span(frame.problem) / 8)
+    spare = min(headroom.limit / 2, _integer_span(headroom.problem) / 8)
     return Drawn(
         a, b, 128.0, 1.0, spare, scale,
         positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(i_period * j_period),

@@ -1,7 +1,7 @@
-"""The fillings: what values the operands hold, and what each of them would tell.
+"""The distributions: what values the operands hold, and what each of them would tell.
 
-:data:`FILLINGS` is the catalogue, :func:`fillings_for` what of it fits a problem.  The fillings and their limits are
-tiers 2 and 3 of the project's oracle (docs).
+:data:`DISTRIBUTIONS` is the catalogue, :func:`distributions_for` what of it fits a problem.  The distributions and
+their limits are tiers 2 and 3 of the project's oracle (docs).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from pytest_gemm.operands.decoders import digit_plan, k_cover, one_hot, tile_map
 from pytest_gemm.operands.integers import Build, int_1, int_2, is_large
-from pytest_gemm.operands.magnitudes import budget_of, frame_of, narrowest, saturating_steps
+from pytest_gemm.operands.magnitudes import budget_of, headroom_of, narrowest, saturating_steps
 from pytest_gemm.operands.reals import rand, rand_large, rand_positive, rand_small, rand_wide
 from pytest_gemm.operands.specials import specials
 from pytest_gemm.outcome import Unsupported
@@ -25,7 +25,7 @@ from pytest_gemm.problem.steps import StepKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Filling:
+class Distribution:
     """A way to choose values.
 
     Attributes:
@@ -54,7 +54,7 @@ def _always(_: Problem) -> bool:
 
 def _sums_fit(p: Problem, terms: int) -> bool:
     """Whether partial sums of ``terms`` ones are exact where a half type may have to hold them."""
-    return not p.has("reduced") or terms <= budget_of(frame_of(p))
+    return not p.has("reduced") or terms <= budget_of(headroom_of(p))
 
 
 def _gated_by_a(p: Problem) -> bool:
@@ -73,11 +73,11 @@ def _only_floats(p: Problem) -> bool:
 
 
 # In the order of how much one of them tells alone.
-FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
+DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType(
     {
         f.name: f
         for f in (
-            Filling(
+            Distribution(
                 "int-2",
                 "wide against narrow integers, exact sums: indexing, reduced precision, split-K partials, bad stores",
                 True,
@@ -85,7 +85,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 _always,
                 int_2,
             ),
-            Filling(
+            Distribution(
                 "rand",
                 "uniform in [-1, 1] with full significands (integers: full range): the everyday case",
                 False,
@@ -93,19 +93,19 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 _always,
                 rand,
             ),
-            Filling(
+            Distribution(
                 "k-cover",
                 "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
                 True,
                 False,
                 lambda p: (
                     p.shape.k >= 1
-                    and not (p.is_twin or saturating_steps(p) or _requantised(p))
+                    and not (p.b_is_a or saturating_steps(p) or _requantised(p))
                     and _sums_fit(p, digit_plan(p)[1])
                 ),
                 k_cover,
             ),
-            Filling(
+            Distribution(
                 "specials",
                 "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
                 False,
@@ -113,17 +113,17 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2,
                 specials,
             ),
-            Filling(
+            Distribution(
                 "tile-map",
                 "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
                 True,
                 False,
                 lambda p: (
-                    p.shape.k >= 2 and not (p.is_twin or saturating_steps(p) or _requantised(p)) and not _gated_by_a(p)
+                    p.shape.k >= 2 and not (p.b_is_a or saturating_steps(p) or _requantised(p)) and not _gated_by_a(p)
                 ),
                 tile_map,
             ),
-            Filling(
+            Distribution(
                 "int-1",
                 "-1, 0 and 1, exact at any K: indexing, masks, strides",
                 True,
@@ -131,15 +131,15 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 lambda p: _sums_fit(p, p.shape.k),
                 int_1,
             ),
-            Filling(
+            Distribution(
                 "one-hot",
                 "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
                 True,
                 False,
-                lambda p: p.shape.k >= 1 and not p.is_twin and not _gated_by_a(p),
+                lambda p: p.shape.k >= 1 and not p.b_is_a and not _gated_by_a(p),
                 one_hot,
             ),
-            Filling(
+            Distribution(
                 "rand-positive",
                 "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",
                 False,
@@ -153,7 +153,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 ),
                 rand_positive,
             ),
-            Filling(
+            Distribution(
                 "rand-wide",
                 "magnitudes log-uniform over many binades: absolute tolerances and fixed-point tricks fail",
                 False,
@@ -161,7 +161,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 _has_float,
                 rand_wide,
             ),
-            Filling(
+            Distribution(
                 "rand-large",
                 "magnitudes near the upper end: overflow in a narrower intermediate",
                 False,
@@ -174,7 +174,7 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
                 ),
                 rand_large,
             ),
-            Filling(
+            Distribution(
                 "rand-small",
                 "magnitudes near the lower end: underflow in a narrower intermediate",
                 False,
@@ -187,13 +187,13 @@ FILLINGS: Final[Mapping[str, Filling]] = MappingProxyType(
 )
 
 
-def fillings_for(problem: Problem) -> tuple[str, ...]:
-    """Names of all fillings that apply, the most telling first; none where operands cannot be built."""
+def distributions_for(problem: Problem) -> tuple[str, ...]:
+    """Names of all distributions that apply, the most telling first; none where operands cannot be built."""
     try:
-        frame_of(problem)
+        headroom_of(problem)
     except Unsupported:
         return ()
-    found = [name for name, filling in FILLINGS.items() if filling.applies(problem)]
+    found = [name for name, distribution in DISTRIBUTIONS.items() if distribution.applies(problem)]
     if (_must_promote(problem) or _long_integers(problem)) and "rand-positive" in found:
         found.remove("rand-positive")
         found.insert(found.index("rand") + 1, "rand-positive")

@@ -34,7 +34,7 @@ _PROT_NONE: Final = 0
 _ALIGNMENT: Final = 64
 
 
-def _fenced(count: int, dtype: torch.dtype, side: Side, alignment: int) -> torch.Tensor:
+def _at_page(count: int, dtype: torch.dtype, side: Side, alignment: int) -> torch.Tensor:
     """``count`` elements of fresh memory between two pages that cannot be touched.
 
     Raises:
@@ -54,21 +54,21 @@ def _fenced(count: int, dtype: torch.dtype, side: Side, alignment: int) -> torch
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)  # keeps the memory alive
 
 
-_ACTIVE: ContextVar[Fence | None] = ContextVar("pytest_gemm_fence", default=None)
+_ACTIVE: ContextVar[GuardPages | None] = ContextVar("pytest_gemm_pages", default=None)
 
 
 def moved(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy of what PyTorch has allocated, at a page; the tensor itself where no fence asks for it.
+    """A copy of what PyTorch has allocated, at a page; the tensor itself where no pages asks for it.
 
     Args:
         tensor: dense, on any device.
         name: one of :data:`ALLOCATED`.
     """
-    fence = _ACTIVE.get()
-    if fence is None or not fence.wants(name) or tensor.device.type != "cpu" or tensor.is_mkldnn:
+    pages = _ACTIVE.get()
+    if pages is None or not pages.wants(name) or tensor.device.type != "cpu" or tensor.is_mkldnn:
         return tensor
     extent = _extent(tensor)
-    flat = _fenced(extent, tensor.dtype, fence.side, _ALIGNMENT)
+    flat = _at_page(extent, tensor.dtype, pages.side, _ALIGNMENT)
     if extent:
         flat.copy_(tensor.as_strided((extent,), (1,), tensor.storage_offset()))
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
@@ -82,7 +82,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fence:
+class GuardPages:
     """Where operands and results of a run lie.
 
     Attributes:
@@ -124,7 +124,7 @@ class Fence:
 
     def _placed(self, old: Guarded) -> Guarded:
         extent = _extent(old.view)
-        flat = _fenced(extent, old.view.dtype, self.side, 1)
+        flat = _at_page(extent, old.view.dtype, self.side, 1)
         if extent:
             flat.copy_(old.view.as_strided((extent,), (1,), old.view.storage_offset()))
         return Guarded(old.name, flat, flat.as_strided(old.view.shape, old.view.stride(), 0), old.fill)
@@ -140,9 +140,9 @@ class Fence:
 
 
 def products() -> contextlib.AbstractContextManager[object]:
-    """A block in which ATen's products write their results at pages, where a fence asks for it."""
-    fence = _ACTIVE.get()
-    return contextlib.nullcontext() if fence is None or not fence.wants("out") else _Results()
+    """A block in which ATen's products write their results at pages, where a pages asks for it."""
+    pages = _ACTIVE.get()
+    return contextlib.nullcontext() if pages is None or not pages.wants("out") else _Results()
 
 
 def _writing() -> Mapping[object, Callable[..., torch.Tensor]]:

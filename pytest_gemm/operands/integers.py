@@ -9,48 +9,48 @@ from typing import Any, Final
 
 import numpy as np
 
-from pytest_gemm.operands.magnitudes import Draw, Drawn, Frame, budget_of, on_grid, real_of
+from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom, budget_of, on_grid, real_of
 from pytest_gemm.operands.random_streams import Array, Stream
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.problem import Problem
 
-Build = Callable[[Frame, Draw], Drawn]
+Build = Callable[[Headroom, Draw], Drawn]
 
 
-# -- exact fillings -----------------------------------------------------------------------------------
+# -- exact distributions -----------------------------------------------------------------------------------
 
 
-def int_1(frame: Frame, draw: Draw) -> Drawn:
+def int_1(headroom: Headroom, draw: Draw) -> Drawn:
     """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}.
 
     A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.  In
     the same way the sums of a large problem are kept within what its output's type holds.
     """
-    out = frame.problem.dtypes.out
-    kept = frame.k
-    if frame.quantised:
-        kept = min(kept, budget_of(frame))
-    elif is_large(frame.problem) and out.is_float and not frame.target:
+    out = headroom.problem.dtypes.out
+    kept = headroom.k
+    if headroom.quantised:
+        kept = min(kept, budget_of(headroom))
+    elif is_large(headroom.problem) and out.is_float and not headroom.target:
         # The whole result is to be checked exactly, so that its type has to hold the sums.  No scale depends on it,
         # and B must not: it is the same for every M.
-        kept = min(kept, 2**out.precision * (3 if frame.adds else 4) // 4)
+        kept = min(kept, 2**out.precision * (3 if headroom.adds else 4) // 4)
 
     def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
-        codes = [0, 0, 1, 1, 1, -1, -1, -1] if frame.k > 1 else [1, -1]
-        values = np.array(codes, dtype=real_of(frame))
+        codes = [0, 0, 1, 1, 1, -1, -1, -1] if headroom.k > 1 else [1, -1]
+        values = np.array(codes, dtype=real_of(headroom))
         stream = draw(name)
-        if name == "a" and kept < frame.k:
+        if name == "a" and kept < headroom.k:
             sparse = np.zeros(shape, dtype=values.dtype)
             _spread(stream, sparse, kept, lambda some: stream.look_up(some, values, 8))
             return sparse
         return stream.look_up(shape, np.abs(values) if dtype.name == "u8" else values, 8)
 
-    b = None if frame.twin else lines("b", frame.b_drawn, frame.b)
+    b = None if headroom.b_is_a else lines("b", headroom.b_drawn, headroom.b)
     rms = 0.75 * math.sqrt(max(kept, 1))
-    return on_grid(frame, draw, lines("a", frame.a_drawn, frame.a), b, rms, max(kept, 1))
+    return on_grid(headroom, draw, lines("a", headroom.a_drawn, headroom.a), b, rms, max(kept, 1))
 
 
-# Widest integer of the int-2 filling.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
+# Widest integer of the int-2 distribution.  Wider than TF32 (11 bits) and bfloat16 for f32, than f32 for f64.
 _WIDE: Final = {
     "f64": 2**40 - 1, "f32": 2**16 - 1, "tf32": 2**11 - 1, "f16": 2**11 - 1, "bf16": 2**8 - 1, "i8": 127, "u8": 255,
     "i4": 7, "f8e4m3fn": 2**4 - 1, "f8e5m2": 2**3 - 1,
@@ -118,7 +118,7 @@ def magnitudes(
     return draw
 
 
-def int_2(frame: Frame, draw: Draw) -> Drawn:
+def int_2(headroom: Headroom, draw: Draw) -> Drawn:
     """Wide integers against narrow ones: wide in A at even k, in B at odd k, narrow (1..7) everywhere else.
 
     A third of the budget each goes to the wide elements of A, to those of B and to the narrow products; where
@@ -128,10 +128,10 @@ def int_2(frame: Frame, draw: Draw) -> Drawn:
     Half of the third of an f32 side pays for one element a line of 18 bits or more: a sum of two bf16 (16 bits and a
     sign) does not hold it, so that an f32 product in three bf16 products shows at any K.
     """
-    k, real = frame.k, real_of(frame)
-    budget = budget_of(frame)
-    if frame.all_integer and (k * 2**14 <= budget or (frame.int8 and k <= _SHORT_INT8 // 2)):
-        return _int_2_dense(frame, draw)
+    k, real = headroom.k, real_of(headroom)
+    budget = budget_of(headroom)
+    if headroom.all_integer and (k * 2**14 <= budget or (headroom.int8 and k <= _SHORT_INT8 // 2)):
+        return _int_2_dense(headroom, draw)
     third = max(budget // 3, 1)
     narrow = max(1, min(_NARROW, math.isqrt(third // max(k, 1))))
     narrow_square = (narrow + 1) * (2 * narrow + 1) / 6.0
@@ -154,19 +154,19 @@ def int_2(frame: Frame, draw: Draw) -> Drawn:
             _spread(stream, own, 1, magnitudes(stream, dtype, -(-widest // 2), widest, real))
         return found
 
-    if frame.twin:
+    if headroom.b_is_a:
         # Row against row: sum |a_i a_j| <= max sum a^2 (Cauchy and Schwarz), so it is squares that are budgeted.
         count = min(2, k)
-        wide = max(narrow, min(_WIDE[frame.a.name], math.isqrt(2 * third // max(count, 1))))
+        wide = max(narrow, min(_WIDE[headroom.a.name], math.isqrt(2 * third // max(count, 1))))
         bound = count * wide**2 + k * narrow**2
-        a = lines("a", frame.a_drawn, frame.a, 0, 1, wide, count)
-        return on_grid(frame, draw, a, None, max(bound / math.sqrt(max(k, 1)), 1.0), max(bound, 1))
+        a = lines("a", headroom.a_drawn, headroom.a, 0, 1, wide, count)
+        return on_grid(headroom, draw, a, None, max(bound / math.sqrt(max(k, 1)), 1.0), max(bound, 1))
 
     bound, square = kept * narrow**2, kept * narrow_square**2
     found = []
     for name, shape, dtype, first, places in (
-        ("a", frame.a_drawn, frame.a, 0, (k + 1) // 2),
-        ("b", frame.b_drawn, frame.b, 1, k // 2),
+        ("a", headroom.a_drawn, headroom.a, 0, (k + 1) // 2),
+        ("b", headroom.b_drawn, headroom.b, 1, k // 2),
     ):
         wide = max(1, min(_WIDE[dtype.name], third // narrow))
         widest = min(_WIDEST.get(dtype.name, 0), third // (2 * narrow))
@@ -175,14 +175,14 @@ def int_2(frame: Frame, draw: Draw) -> Drawn:
         bound += (count * wide + widest) * narrow
         square += (count * wide**2 + widest**2) * 7 / 12 * narrow_square
         found.append(lines(name, shape, dtype, first, 2, wide, count, widest))
-    return on_grid(frame, draw, found[0], found[1], max(math.sqrt(square), 1.0), max(bound, 1))
+    return on_grid(headroom, draw, found[0], found[1], max(math.sqrt(square), 1.0), max(bound, 1))
 
 
 # Up to this K no sum of int8 products leaves what float32 holds exactly: 2^24 / 128^2.
 _SHORT_INT8: Final = 1024
 
 
-def _int_2_dense(frame: Frame, draw: Draw) -> Drawn:
+def _int_2_dense(headroom: Headroom, draw: Draw) -> Drawn:
     """Full-range integers: half of them extremes, where a 16-bit intermediate of a pair saturates.
 
     Sums of both signs stay small, so where K allows more each fourth line is -128 .. -113 throughout: where two of
@@ -192,14 +192,14 @@ def _int_2_dense(frame: Frame, draw: Draw) -> Drawn:
 
     def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
         found = draw(name).look_up(shape, _int8_table(least(dtype), int(dtype.max_finite)))
-        if frame.k > _SHORT_INT8:
+        if headroom.k > _SHORT_INT8:
             heavy = found[..., ::4, :]
             heavy[...] = draw(f"{name}-heavy").look_up(heavy.shape, heavy_table, 8)
         return found
 
-    b = None if frame.twin else lines("b", frame.b_drawn, frame.b)
-    k = max(frame.k, 1)
-    return on_grid(frame, draw, lines("a", frame.a_drawn, frame.a), b, 104.0**2 * math.sqrt(k), k * 2**14)
+    b = None if headroom.b_is_a else lines("b", headroom.b_drawn, headroom.b)
+    k = max(headroom.k, 1)
+    return on_grid(headroom, draw, lines("a", headroom.a_drawn, headroom.a), b, 104.0**2 * math.sqrt(k), k * 2**14)
 
 
 # Products of two numbers from which on a problem is large: M N K of some ten seconds of float64 on a CPU.

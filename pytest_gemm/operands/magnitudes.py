@@ -1,8 +1,8 @@
 """What a problem leaves room for: how large values may be, and the grids on which sums are exact.
 
-An exact filling puts every product on a grid on which a sum in the accumulator's precision is exact in any order, so
-that a correct kernel has one possible sum.  A random one keeps magnitudes where neither the accumulator nor the output
-overflows.  Where an activation saturates, values are scaled by a power of two to where it does not.
+An exact distribution puts every product on a grid on which a sum in the accumulator's precision is exact in any order,
+so that a correct kernel has one possible sum.  A random one keeps magnitudes where neither the accumulator nor the
+output overflows.  Where an activation saturates, values are scaled by a power of two to where it does not.
 
 Source of the exactness of sums of integers in a float accumulator: Higham (2002), section 2.1 (integers up to 2^p are
 exact).
@@ -37,7 +37,7 @@ UNIT_RANGE: Final = frozenset({"sigmoid", "tanh", "exp", "hardsigmoid"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
+class Headroom:
     """The facts of a problem that decide magnitudes.  None of them depends on M.
 
     Attributes:
@@ -49,7 +49,7 @@ class Frame:
         room: largest magnitude of the product that nothing behind it overflows.
         adds: number of steps that add an operand.
         target: wanted magnitude of the product, 0 where the epilogue treats all alike.
-        twin: B is A transposed.
+        b_is_a: B is A transposed.
         scaled: B has scales for each column.
         whole: every line is drawn, however many there are.
         int8: A and B are 8-bit integers whose product is scaled.
@@ -68,7 +68,7 @@ class Frame:
     room: float
     adds: int
     target: float
-    twin: bool
+    b_is_a: bool
     scaled: bool
     quantised: str = ""
     whole: bool = False
@@ -77,7 +77,7 @@ class Frame:
 
     @property
     def a_drawn(self) -> tuple[int, int, int]:
-        """How many lines of A a filling draws whose lines are alike, in the shape of :attr:`a_shape`."""
+        """How many lines of A a distribution draws whose lines are alike, in the shape of :attr:`a_shape`."""
         return self.a_shape if self.whole else drawn_stack(self.a_shape)
 
     @property
@@ -105,11 +105,11 @@ class Frame:
         if self.all_integer:
             return 0
         # Eight standard deviations are never seen (1e-15 per element); a diagonal of A @ A.T is the bound.
-        peak = bound if self.twin else min(bound, 8.0 * rms)
+        peak = bound if self.b_is_a else min(bound, 8.0 * rms)
         # A difference of logarithms: the quotient may overflow.
         most = math.floor(math.log2(self.room) - math.log2(peak + 2.0 * self.adds * rms))
         e = min(most, round(math.log2(self.target / rms)) if self.target else 0)
-        return 2 * (e // 2) if self.twin else e
+        return 2 * (e // 2) if self.b_is_a else e
 
     def split(self, e: int) -> tuple[int, int]:
         """Exponents for A and for B that make up ``e``; an integer side takes none."""
@@ -130,7 +130,7 @@ def saturating_steps(problem: Problem) -> list[Step]:
     return [s for s in problem.epilogue if s.name in _SATURATING]
 
 
-def frame_of(problem: Problem) -> Frame:
+def headroom_of(problem: Problem) -> Headroom:
     """The magnitudes of ``problem``.
 
     Raises:
@@ -180,7 +180,7 @@ def frame_of(problem: Problem) -> Frame:
     if problem.has("tf32"):
         a, b = (TF32 if d.name == "f32" else d for d in (a, b))
     out = problem.dtypes.out
-    return Frame(
+    return Headroom(
         problem,
         shape.k,
         a,
@@ -191,7 +191,7 @@ def frame_of(problem: Problem) -> Frame:
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,
-        problem.is_twin,
+        problem.b_is_a,
         op in {"woq_int8", "woq_int4", "qlinear", "da8w8"},
         next((s.name for s in problem.epilogue if op == "scaled_mm" and s.name in {"tensorwise", "rowwise"}), ""),
         int8=op in _INT8_OPS,
@@ -201,20 +201,20 @@ def frame_of(problem: Problem) -> Frame:
 
 @dataclasses.dataclass
 class Drawn:
-    """What a filling decided.
+    """What a distribution decided.
 
     Attributes:
         a, b: lines of A and B, float32 or float64, exactly representable after rounding to their dtype;
             ``b`` is ``None`` for a twin.
         level: typical magnitude of the product, scales included.
         quantum: grid of products and bias, 0.0 for none.
-        spare: what the bias may reach, in quanta (exact fillings).
+        spare: what the bias may reach, in quanta (exact distributions).
         scale: scales of B's columns, or of B as a whole.
         positive: bias and residuals keep to positive values.
         scale_a: scales of A's rows, or of A as a whole.
         grain: grid of the products before any scale; 0.0 where it is the quantum.
         units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is none.
-        reach: what no sum of magnitudes of products exceeds, in quanta (exact fillings).
+        reach: what no sum of magnitudes of products exceeds, in quanta (exact distributions).
     """
 
     a: Array
@@ -238,11 +238,11 @@ def scaled_lines(lines: Array, e: int) -> Array:
     return lines if e == 0 else np.asarray(lines * lines.dtype.type(2.0**e))
 
 
-def _exact_scale(frame: Frame, draw: Draw) -> Array | None:
+def _exact_scale(headroom: Headroom, draw: Draw) -> Array | None:
     """Scales 1, 1/2, 1/4, 1/8 for the columns of B: exact, and a neighbour's differs more often than not."""
-    if not frame.scaled:
+    if not headroom.scaled:
         return None
-    return draw("scale").look_up((frame.b_shape[1],), np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
+    return draw("scale").look_up((headroom.b_shape[1],), np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
 
 
 # What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
@@ -256,18 +256,18 @@ _SCALE_RMS: Final = 0.576
 _FP8_BITS: Final = 13
 
 
-def scale_pair(frame: Frame, draw: Draw, rows: Callable[[Stream, tuple[int, ...]], Array]) -> tuple[Array, Array]:
+def scale_pair(headroom: Headroom, draw: Draw, rows: Callable[[Stream, tuple[int, ...]], Array]) -> tuple[Array, Array]:
     """Scales of A and of B in the shapes that ``torch._scaled_mm`` takes: (M, 1) and (1, N), or two scalars.
 
     Args:
-        frame: of a quantised problem.
+        headroom: of a quantised problem.
         draw: its streams.
         rows: draws scales of the given shape.
     """
-    if frame.quantised == "tensorwise":
+    if headroom.quantised == "tensorwise":
         pair = rows(draw("scale-both"), (2,))  # the same for every M
         return np.asarray(pair[0]), np.asarray(pair[1])
-    return rows(draw("scale-a"), (frame.a_shape[1], 1)), rows(draw("scale"), (1, frame.b_shape[1]))
+    return rows(draw("scale-a"), (headroom.a_shape[1], 1)), rows(draw("scale"), (1, headroom.b_shape[1]))
 
 
 def powers_of_two(stream: Stream, shape: tuple[int, ...]) -> Array:
@@ -276,76 +276,76 @@ def powers_of_two(stream: Stream, shape: tuple[int, ...]) -> Array:
     return stream.look_up(shape, np.array(values, dtype=np.float32), 8)
 
 
-def neutral_scales(frame: Frame) -> tuple[Array | None, Array | None]:
-    """Scales of A and B whose product is 1, for fillings that encode something in the digits of a sum."""
-    if frame.quantised == "tensorwise":
+def neutral_scales(headroom: Headroom) -> tuple[Array | None, Array | None]:
+    """Scales of A and B whose product is 1, for distributions that encode something in the digits of a sum."""
+    if headroom.quantised == "tensorwise":
         return np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
-    ones = np.ones(frame.b_shape[1], dtype=np.float32) if frame.scaled or frame.quantised else None
-    if not frame.quantised or ones is None:
+    ones = np.ones(headroom.b_shape[1], dtype=np.float32) if headroom.scaled or headroom.quantised else None
+    if not headroom.quantised or ones is None:
         return None, ones
-    return np.ones((frame.a_shape[1], 1), dtype=np.float32), ones.reshape(1, -1)
+    return np.ones((headroom.a_shape[1], 1), dtype=np.float32), ones.reshape(1, -1)
 
 
-def budget_of(frame: Frame) -> int:
+def budget_of(headroom: Headroom) -> int:
     """Quanta that products may use up: a share is left for the bias, and three bits for the scales."""
-    if frame.quantised:
+    if headroom.quantised:
         return 2**_FP8_BITS  # scales and bias come after the sum, and in f32
-    limit = frame.limit * 3 // 4 if frame.adds else frame.limit
-    if frame.scaled and not frame.int8:  # the sums of integers are exact before they are scaled
+    limit = headroom.limit * 3 // 4 if headroom.adds else headroom.limit
+    if headroom.scaled and not headroom.int8:  # the sums of integers are exact before they are scaled
         limit = int(limit * _SCALE_STEP)
-    if frame.b.name == "i4":
+    if headroom.b.name == "i4":
         limit //= _INT4_GROWTH
-    if frame.all_integer:
-        limit = min(limit, int(frame.room / (2.0 if frame.adds else 1.0)))
+    if headroom.all_integer:
+        limit = min(limit, int(headroom.room / (2.0 if headroom.adds else 1.0)))
     return max(limit, 1)
 
 
 def on_grid(
-    frame: Frame, draw: Draw, a: Array, b: Array | None, rms: float, bound: float, *, only_b: bool = False
+    headroom: Headroom, draw: Draw, a: Array, b: Array | None, rms: float, bound: float, *, only_b: bool = False
 ) -> Drawn:
     """Integer lines, scaled by a power of two into the room there is.
 
     ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.
     """
-    if frame.quantised:
-        return _on_quantised_grid(frame, draw, a, b, rms, bound)
-    scale = _exact_scale(frame, draw)
-    e = frame.exponent(rms * (_SCALE_RMS if frame.scaled else 1.0), bound)
-    ea, eb = (0, e) if only_b and frame.b.is_float else frame.split(e)
-    quantum = 2.0**e * (_SCALE_STEP if frame.scaled else 1.0)
-    spare = frame.limit - bound / (_SCALE_STEP if frame.scaled else 1.0)
-    if frame.int8:
-        spare = frame.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
+    if headroom.quantised:
+        return _on_quantised_grid(headroom, draw, a, b, rms, bound)
+    scale = _exact_scale(headroom, draw)
+    e = headroom.exponent(rms * (_SCALE_RMS if headroom.scaled else 1.0), bound)
+    ea, eb = (0, e) if only_b and headroom.b.is_float else headroom.split(e)
+    quantum = 2.0**e * (_SCALE_STEP if headroom.scaled else 1.0)
+    spare = headroom.limit - bound / (_SCALE_STEP if headroom.scaled else 1.0)
+    if headroom.int8:
+        spare = headroom.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
     return Drawn(
         scaled_lines(a, ea),
         None if b is None else scaled_lines(b, eb),
-        rms * 2.0**e * (_SCALE_RMS if frame.scaled else 1.0),
+        rms * 2.0**e * (_SCALE_RMS if headroom.scaled else 1.0),
         quantum,
         spare,
         scale,
         grain=2.0**e,
         units=(2.0**ea, 2.0**eb),
-        reach=frame.limit - spare,
+        reach=headroom.limit - spare,
     )
 
 
-def _on_quantised_grid(frame: Frame, draw: Draw, a: Array, b: Array | None, rms: float, bound: float) -> Drawn:
+def _on_quantised_grid(headroom: Headroom, draw: Draw, a: Array, b: Array | None, rms: float, bound: float) -> Drawn:
     """Integers of fp8 as they are; powers of two in the scales, which bring the product into the room there is."""
-    scale_a, scale_b = scale_pair(frame, draw, powers_of_two)
-    e = frame.exponent(rms * _SCALE_RMS**2, bound)
+    scale_a, scale_b = scale_pair(headroom, draw, powers_of_two)
+    e = headroom.exponent(rms * _SCALE_RMS**2, bound)
     quantum = 2.0**e * _SCALE_STEP**2
     return Drawn(
         a,
         b,
         rms * 2.0**e * _SCALE_RMS**2,
         quantum,
-        frame.limit - bound / _SCALE_STEP**2,
+        headroom.limit - bound / _SCALE_STEP**2,
         scaled_lines(scale_b, e // 2),
         scale_a=scaled_lines(scale_a, e - e // 2),
         grain=1.0,
     )
 
 
-def real_of(frame: Frame) -> type[np.floating[Any]]:
+def real_of(headroom: Headroom) -> type[np.floating[Any]]:
     """The type of number that lines are drawn in."""
-    return np.float64 if frame.wide else np.float32
+    return np.float64 if headroom.wide else np.float32

@@ -89,8 +89,8 @@ class Lines:
     """A large stack of matrices made of few lines.
 
     Line i of all is drawn line ``i mod R``, rotated by ``2 ((i // R) step mod K / 2)`` places; the last element of an
-    odd K stays where it is.  A rotation by an even number keeps what the fillings promise of a line as such and of even
-    against odd k, and no two lines are the same up to R K / 2 of them.
+    odd K stays where it is.  A rotation by an even number keeps what the distributions promise of a line as such and of
+    even against odd k, and no two lines are the same up to R K / 2 of them.
 
     Attributes:
         drawn: the R lines, (R, K).

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from pytest_gemm.operands.magnitudes import Draw, Drawn, Frame
+from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom
 from pytest_gemm.operands.random_streams import Array, Stream
 from pytest_gemm.operands.reals import UNIFORM, random
 from pytest_gemm.problem.dtypes import DType
@@ -28,14 +28,14 @@ def _plain_ks(lines: Array, stream: Stream, tiny: float, count: int) -> list[int
     return [k for k in drawn if not special[..., k].any()][:count]
 
 
-def _range_shifts(frame: Frame, ea: int, eb: int) -> list[int]:
+def _range_shifts(headroom: Headroom, ea: int, eb: int) -> list[int]:
     """Exponents of the powers of two that A is multiplied by and B divided by, of magnitudes 2^ea and 2^eb.
 
     40 either way where the type has the range.  Where subnormal inputs are promised (f32 and f16, docs/oracle.md), as
     many as make one side subnormal and leave the other a factor of two below the type's largest number.
     """
-    a, b = frame.a, frame.b
-    if frame.problem.autocast and a.name == "f16":
+    a, b = headroom.a, headroom.b
+    if headroom.problem.autocast and a.name == "f16":
         return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u says
     subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
     return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
@@ -50,8 +50,8 @@ def _face_specials(lines: Array, other: Array, stream: Stream) -> None:
                 facing[finite[stream.below(len(finite))], k] = 0.0
 
 
-def specials(frame: Frame, draw: Draw) -> Drawn:
-    """The ``rand`` filling with special values, each in one row of A or one column of B.
+def specials(headroom: Headroom, draw: Draw) -> Drawn:
+    """The ``rand`` distribution with special values, each in one row of A or one column of B.
 
     A NaN and an infinity meet a zero in some line of the other side: the product is NaN, and a kernel that skips zeros
     loses it.  A's come to where B has zeros, as B must not depend on M.
@@ -63,17 +63,17 @@ def specials(frame: Frame, draw: Draw) -> Drawn:
     that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
     every k, as the bound of its reference grows with the range within a line.
     """
-    movable = not (frame.twin or frame.problem.has("res-a") or frame.problem.has("again"))
+    movable = not (headroom.b_is_a or headroom.problem.has("res-a") or headroom.problem.has("again"))
     exponents = 0, 0
 
     def fit(rms: float, bound: float) -> tuple[int, int]:
         nonlocal exponents
-        ea, eb = frame.split(frame.exponent(rms, bound))
-        apart = 200 if movable and frame.a.name == frame.b.name == "f64" else 0
+        ea, eb = headroom.split(headroom.exponent(rms, bound))
+        apart = 200 if movable and headroom.a.name == headroom.b.name == "f64" else 0
         exponents = ea + apart, eb - apart
         return exponents
 
-    drawn = random(dataclasses.replace(frame, whole=True), draw, UNIFORM, fit)
+    drawn = random(dataclasses.replace(headroom, whole=True), draw, UNIFORM, fit)
 
     def plant(name: str, lines: Array, dtype: DType, at: list[int]) -> None:
         matrices, count, k = lines.shape
@@ -98,10 +98,10 @@ def specials(frame: Frame, draw: Draw) -> Drawn:
     zeros: list[int] = []
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
-        plant("b", drawn.b, frame.b, [])
-        shifts = _range_shifts(frame, *exponents) if movable else []
+        plant("b", drawn.b, headroom.b, [])
+        shifts = _range_shifts(headroom, *exponents) if movable else []
         stream = draw("b-zeros")
-        found = _plain_ks(drawn.b, stream, 2.0**frame.b.emin if frame.a.has_inf else 0.0, _ZEROS + len(shifts))
+        found = _plain_ks(drawn.b, stream, 2.0**headroom.b.emin if headroom.a.has_inf else 0.0, _ZEROS + len(shifts))
         zeros = found[:_ZEROS]
         for k in zeros:
             for matrix in drawn.b:
@@ -109,11 +109,11 @@ def specials(frame: Frame, draw: Draw) -> Drawn:
         for k, shift in zip(found[_ZEROS:], shifts, strict=False):
             drawn.a[..., k] *= 2.0**shift
             drawn.b[..., k] *= 2.0**-shift
-    plant("a", drawn.a, frame.a, zeros)
+    plant("a", drawn.a, headroom.a, zeros)
     b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
     _face_specials(b, drawn.a, draw("a-zeros"))
     for one, other in ((drawn.a, b), (b, drawn.a)):
         infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
-        tiny = (one != 0) & (np.abs(one) < 2.0 ** min(frame.a.emin, frame.b.emin))
+        tiny = (one != 0) & (np.abs(one) < 2.0 ** min(headroom.a.emin, headroom.b.emin))
         one[tiny & infinite] = 1.0
     return drawn

@@ -1,13 +1,13 @@
 """The operands of a problem: where their values lie, and what surrounds them.
 
-``make(problem, filling, seed)`` gives every tensor that the problem's program takes.  Three promises:
+``make(problem, distribution, seed)`` gives every tensor that the problem's program takes.  Three promises:
 
 * **Reproducible.**  The same call gives the same bytes on every machine (``draws``).  The key of an
-  operand is the problem line (without ``dyn-m``), the filling, the seed and the operand's name; for whatever does not
-  have M rows (B, its scales, a bias of N) it leaves M out: with ``dyn-m`` one compiled constant serves every M.
+  operand is the problem line (without ``dyn-m``), the distribution, the seed and the operand's name; for whatever does
+  not have M rows (B, its scales, a bias of N) it leaves M out: with ``dyn-m`` one compiled constant serves every M.
 * **Fenced.**  Every tensor is a window into a larger, poisoned storage (``memory``), and
   :meth:`Operands.changed` proves that nothing was written.
-* **Telling.**  The values are those of a filling (``fillings``): exact ones, of which a correct kernel
+* **Telling.**  The values are those of a distribution (``distributions``): exact ones, of which a correct kernel
   has one possible sum (:attr:`Operands.quantum` > 0), or random ones.
 
 Cost: three to five times the operand's size in transient memory, and about 10 ns per element up to 2^22 elements; what
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from pytest_gemm.operands import views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
-from pytest_gemm.operands.distributions import FILLINGS, fillings_for
+from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.operands.magnitudes import Draw, Drawn, Frame, frame_of, powers_of_two, scaled_lines
+from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom, headroom_of, powers_of_two, scaled_lines
 from pytest_gemm.operands.memory import Guarded, guarded, moved_to
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.outcome import Unsupported
@@ -50,7 +50,7 @@ class Operands:
     """All tensors that a problem takes, as views into poisoned storage.
 
     Attributes:
-        problem, filling, seed, device: what was asked for.
+        problem, distribution, seed, device: what was asked for.
         a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``, (M, K) for ``linears``.
         b: ([B,] K, N); (K, N) for ``linear`` and quantised weights; ``a.mT`` for ``self``, ``a`` for ``square``.
             ``woq_int4``: codes of 0 to 15, each in a byte.
@@ -80,7 +80,7 @@ class Operands:
     """
 
     problem: Problem
-    filling: str
+    distribution: str
     seed: int
     device: str
     a: Tensor
@@ -172,7 +172,7 @@ class Operands:
         return all(g.guards_intact() for g in self.buffers)
 
 
-def _keys(problem: Problem, filling: str, seed: int) -> Draw:
+def _keys(problem: Problem, distribution: str, seed: int) -> Draw:
     """Streams by operand name.
 
     ``dyn-m`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
@@ -196,45 +196,45 @@ def _keys(problem: Problem, filling: str, seed: int) -> Draw:
             "affine",
             "affine-zero",
         }
-        return Stream(any_m if constant else plain.line, filling, str(seed), name)
+        return Stream(any_m if constant else plain.line, distribution, str(seed), name)
 
     return draw
 
 
-def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Operands:
+def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") -> Operands:
     """The operands of ``problem``.
 
     Args:
         problem: what is to be computed.
-        filling: a key of :data:`FILLINGS`.
+        distribution: a key of :data:`DISTRIBUTIONS`.
         seed: any integer; another seed gives other values (``k-cover`` and ``tile-map`` have one product only).
         device: where the tensors lie; values are drawn on the CPU.
 
     Raises:
-        Unsupported: when operands of the op cannot be built yet, or the filling does not apply to the problem.
-        ValueError: for an unknown filling.
+        Unsupported: when operands of the op cannot be built yet, or the distribution does not apply to the problem.
+        ValueError: for an unknown distribution.
     """
-    if filling not in FILLINGS:
-        hint = did_you_mean(filling, FILLINGS)
-        raise ValueError(f"unknown filling {filling!r}{hint}; known: {', '.join(FILLINGS)}")
-    frame = frame_of(problem)
-    chosen = FILLINGS[filling]
+    if distribution not in DISTRIBUTIONS:
+        hint = did_you_mean(distribution, DISTRIBUTIONS)
+        raise ValueError(f"unknown distribution {distribution!r}{hint}; known: {', '.join(DISTRIBUTIONS)}")
+    headroom = headroom_of(problem)
+    chosen = DISTRIBUTIONS[distribution]
     if not chosen.applies(problem):
-        remedy = f"one of {' '.join(fillings_for(problem))}"
-        raise Unsupported("filling", f"{filling} does not apply to {problem}", remedy)
-    draw = _keys(problem, filling, seed)
+        remedy = f"one of {' '.join(distributions_for(problem))}"
+        raise Unsupported("distribution", f"{distribution} does not apply to {problem}", remedy)
+    draw = _keys(problem, distribution, seed)
     # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
-    drawn = chosen._build(frame, draw)
-    _face_relu(frame, drawn)
+    drawn = chosen._build(headroom, draw)
+    _face_relu(headroom, drawn)
     affine = None
-    if frame.int8:
-        _scale_int8(frame, drawn, draw, filling)
-    elif frame.b.name == "i4":
-        affine = _affine(frame, drawn, draw, filling)
+    if headroom.int8:
+        _scale_int8(headroom, drawn, draw, distribution)
+    elif headroom.b.name == "i4":
+        affine = _affine(headroom, drawn, draw, distribution)
     exact = drawn.quantum > 0
 
     transposed = problem.layout.a_transposed
-    lines = all_lines(drawn.a, frame.a_shape, transposed)
+    lines = all_lines(drawn.a, headroom.a_shape, transposed)
     several = problem.op.name == "linears"
     stored_a = _matrix(
         "a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"), middle=problem.has("mid-a")
@@ -246,7 +246,7 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         b = a if problem.has("square") else a.mT
     else:
         transposed = problem.layout.b_transposed
-        lines = all_lines(drawn.b, frame.b_shape, not transposed)
+        lines = all_lines(drawn.b, headroom.b_shape, not transposed)
         stored_b = _matrix(
             "b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"),
             apart=several, middle=problem.has("mid-b"),
@@ -260,8 +260,8 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
         return buffers[-1].view
 
     offs = keep("offs", group_ends(problem, draw("offs")), DTYPES["i32"]) if problem.grouped else None
-    found = _keep_scales(frame, drawn, affine, keep)
-    bias_values = bias_of(frame, drawn, draw, exact, filling == "specials")
+    found = _keep_scales(headroom, drawn, affine, keep)
+    bias_values = bias_of(headroom, drawn, draw, exact, distribution == "specials")
     if bias_values is not None and several:
         for index in range(len(bias_values)):
             if not problem.is_one_of("bias", index):
@@ -270,77 +270,79 @@ def make(problem: Problem, filling: str, seed: int, device: str = "cpu") -> Oper
     lookups: dict[int, tuple[Tensor, Tensor]] = {}
     residuals = tuple(
         a if index == 0 and problem.has("res-a") else _kept_residual(problem, index, *drawn_one, draw, keep, lookups)
-        for index, drawn_one in enumerate(residuals_of(frame, drawn, draw, exact))
+        for index, drawn_one in enumerate(residuals_of(headroom, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else is_finite(g.view) for g in buffers)
     return Operands(
-        problem, filling, seed, device, a, b, bias, residuals, found.get("scale_b"),
-        drawn.quantum, chosen.zero_mean and not frame.twin and not exact, finite, tuple(buffers),
+        problem, distribution, seed, device, a, b, bias, residuals, found.get("scale_b"),
+        drawn.quantum, chosen.zero_mean and not headroom.b_is_a and not exact, finite, tuple(buffers),
         found.get("scale_a"), offs, lookups, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
-        found.get("zero_a"), found.get("zero_b"), found.get("affine"), frame.zero,
+        found.get("zero_a"), found.get("zero_b"), found.get("affine"), headroom.zero,
     )  # fmt: skip
 
 
 def _keep_scales(
-    frame: Frame, drawn: Drawn, affine: Array | None, keep: Callable[[str, Array, DType], Tensor]
+    headroom: Headroom, drawn: Drawn, affine: Array | None, keep: Callable[[str, Array, DType], Tensor]
 ) -> dict[str, Tensor]:
     """The scales and zero points that the op takes, as tensors, by the names that :class:`Operands` has for them."""
-    problem, f32 = frame.problem, DTYPES["f32"]
+    problem, f32 = headroom.problem, DTYPES["f32"]
     if affine is not None:
         return {"affine": keep("affine", affine, problem.dtypes.a)}
     if drawn.scale is None:
         return {}
-    if not (frame.int8 or frame.quantised):
+    if not (headroom.int8 or headroom.quantised):
         return {"scale_b": keep("scale", drawn.scale, problem.dtypes.out)}
     dtype = DTYPES["bf16"] if problem.op.name == "da8w8" and problem.dtypes.out.name == "bf16" else f32
     found = {} if drawn.scale_a is None else {"scale_a": keep("scale_a", drawn.scale_a, dtype)}
     found["scale_b"] = keep("scale_b", drawn.scale, dtype)
     if problem.op.name == "qlinear":
-        found["zero_b"] = keep("zero_b", np.zeros(frame.b_shape[1], dtype=np.int32), DTYPES["i32"])
+        found["zero_b"] = keep("zero_b", np.zeros(headroom.b_shape[1], dtype=np.int32), DTYPES["i32"])
         if "scale_a" in found:
-            found["zero_a"] = keep("zero_a", np.asarray(frame.zero, dtype=np.int32), DTYPES["i32"])
+            found["zero_a"] = keep("zero_a", np.asarray(headroom.zero, dtype=np.int32), DTYPES["i32"])
     return found
 
 
-# Fillings whose integers must come through as they are.
+# Distributions whose integers must come through as they are.
 _NEUTRAL: Final = frozenset({"k-cover", "tile-map"})
-# Fillings whose A is what the product multiplies, so that the zero point is added to what is stored; in the others the
-# stored integers take their whole range.
+# Distributions whose A is what the product multiplies, so that the zero point is added to what is stored; in the others
+# the stored integers take their whole range.
 _BEFORE_ZERO: Final = _NEUTRAL | {"int-1", "one-hot"}
 
 
-def _scale_int8(frame: Frame, drawn: Drawn, draw: Draw, filling: str) -> None:
+def _scale_int8(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str) -> None:
     """Scales of A and B that bring an integer product to where its steps and its result tell values apart.
 
-    8 or 40 steps of an 8-bit result, elsewhere the middle of an activation, or 4.  Powers of two where the filling is
-    exact, full significands elsewhere.  A's zero point is added to what is stored.
+    8 or 40 steps of an 8-bit result, elsewhere the middle of an activation, or 4.  Powers of two where the distribution
+    is exact, full significands elsewhere.  A's zero point is added to what is stored.
     """
-    problem, exact = frame.problem, drawn.quantum > 0 and filling not in {"rand", "rand-positive"}
+    problem, exact = headroom.problem, drawn.quantum > 0 and distribution not in {"rand", "rand-positive"}
     requant, static = problem.step("requant"), problem.step("static")
     assert drawn.scale is not None
-    if frame.zero and filling in _BEFORE_ZERO:
-        drawn.a = drawn.a + frame.zero
+    if headroom.zero and distribution in _BEFORE_ZERO:
+        drawn.a = drawn.a + headroom.zero
 
     def scales(name: str, shape: tuple[int, ...]) -> Array:
         stream = draw(name)
         return powers_of_two(stream, shape) if exact else np.abs(stream.binade(shape, False))
 
     if problem.step("rowwise") is not None:
-        rows = frame.a_shape[:2] if problem.shape.batch is not None else frame.a_shape[1:2]
+        rows = headroom.a_shape[:2] if problem.shape.batch is not None else headroom.a_shape[1:2]
         drawn.scale_a = scales("scale-a", (*rows, 1))
     elif static is None:
         drawn.scale_a = scales("scale-both", (1,)).reshape(())
     size = static.numbers[0] if static else 0.5
-    if filling in _NEUTRAL:
+    if distribution in _NEUTRAL:
         unit = 2.0 ** -round(math.log2(size))
         if drawn.scale_a is not None:
             drawn.scale_a, unit = np.full_like(drawn.scale_a, 4.0), 0.25
         drawn.scale = np.full_like(drawn.scale, unit)
         return
-    if filling == "rand":
+    if distribution == "rand":
         drawn.quantum = drawn.spare = 0.0
-    steps = 8.0 if filling == "int-1" else 40.0  # of small integers so few that many values lie half way between two
-    target = steps * requant.numbers[0] if requant else frame.target or 4.0
+    steps = (
+        8.0 if distribution == "int-1" else 40.0
+    )  # of small integers so few that many values lie half way between two
+    target = steps * requant.numbers[0] if requant else headroom.target or 4.0
     e = round(math.log2(target / (drawn.level * size)))
     drawn.scale = scaled_lines(drawn.scale, e)
     drawn.level, drawn.quantum = drawn.level * size * 2.0**e, drawn.quantum * 2.0 ** (e + math.floor(math.log2(size)))
@@ -348,18 +350,18 @@ def _scale_int8(frame: Frame, drawn: Drawn, draw: Draw, filling: str) -> None:
         drawn.quantum *= 0.25  # the smallest of its powers is 1/8
 
 
-def _affine(frame: Frame, drawn: Drawn, draw: Draw, filling: str) -> Array:
+def _affine(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str) -> Array:
     """Scales and zeros of the groups of a 4-bit weight, (K / group, N, 2), and codes of 0 to 15 in place of B's values.
 
-    Exact fillings whose digits mean something keep a scale of 1.  The others have powers of two and zeros of up to 8
-    scales, other ones from group to group and from column to column.
+    Exact distributions whose digits mean something keep a scale of 1.  The others have powers of two and zeros of up to
+    8 scales, other ones from group to group and from column to column.
     """
-    problem, n = frame.problem, frame.b_shape[1]
-    shape = (frame.k // problem.group_size, n)
+    problem, n = headroom.problem, headroom.b_shape[1]
+    shape = (headroom.k // problem.group_size, n)
     exact = drawn.quantum > 0
     assert drawn.b is not None
     drawn.b = drawn.b + 8
-    if filling in _NEUTRAL | {"int-1"}:
+    if distribution in _NEUTRAL | {"int-1"}:
         scale, zero = np.ones(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     elif exact:
         scale = draw("affine").look_up(shape, np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
@@ -367,7 +369,7 @@ def _affine(frame: Frame, drawn: Drawn, draw: Draw, filling: str) -> Array:
     else:
         scale = np.abs(draw("affine").binade(shape, False))
         zero = scale * draw("affine-zero").uniform(shape, False) * np.float32(4.0)
-        zero = np.abs(zero) if drawn.positive else np.zeros_like(zero) if filling == "specials" else zero
+        zero = np.abs(zero) if drawn.positive else np.zeros_like(zero) if distribution == "specials" else zero
     found: Array = np.stack([scale, zero], axis=-1)
     return found
 
@@ -377,7 +379,7 @@ def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
     facts: dict[str, Any] = {"quantum": 0.0, "grain": 0.0, "units": (0.0, 0.0), "reach": math.inf, "zero_mean": False}
     finite = given.finite and is_finite(a)
     return dataclasses.replace(
-        given, problem=problem, filling="rand", a=a, residuals=(), buffers=(), finite=finite, **facts
+        given, problem=problem, distribution="rand", a=a, residuals=(), buffers=(), finite=finite, **facts
     )
 
 
@@ -423,14 +425,14 @@ def group_ends(problem: Problem, stream: Stream) -> Array:
     return np.array([*ends, rows][:groups], dtype=np.int32)
 
 
-def _face_relu(frame: Frame, drawn: Drawn) -> None:
+def _face_relu(headroom: Headroom, drawn: Drawn) -> None:
     """Turn A's sign if a relu would silence most of a result, which then could show no error.
 
     That is a result of few elements, or one of a single sign.  A's, as B may be a constant that other M share.
     """
-    problem = frame.problem
+    problem = headroom.problem
     relu = next((index for index, step in enumerate(problem.epilogue) if step.name == "relu"), None)
-    if relu is None or not frame.a.is_float or drawn.b is None:
+    if relu is None or not headroom.a.is_float or drawn.b is None:
         return
     factors = [problem.alpha, *(s.numbers[0] for s in problem.epilogue[:relu] if s.name == "scale")]
     sign = math.prod(math.copysign(1.0, factor) for factor in factors)

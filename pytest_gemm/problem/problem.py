@@ -60,7 +60,7 @@ class Problem:
 
     ``str(problem)`` is its canonical line and ``Problem.parse(str(problem)) == problem``.  Fields may be given in any
     order and spelling that the grammar takes; they are canonical afterwards.  A problem says nothing about values
-    (filling, seed) or about who computes it (backend).
+    (distribution, seed) or about who computes it (backend).
 
     Raises:
         ProblemError: when the parts contradict each other, or one of them has no effect.
@@ -97,7 +97,7 @@ class Problem:
 
     def _canonical_flags(self) -> tuple[str, ...]:
         """The flags in the order of the table, without the one that says of B what the op implies."""
-        implied = "const-b" if self.op.constant_b and not self.is_twin else "var-b"
+        implied = "const-b" if self.op.constant_b and not self.b_is_a else "var-b"
         return tuple(flag for flag in ALL_FLAGS if flag in self.flags and flag != implied)
 
     @functools.cached_property
@@ -217,7 +217,7 @@ class Problem:
         return self.dtypes.a if self.autocast else self.value_dtype
 
     @property
-    def is_twin(self) -> bool:
+    def b_is_a(self) -> bool:
         """Whether B is A, as it is or transposed: one storage for both."""
         return self.has("self") or self.has("square")
 
@@ -317,7 +317,7 @@ class Problem:
         """Whether B is a constant of the compiled program (a weight) rather than an argument."""
         if self.has("const-b"):
             return True
-        return self.op.constant_b and not (self.has("var-b") or self.is_twin)
+        return self.op.constant_b and not (self.has("var-b") or self.b_is_a)
 
     @property
     def frozen(self) -> bool:

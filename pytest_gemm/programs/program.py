@@ -59,7 +59,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         return x.unflatten(0, (2, -1)) if problem.is_deep else x
 
     found: dict[str, torch.Tensor] = {"a": deep(operands.a)}
-    if not problem.is_twin:
+    if not problem.b_is_a:
         found["b"] = operands.b.mT if problem.op.name in WEIGHT_OPS else operands.b
     if operands.scale_a is not None:
         found["scale_a"] = operands.scale_a
@@ -309,7 +309,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
         if problem.has("concat"):
             return _thirds(problem, t, torch.mm)
         own = a if op in WEIGHT_OPS or problem.has("square") else a.mT
-        b = own if problem.is_twin else t["b"]
+        b = own if problem.b_is_a else t["b"]
         if op == "addmm":
             return torch.addmm(t["bias"], a, b, beta=beta, alpha=alpha)
         if op == "baddbmm":

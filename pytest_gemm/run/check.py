@@ -62,7 +62,7 @@ class GemmCheck:
         self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
 
     def __call__(self, case: Case) -> list[Outcome]:
-        """Judge ``case`` with all its fillings.
+        """Judge ``case`` with all its distributions.
 
         Returns:
             The outcomes, when all passed.
@@ -110,8 +110,11 @@ class GemmCheck:
             outcomes = self._guarded.judge(case)
             # The other process keeps what it saw; the operands can be made again.
             failed = [o for o in outcomes if o.status.is_failure]
-            made = {o.filling: tensors.make(case.problem, o.filling or case.fillings[0], case.seed) for o in failed}
-            self._judge.evidence[:] = [(o, Evidence(made[o.filling])) for o in failed]
+            made = {
+                o.distribution: tensors.make(case.problem, o.distribution or case.distributions[0], case.seed)
+                for o in failed
+            }
+            self._judge.evidence[:] = [(o, Evidence(made[o.distribution])) for o in failed]
             self._diary.close_call()
         elif not earlier.complete:
             for outcome in judging(earlier.choices):
@@ -132,7 +135,7 @@ class GemmCheck:
         return outcomes
 
     def user_caches(self, case: Case) -> Backend:
-        """A twin of the case's backend that compiles as a user's process does, with every cache on.
+        """A variant of the case's backend that compiles as a user's process does, with every cache on.
 
         Each call starts with empty caches.  Ends the test as *unsupported* for a backend that keeps none.
         """
@@ -167,7 +170,9 @@ class GemmCheck:
         else:
             return
         line = case.problem.line
-        crash = Outcome(case.backend.name, line, case.fillings[0], case.seed, Status.CRASHED, reason, details=details)
+        crash = Outcome(
+            case.backend.name, line, case.distributions[0], case.seed, Status.CRASHED, reason, details=details
+        )
         self.finish(case, [crash])
 
     def run_before(self, case: Case, problems: Iterable[Problem]) -> None:
@@ -215,8 +220,8 @@ class GemmCheck:
                 pytest.skip(f"unsupported: {outcome.reason}")
             if outcome.status is Status.NOT_RUN:
                 pytest.skip(f"not run: {outcome.reason}")
-            if outcome.status is Status.DROPPED:
-                pytest.skip(f"dropped: {outcome.choice}: {outcome.reason}")
+            if outcome.status is Status.PRUNED:
+                pytest.skip(f"pruned: {outcome.choice}: {outcome.reason}")
 
     def _save(self, case: Case, outcomes: list[Outcome]) -> None:
         """What was asked for on disk of those that failed, known failures included."""
@@ -230,9 +235,9 @@ class GemmCheck:
     def _save_withheld(self, case: Case, held: Outcome) -> None:
         """The script of a case that the ledger forbids to run; its operands are made for it."""
         folders = self._config.artifacts, self._config.defects
-        if folders == (None, None) or not case.fillings:
+        if folders == (None, None) or not case.distributions:
             return
-        evidence = Evidence(tensors.make(case.problem, case.fillings[0], case.seed, case.device))
+        evidence = Evidence(tensors.make(case.problem, case.distributions[0], case.seed, case.device))
         self._write([(held, evidence)], case)
 
     def _write(self, failed: Sequence[tuple[Outcome, Evidence]], case: Case) -> None:
@@ -263,4 +268,4 @@ def _foreign(case: Case) -> Iterator[None]:
 
 def _key(outcome: Outcome) -> tuple[object, ...]:
     """What tells the outcomes of a case apart."""
-    return outcome.choice, outcome.filling, outcome.seed, outcome.reason
+    return outcome.choice, outcome.distribution, outcome.seed, outcome.reason

@@ -24,7 +24,7 @@ from pytest_gemm.text import described
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
-    from pytest_gemm.operands.guard_pages import Fence
+    from pytest_gemm.operands.guard_pages import GuardPages
 
 
 # What the processor says to a program that touches a page that is not its own.
@@ -46,7 +46,7 @@ class GuardedJudge:
 
     def judge(self, case: Case) -> list[Outcome]:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""
-        from pytest_gemm.operands.guard_pages import SIDES, Fence
+        from pytest_gemm.operands.guard_pages import SIDES, GuardPages
 
         backend = self._sent(case.backend)
         refusal = backend if isinstance(backend, Reason) else self._refusal(case)
@@ -54,9 +54,9 @@ class GuardedJudge:
             return [self._outcome(case, Status.UNSUPPORTED, refusal)]
         found: list[Outcome] = []
         for side in SIDES:
-            outcomes = self._ask(case, Fence(side))
+            outcomes = self._ask(case, GuardPages(side))
             if isinstance(outcomes, Death):
-                outcomes = [self._blamed(case, Fence(side), outcomes)]
+                outcomes = [self._blamed(case, GuardPages(side), outcomes)]
             found += [dataclasses.replace(o, guard=side) for o in outcomes]
             if all(o.status is Status.UNSUPPORTED for o in outcomes):
                 return found[:1]
@@ -78,47 +78,49 @@ class GuardedJudge:
         """Why a case cannot be judged this way."""
         if case.device != "cpu":
             return Reason("guard-device", "guard pages are the CPU's", "on CUDA see --gemm-sanitizer")
-        if not case.fillings:
+        if not case.distributions:
             return Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
         return None
 
     def _sent(self, backend: Backend) -> str | Reason:
-        """What the other process, which has the registered backends, is told of one; a twin is sent as it is."""
+        """What the other process, which has the registered backends, is told of one; a variant is sent as it is."""
         if backend.name in self._config.registry.names() and self._config.registry[backend.name] is backend:
             return ""
         try:
             return base64.b64encode(pickle.dumps(backend)).decode()
         except Exception as error:  # pickle raises whatever an object's own methods do
-            text = f"this twin of {backend.name} cannot be sent to the process in which it may die: {described(error)}"
+            text = (
+                f"this variant of {backend.name} cannot be sent to the process in which it may die: {described(error)}"
+            )
             return Reason("guard-process", text)
 
-    def _ask(self, case: Case, fence: Fence) -> list[Outcome] | Death:
+    def _ask(self, case: Case, pages: GuardPages) -> list[Outcome] | Death:
         """The outcomes of the other process, or how it ended."""
         # A problem is a line of text: its op has functions that no other process could be given.
         own = {"backend": case.backend.name, "problem": case.problem.line}
         fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)} | own
-        names = None if fence.only is None else sorted(fence.only)
-        request = {"case": fields, "twin": self._sent(case.backend), "side": fence.side, "names": names}
+        names = None if pages.only is None else sorted(pages.only)
+        request = {"case": fields, "variant": self._sent(case.backend), "side": pages.side, "names": names}
         outcomes, end = self._keeper.ask(request)
         return outcomes if end is None else end
 
-    def _blamed(self, case: Case, fence: Fence, end: Death) -> Outcome:
+    def _blamed(self, case: Case, pages: GuardPages, end: Death) -> Outcome:
         """The outcome of a case that has killed its process, with the operands that alone are enough for it."""
         from pytest_gemm.operands import tensors
-        from pytest_gemm.operands.guard_pages import ALLOCATED, Fence
+        from pytest_gemm.operands.guard_pages import ALLOCATED, GuardPages
 
         name, line = case.backend.name, case.problem.line
         words = end.words or Words(activity=Activity(name, line, "the case", seed=case.seed, **case.axes))
         outcome = death(words, end.status)
         if end.status not in _FAULTS or words.ended:
             return outcome
-        given = tensors.make(case.problem, outcome.filling or case.fillings[0], case.seed, case.device)
-        case = dataclasses.replace(case, fillings=(outcome.filling or case.fillings[0],))
-        if isinstance(self._ask(case, Fence(fence.side, frozenset())), Death):
+        given = tensors.make(case.problem, outcome.distribution or case.distributions[0], case.seed, case.device)
+        case = dataclasses.replace(case, distributions=(outcome.distribution or case.distributions[0],))
+        if isinstance(self._ask(case, GuardPages(pages.side, frozenset())), Death):
             return outcome  # it needs no page for that
         names = [*(buffer.name for buffer in given.buffers), *ALLOCATED]
-        guilty = [n for n in names if isinstance(self._ask(case, Fence(fence.side, frozenset({n}))), Death)]
-        where = "past the end of" if fence.side == "end" else "before the beginning of"
+        guilty = [n for n in names if isinstance(self._ask(case, GuardPages(pages.side, frozenset({n}))), Death)]
+        where = "past the end of" if pages.side == "end" else "before the beginning of"
         what = " and of ".join(guilty) or "an operand (none of them alone, when it was tried again)"
         kernel = ", ".join(outcome.kernels) or case.backend.name
         text = f"{kernel} touches memory {where} {what}: {_signal(end.status)} at a guard page"
@@ -129,22 +131,26 @@ def _signal(status: int | None) -> str:
     return signal.Signals(-status).name if status is not None and status < 0 else "it died"
 
 
-_TWINS: dict[str, Backend] = {}
+_VARIANTS: dict[str, Backend] = {}
 
 
 def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     """What the other process does with a case."""
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.operands.guard_pages import Fence
+    from pytest_gemm.operands.guard_pages import GuardPages
 
-    fields, twin = request["case"], request["twin"]
-    if twin and twin not in _TWINS:
-        _TWINS[twin] = pickle.loads(base64.b64decode(twin))
+    fields, variant = request["case"], request["variant"]
+    if variant and variant not in _VARIANTS:
+        _VARIANTS[variant] = pickle.loads(base64.b64decode(variant))
     # The same backend for every case, with what it has compiled.
-    backend = _TWINS[twin] if twin else service.config.registry[fields["backend"]]
-    own = {"backend": backend, "problem": Problem.parse(fields["problem"]), "fillings": tuple(fields["fillings"])}
-    fence = Fence(request["side"], None if request["names"] is None else frozenset(request["names"]))
+    backend = _VARIANTS[variant] if variant else service.config.registry[fields["backend"]]
+    own = {
+        "backend": backend,
+        "problem": Problem.parse(fields["problem"]),
+        "distributions": tuple(fields["distributions"]),
+    }
+    pages = GuardPages(request["side"], None if request["names"] is None else frozenset(request["names"]))
     # Eager is not asked: what kills this process has to be the case's own.
-    judge = Judge(may_run_eager=lambda *_: False, watch=service.watch, fence=fence)
+    judge = Judge(may_run_eager=lambda *_: False, watch=service.watch, pages=pages)
     return judge.judge(Case(**{**fields, **own}))

@@ -23,12 +23,12 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import candidates, from_record, ratio_text, status_of
-from pytest_gemm.run.terminal import by_problem, dropped_by_cause
+from pytest_gemm.run.terminal import by_problem, pruned_by_cause
 from pytest_gemm.storage import commands
 from pytest_gemm.storage.datafile import mismatch
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.
-_DISTRIBUTIONS = (*software.DISTRIBUTIONS, "pytest", "pytest-xdist")
+_DISTRIBUTIONS = (*software.PACKAGES, "pytest", "pytest-xdist")
 
 
 def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _facts(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def page(records: Sequence[Record], title: str) -> str:
-    """Markdown: versions, counts, distance from the bounds, what was dropped, refused and wrong."""
+    """Markdown: versions, counts, distance from the bounds, what was pruned, refused and wrong."""
     outcomes = [o for record in records for o in record.outcomes]
     parts = [
         [f"# {title}", ""],
@@ -146,7 +146,7 @@ def page(records: Sequence[Record], title: str) -> str:
         _counts(outcomes),
         _distances(outcomes),
         _epilogues(outcomes),
-        _dropped(outcomes),
+        _pruned(outcomes),
         _failures(outcomes),
         _refused(outcomes),
     ]
@@ -256,13 +256,13 @@ def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
     return ["## Epilogues", "", note, "", *_table(head, rows)] if rows else []
 
 
-def _dropped(outcomes: Sequence[Outcome]) -> list[str]:
+def _pruned(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [
         [backend, code, len(group), group[0].choice, group[0].problem, group[0].reason.text if group[0].reason else ""]
-        for (backend, code), group in sorted(dropped_by_cause(outcomes).items())
+        for (backend, code), group in sorted(pruned_by_cause(outcomes).items())
     ]
     head = ["backend", "cause", "count", "first", "in", "says"]
-    return ["## Dropped candidates", "", *_table(head, rows)] if rows else []
+    return ["## Pruned candidates", "", *_table(head, rows)] if rows else []
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:
@@ -281,7 +281,7 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
             status,
             code,
             len({o.problem for o in group}),
-            f"`{group[0].problem}` {group[0].filling}".strip(),
+            f"`{group[0].problem}` {group[0].distribution}".strip(),
         ]
         for (backend, entry, status, code), group in sorted(groups.items())
     ]

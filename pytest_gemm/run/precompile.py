@@ -67,7 +67,7 @@ class Harvest:
         needs: keys of the kernels of each problem, by its line, in the order of the problems.
         cached: keys that were in the store before.
         counts: hits are those of ``cached``.
-        refused: what the compiler said against a kernel, by key; its candidate is dropped.
+        refused: what the compiler said against a kernel, by key; its candidate is pruned.
         undone: why the compiler could not do its work, by key.
         unknown: why the kernels of a problem are not known, by its line; its test will say more.
         unasked: why a problem could not be asked about, by its line: the process that was to ask died, for instance.

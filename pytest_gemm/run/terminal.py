@@ -17,16 +17,16 @@ def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int
 
 # -- the summary -----------------------------------------------------------------------------------
 
-# The worst of several fillings is the status of a problem; earlier in this list is worse.
+# The worst of several distributions is the status of a problem; earlier in this list is worse.
 SEVERITY = (
     Status.CRASHED,
     Status.TIMED_OUT,
     Status.INCORRECT,
-    Status.FELL_BACK,
+    Status.FALLBACK,
     Status.MISTRUSTED,
     Status.KNOWN_FAILURE,
     Status.PASSED,
-    Status.DROPPED,
+    Status.PRUNED,
     Status.UNSUPPORTED,
     Status.NOT_RUN,
 )
@@ -36,14 +36,14 @@ _COLUMNS = (
     Status.INCORRECT,
     Status.CRASHED,
     Status.TIMED_OUT,
-    Status.FELL_BACK,
+    Status.FALLBACK,
     Status.MISTRUSTED,
     Status.KNOWN_FAILURE,
-    Status.DROPPED,
+    Status.PRUNED,
     Status.UNSUPPORTED,
     Status.NOT_RUN,
 )
-_ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FELL_BACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
+_ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FALLBACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -78,7 +78,7 @@ def summary(
         lines += _status_table(outcomes)
         lines += _worst_lines(outcomes)
         lines += _choice_lines(outcomes)
-        lines += _dropped_lines(outcomes)
+        lines += _pruned_lines(outcomes)
         lines += _unsupported_lines(outcomes)
         lines += _not_run_lines(outcomes)
         lines += _known_lines(outcomes)
@@ -136,7 +136,7 @@ def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
             if known is None or outcome.ratio > (known.ratio or 0.0):
                 worst[outcome.who] = outcome
     return [
-        f"{backend}: nearest to its bound {ratio_text(o.ratio)} ({o.tier}) in {o.problem}, filling {o.filling}"
+        f"{backend}: nearest to its bound {ratio_text(o.ratio)} ({o.tier}) in {o.problem} with {o.distribution}"
         for backend, o in worst.items()
     ]
 
@@ -158,27 +158,27 @@ def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def dropped_by_cause(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes of dropped candidates by (backend, code of the reason)."""
+def pruned_by_cause(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Outcomes of pruned candidates by (backend, code of the reason)."""
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.status is Status.DROPPED and outcome.reason:
+        if outcome.status is Status.PRUNED and outcome.reason:
             found[outcome.backend, outcome.reason.code].append(outcome)
     return found
 
 
-# Names of dropped candidates that a line gives.
+# Names of pruned candidates that a line gives.
 _DROPPED_SHOWN = 3
 
 
-def _dropped_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Candidates that were dropped, by cause."""
+def _pruned_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Candidates that were pruned, by cause."""
     lines = []
-    for (backend, code), group in dropped_by_cause(outcomes).items():
+    for (backend, code), group in pruned_by_cause(outcomes).items():
         names = list(dict.fromkeys(o.choice for o in group))
         shown = ", ".join(names[:_DROPPED_SHOWN]) + (", ..." if len(names) > _DROPPED_SHOWN else "")
         text = group[0].reason.text if group[0].reason else ""
-        lines.append(f"{backend} dropped {len(group)} ({len(names)} different) for {code}: {shown}: {text}")
+        lines.append(f"{backend} pruned {len(group)} ({len(names)} different) for {code}: {shown}: {text}")
     return lines
 
 
@@ -203,10 +203,10 @@ def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def is_judged(outcome: Outcome) -> bool:
-    """Whether a case was run and its result judged; not what was refused, dropped, left out or withheld."""
+    """Whether a case was run and its result judged; not what was refused, pruned, left out or withheld."""
     if outcome.status is Status.KNOWN_FAILURE:
         return outcome.reason is None or outcome.reason.code != WITHHELD
-    return outcome.status not in {Status.UNSUPPORTED, Status.DROPPED, Status.NOT_RUN}
+    return outcome.status not in {Status.UNSUPPORTED, Status.PRUNED, Status.NOT_RUN}
 
 
 def why_unjudged(outcomes: Sequence[Outcome]) -> str:

@@ -114,7 +114,7 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
     """A sample as the outcome of a case, for the ledger, the run record and JUnit."""
     case = sample.case
     outcome = Outcome(
-        case.backend, case.problem, sample.filling, seed, sample.status, sample.reason, choice=case.choice
+        case.backend, case.problem, sample.distribution, seed, sample.status, sample.reason, choice=case.choice
     )
     return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.picked)
 

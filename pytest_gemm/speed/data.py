@@ -92,7 +92,7 @@ class Sample:
         rivals: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
         phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
-        filling: of the operands that were timed, "" where it did not come to that.
+        distribution: of the operands that were timed, "" where it did not come to that.
     """
 
     case: CaseKey
@@ -113,7 +113,7 @@ class Sample:
     rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     telemetry: Mapping[str, float] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    filling: str = ""
+    distribution: str = ""
 
     @property
     def is_timed(self) -> bool:

@@ -65,7 +65,7 @@ def work(problem: Problem) -> Work:
     rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
     a_rows = shape.m if problem.has("bcast-a") or problem.op.name == "linears" else rows
     bits = a_rows * shape.k * problem.dtypes.a.bits
-    if not problem.is_twin:
+    if not problem.b_is_a:
         # One weight serves a whole batch of linear.
         b_count = 1 if problem.has("bcast-b") or problem.op.batch == "optional" else batch
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
@@ -124,7 +124,7 @@ def dtype_name(problem: Problem) -> str:
 # -- against the ceilings ----------------------------------------------------------------------------------------
 
 # A rate may lie this far above a measured ceiling: that is the best of a second's calls in one process, and the rate is
-# that of the luckiest visit of many.  On eight cores of a shared Xeon honest kernels came to 1.21 times the ceiling.
+# that of the luckiest visit of many.  On eight cores of a shared Xeon correct kernels came to 1.21 times the ceiling.
 MARGIN: Final = 1.3
 
 # Types that the hardware treats as another one of which there may be a measurement.

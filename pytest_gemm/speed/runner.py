@@ -327,7 +327,7 @@ class Runner:
         for sample in samples:
             # A candidate that was dropped, or that the ledger forbids to run, is none of the others' faults.
             withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.choice)
-            if sample.status not in {Status.PASSED, Status.DROPPED} and not withheld:
+            if sample.status not in {Status.PASSED, Status.PRUNED} and not withheld:
                 self.failed.setdefault((sample.case.backend, sample.case.problem), sample)
 
     def start(self, arm: Arm, request: Request, folder: Path) -> subprocess.Popen[bytes]:

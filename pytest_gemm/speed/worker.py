@@ -26,7 +26,7 @@ from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Time
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Dropped, Outcome, Reason, Status, Unsupported
+from pytest_gemm.outcome import Activity, Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
@@ -109,7 +109,7 @@ class _Work:
         last: what the last timed call returned.
         outcome: of the judgement.
         windows: what was measured so far.
-        filling: how many calls fill a visit, known from the first window on.
+        calls: how many calls fill a visit, known from the first window on.
         phases: seconds that it took so far.
     """
 
@@ -122,7 +122,7 @@ class _Work:
     last: Any = None
     outcome: Outcome | None = None
     windows: list[plan_module.Readings] = dataclasses.field(default_factory=list)
-    filling: dict[str, int] = dataclasses.field(default_factory=dict)
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -188,7 +188,7 @@ class Meter:
             case: what to time.
             test: name of the test function that asks.
         """
-        from pytest_gemm.operands.distributions import fillings_for
+        from pytest_gemm.operands.distributions import distributions_for
 
         self._begin(case)
         self._test = test
@@ -196,11 +196,13 @@ class Meter:
             self._write(sample_line(_sample(case, held, {})))
             self._end()
             return
-        fillings = fillings_for(case.problem)
+        distributions = distributions_for(case.problem)
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
-        filling = ("rand",) if "rand" in fillings else fillings[:1]
+        distribution = ("rand",) if "rand" in distributions else distributions[:1]
         pinned = self.request.pinned_of(case.backend.name, case.problem.line)
-        judged = dataclasses.replace(case, fillings=filling, choices=pinned[0] if pinned else case.choices or "winner")
+        judged = dataclasses.replace(
+            case, distributions=distribution, choices=pinned[0] if pinned else case.choices or "winner"
+        )
         spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
         if spared and isinstance(case.backend, Sparing):
             judged = dataclasses.replace(judged, backend=case.backend.sparing(spared))
@@ -213,10 +215,10 @@ class Meter:
 
         for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
             compiled += outcome.seconds.compile
-            if outcome.status is Status.DROPPED and outcome.choice != "" and judged.choices in {"winner", "one"}:
+            if outcome.status is Status.PRUNED and outcome.choice != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
             if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has picked it here
-                lost = outcome.status is Status.DROPPED
+                lost = outcome.status is Status.PRUNED
                 outcome = dataclasses.replace(  # noqa: PLW2901  # the same outcome under the case's own name
                     outcome, choice="", status=Status.CRASHED if lost else outcome.status
                 )
@@ -350,7 +352,7 @@ class Meter:
             return
         case, started = work.case, time.perf_counter()
         activity = Activity(
-            case.backend.name, case.problem.line, "time", case.fillings[0], case.seed, device=case.device
+            case.backend.name, case.problem.line, "time", case.distributions[0], case.seed, device=case.device
         )
         try:
             with self._watch(activity), contextlib.ExitStack() as stack:
@@ -360,7 +362,7 @@ class Meter:
                 rivals = {name: self._calls(stack, one, work) for name, one in work.rivals.items()}
                 # The order of visits is drawn anew in each window.
                 plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-                readings = blocks.measure(subject, beside, rivals, timer=self._timer, plan=plan, filling=work.filling)
+                readings = blocks.measure(subject, beside, rivals, timer=self._timer, plan=plan, calls=work.calls)
                 if case.device == "cuda":
                     readings = self._cross_checked(_with_latency(readings, subject, beside), subject)
                 work.last = subject[0]()
@@ -391,7 +393,7 @@ class Meter:
             picked=outcome.chosen,
             kernels=outcome.kernels,
             phases=work.phases,
-            filling=outcome.filling,
+            distribution=outcome.distribution,
         )
         excess = self._excess(work.case, sample)
         if excess is not None:
@@ -450,7 +452,7 @@ class Meter:
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
         for name in ranked[:count] or picked(names, str(count)):
-            with contextlib.suppress(Dropped, Unsupported):
+            with contextlib.suppress(Pruned, Unsupported):
                 found[name] = backend.prepare_choice(case.problem, given, name)
         return found
 
@@ -462,7 +464,7 @@ class Meter:
             mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
             moved = bool(mine) and earlier not in mine and self._withheld(case, earlier) is None
             if moved and (earlier in ranked or earlier in backend.choices(case.problem, given)):
-                with contextlib.suppress(Dropped, Unsupported):
+                with contextlib.suppress(Pruned, Unsupported):
                     found[earlier] = backend.prepare_choice(case.problem, given, earlier)
         return found
 
@@ -489,7 +491,7 @@ def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample
         picked=outcome.chosen,
         kernels=outcome.kernels,
         phases=phases,
-        filling=outcome.filling,
+        distribution=outcome.distribution,
     )
 
 

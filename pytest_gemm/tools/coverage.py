@@ -151,7 +151,7 @@ def _kind(outcome: Outcome) -> str:
     """
     if outcome.status is Status.PASSED:
         return "passed"
-    if outcome.status is Status.FELL_BACK:
+    if outcome.status is Status.FALLBACK:
         return ""
     if outcome.status is Status.KNOWN_FAILURE:  # one that can end the process is not run
         return "" if outcome.reason is not None and outcome.reason.code == "can-crash" else "known"

@@ -21,7 +21,7 @@ import numpy as np
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Dropped, Unsupported
+from pytest_gemm.outcome import Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.tools.probes import PROBES, Array, Bench, Column, Print, Rows, all_alike, columns_for, halves, kind
 from pytest_gemm.tools.sum_order import Order, Width, order_of, width_of
@@ -668,7 +668,7 @@ def _bench(backend: Backend, problem: Problem, device: str) -> Bench:
     """The problem, compiled and run once.
 
     Raises:
-        Unsupported, Dropped: when the backend does not compute it.
+        Unsupported, Pruned: when the backend does not compute it.
     """
     if (refusal := backend.supports(problem)) is not None:
         raise refusal
@@ -686,7 +686,7 @@ def examine(backend: Backend, column: Column, device: str) -> Print:
     found = Print(column.name, problem.line)
     try:
         bench = _bench(backend, problem, device)
-    except (Unsupported, Dropped) as refusal:
+    except (Unsupported, Pruned) as refusal:
         found.refusal = refusal.reason.text
         return found
     proof = bench.prepared.proof()
@@ -709,7 +709,7 @@ def examine(backend: Backend, column: Column, device: str) -> Print:
     ):
         try:
             other = _bench(backend, wanted, device)
-        except (Unsupported, Dropped):
+        except (Unsupported, Pruned):
             continue
         ask(other)
         benches.append(other)

@@ -240,14 +240,14 @@ def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
     import warnings
 
     from pytest_gemm.operands import tensors
-    from pytest_gemm.operands.distributions import fillings_for
+    from pytest_gemm.operands.distributions import distributions_for
     from pytest_gemm.outcome import Unsupported
 
-    fillings = fillings_for(problem)
-    if not fillings:
+    distributions = distributions_for(problem)
+    if not distributions:
         return None
     try:
-        given = tensors.make(problem, fillings[0], 0, "cpu")
+        given = tensors.make(problem, distributions[0], 0, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's own are no news here
             found, refused = backend.picks(problem, given)

@@ -603,7 +603,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
     assert [found.kernels[key].source.configuration.rpartition("_epi")[0][-11:] for key in found.refused] == [
         "cooperative"
     ]
-    assert found.complete, "a dropped candidate is no failure of the farm"
+    assert found.complete, "a pruned candidate is no failure of the farm"
     assert found.counts.compiled == 1, "the candidate that takes its place"
     text = "\n".join(precompile.table(found))
     assert "refused by nvcc: " in text

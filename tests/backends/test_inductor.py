@@ -101,7 +101,7 @@ def test_products_are_recorded_and_read() -> None:
     assert products_in_source(source) == ("extern_kernels.mm", "torch.ops.mkl._mkl_linear.default")
 
 
-# -- one artifact for all fillings ---------------------------------------------------------------------
+# -- one artifact for all distributions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_rebinding_and_compiling_give_the_same_bits() -> None:
 
 
 def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were the recorded packing not the one that made the constant, every filling would be compiled."""
+    """Were the recorded packing not the one that made the constant, every distribution would be compiled."""
     monkeypatch.setattr(bindings, "_replay", lambda packing, view, tensor: packing.replay(view(tensor)) * 1.5)
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     backend = CppBackend(threads=1)
@@ -151,7 +151,7 @@ def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -
     assert backend.recompiles == 2
 
 
-def test_a_small_bias_is_text_and_compiled_for_each_filling() -> None:
+def test_a_small_bias_is_text_and_compiled_for_each_distribution() -> None:
     problem = Problem.parse("linear:f32:nt:20x7x40:bias")
     backend = CppBackend(threads=1)
     first, second = (operands.make(problem, "rand", seed) for seed in (1, 2))

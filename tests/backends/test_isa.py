@@ -138,10 +138,10 @@ def test_what_all_left_out_is_said_in_the_summary() -> None:
     assert note.endswith("does not execute: amx, amx_fp16")
 
 
-# -- a twin is a case of its own -----------------------------------------------------------------------------------
+# -- a variant is a case of its own -----------------------------------------------------------------------------------
 
 
-def test_only_what_generates_code_for_the_cpu_has_twins() -> None:
+def test_only_what_generates_code_for_the_cpu_has_variants() -> None:
     mine = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
     asked: Any = SimpleNamespace(isas=("avx2", ""), device_of=lambda _: "cpu")
     assert selection._levels(CppBackend(), asked) == ("avx2", "")
@@ -296,7 +296,7 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
 
 @needs_vectors
 @pytest.mark.usefixtures("shared_caches")
-def test_at_the_cpu_s_own_level_a_twin_is_judged_and_proved() -> None:
+def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
     backend, best = CppBackend(threads=1), HERE[-1]
     assert backend.at_isa(best) is backend.at_isa(best) is not backend
     outcomes = list(Judge().judge(Case(backend, MM, ("int-2", "rand"), 0, "cpu", isa=best)))
@@ -308,14 +308,14 @@ def test_at_the_cpu_s_own_level_a_twin_is_judged_and_proved() -> None:
 
 @needs_vectors
 @pytest.mark.usefixtures("shared_caches")
-def test_a_twin_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "avx512" if HERE[-1] == "avx2" else "avx2"
     monkeypatch.setattr(isa_module, "isas", lambda _: isa_module.ISAS)
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda _: "")
     monkeypatch.setattr(cpu_isa, "generating_for", lambda *_, **__: contextlib.nullcontext())
     case = Case(CppBackend(threads=1), MM, ("rand",), 0, "cpu", isa=asked)
     (outcome,) = Judge().judge(case)
-    assert outcome.status is Status.FELL_BACK
+    assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
     assert outcome.reason.text == f"asked for {asked}, the code was compiled for {HERE[-1]}"
 

@@ -407,7 +407,7 @@ def outcomes() -> list[Outcome]:
         ),
         judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=f"{VEC},grouped"),
         judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},grouped,cache=2.2.8"),
-        judged(flat, Status.FELL_BACK, product()),
+        judged(flat, Status.FALLBACK, product()),
         judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
         judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), choice=VEC),
         Outcome("aten", flat, "rand", 0, Status.PASSED),

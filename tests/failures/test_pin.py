@@ -34,14 +34,14 @@ WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
 RIGHT = "def mine(a, b):\n    return a @ b\n"
 
 
-def judged(tmp_path: Path, problem: Problem, filling: str, text: str = WRONG) -> tuple[Judge, Case, Path]:
+def judged(tmp_path: Path, problem: Problem, distribution: str, text: str = WRONG) -> tuple[Judge, Case, Path]:
     """A judge that has judged a function of a file, by default one which is wrong from row 4 on."""
     path = tmp_path / "mine.py"
     path.write_text(text)
     space: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), space)
     backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, None, True)
-    judge, case = Judge(), Case(backend, problem, (filling,), 0, "cpu")
+    judge, case = Judge(), Case(backend, problem, (distribution,), 0, "cpu")
     assert [o.status for o in judge.judge(case)] == [Status.INCORRECT]
     return judge, case, path
 
@@ -58,11 +58,11 @@ def run(script: Path) -> int:
     return ended.value.code
 
 
-@pytest.mark.parametrize(("filling", "alone"), [("rand", True), ("specials", False)])
+@pytest.mark.parametrize(("distribution", "alone"), [("rand", True), ("specials", False)])
 def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
-    tmp_path: Path, filling: str, alone: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, distribution: str, alone: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judge, case, source = judged(tmp_path, MM, filling)
+    judge, case, source = judged(tmp_path, MM, distribution)
     if not alone:  # no kernel to ask: the failing operands are saved
         judge.evidence[:] = [(o, dataclasses.replace(e, prepared=None)) for o, e in judge.evidence]
     artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
@@ -98,7 +98,7 @@ def failed(line: str, status: Status, code: str, **more: Any) -> Outcome:
     ("line", "outcome", "warm", "mode", "has"),
     [
         ("mm:f32:nn:0x16x16", (Status.CRASHED, "prepare-InductorError"), "", "", "== 'InductorError'"),
-        ("addmm:f32:nn:16x8x16:bias", (Status.FELL_BACK, "foreign-kernel"), "", "", "run_and_get_code"),
+        ("addmm:f32:nn:16x8x16:bias", (Status.FALLBACK, "foreign-kernel"), "", "", "run_and_get_code"),
         ("woq_int8:bf16-i8-bf16:nt:4x16x33", (Status.CRASHED, "process-died"), "", "", "mprotect"),
         (
             "linear:bf16:nt:17x65x127:bias+gelu_tanh+add",

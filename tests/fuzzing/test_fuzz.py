@@ -28,7 +28,7 @@ from pytest_gemm.fuzzing.server import judged
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.ops import OPS, PROGRAMS
@@ -49,10 +49,10 @@ def _one_thread() -> None:
 @settings(max_examples=150, database=None)
 @given(strategies.trials())
 def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
-    assert trial.fillings
+    assert trial.distributions
     for problem in trial.problems:
         assert Problem.parse(problem.line) == problem
-        assert set(trial.fillings) <= set(fillings_for(problem))
+        assert set(trial.distributions) <= set(distributions_for(problem))
     first = trial.problems[0]
     assert len(trial.problems) == 1 or first.has("dyn-m")
     assert all(problem.with_m(first.shape.m) == first for problem in trial.problems)
@@ -83,7 +83,7 @@ def test_every_op_that_can_be_judged_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"problems": [], "fillings": ["rand"], "seed": 0}', "[1]", '{"problems": 1}']
+    "text", ["", "{}", '{"problems": [], "distributions": ["rand"], "seed": 0}', "[1]", '{"problems": 1}']
 )
 def test_a_kept_trial_of_another_grammar_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -171,7 +171,7 @@ def registry_with(**matmuls: Any) -> Registry:
 
 
 def blocked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """An honest product: blocks of 48 products, added in float32."""
+    """An correct product: blocks of 48 products, added in float32."""
     parts = zip(a.float().split(48, -1), b.float().split(48, -2), strict=True)
     total = torch.zeros(*a.shape[:-1], b.shape[-1])
     for x, y in parts:
@@ -207,14 +207,14 @@ def test_a_planted_bug_is_found_and_shrunk_to_its_smallest_line(name: str, line:
     (defect,) = found.defects
     assert defect.outcome.problem == line
     assert [problem.line for problem in defect.trial.problems] == [line]
-    assert len(defect.trial.fillings) == 1
+    assert len(defect.trial.distributions) == 1
     assert defect.trial.seed == 0
     assert defect.complete
     assert defect.outcome.reason is not None
     assert defect.outcome.reason.code == code
 
 
-def test_an_honest_backend_has_no_defect() -> None:
+def test_an_correct_backend_has_no_defect() -> None:
     found = fuzz(registry_with(), "blocked", Clock(), seconds=40)
     assert not found.defects, summary(found)
     assert found.cases[Status.PASSED] > 50
@@ -232,7 +232,7 @@ def by_rule(rule: Callable[[Problem], str]) -> Callable[[Trial], list[Outcome]]:
             code = rule(problem)
             status = Status.INCORRECT if code else Status.PASSED
             reason = Reason(code, code) if code else None
-            outcomes.append(Outcome("x", problem.line, trial.fillings[0], trial.seed, status, reason))
+            outcomes.append(Outcome("x", problem.line, trial.distributions[0], trial.seed, status, reason))
         return outcomes
 
     return judge
@@ -256,14 +256,14 @@ def test_two_defects_are_two_and_the_same_one_is_counted() -> None:
     assert found.trials == clock.trials
 
 
-def test_a_bug_that_takes_two_fillings_keeps_both() -> None:
+def test_a_bug_that_takes_two_distributions_keeps_both() -> None:
     def stale(trial: Trial) -> list[Outcome]:
-        return by_rule(lambda _: "stale" if {"int-2", "rand"} <= set(trial.fillings) else "")(trial)
+        return by_rule(lambda _: "stale" if {"int-2", "rand"} <= set(trial.distributions) else "")(trial)
 
     (defect,) = fuzz(registry_with(), "blocked", Clock(), judge=stale).defects
-    assert set(defect.trial.fillings) == {"int-2", "rand"}
-    told = failure(defect, lambda d: Rerun("t.py::t", (f"--gemm-fillings={','.join(d.trial.fillings)}",)))
-    assert told.splitlines()[-1].endswith(f"--gemm-fillings={','.join(defect.trial.fillings)}")
+    assert set(defect.trial.distributions) == {"int-2", "rand"}
+    told = failure(defect, lambda d: Rerun("t.py::t", (f"--gemm-distributions={','.join(d.trial.distributions)}",)))
+    assert told.splitlines()[-1].endswith(f"--gemm-distributions={','.join(defect.trial.distributions)}")
     assert "made smaller in" in told
 
 
@@ -335,14 +335,19 @@ def test_a_defect_of_the_harness_is_a_find_too() -> None:
     assert outcome.reason.code == "harness-ZeroDivisionError"
 
 
-def test_a_rerun_judges_the_fillings_that_it_names_where_they_apply() -> None:
+def test_a_rerun_judges_the_distributions_that_it_names_where_they_apply() -> None:
     registry = registry_with()
     asked = SimpleNamespace(
-        registry=registry, level="quick", seed=3, device_of=lambda _: "cpu", choices="", fillings=("specials", "rand")
+        registry=registry,
+        level="quick",
+        seed=3,
+        device_of=lambda _: "cpu",
+        choices="",
+        distributions=("specials", "rand"),
     )
     for line, names in (("mm:f32:nn:4x4x4", ("specials", "rand")), ("mm:f32:nn:4x4x0", ("rand",))):
         case = selection.case_of(selection.Pick("blocked", Problem.parse(line), ()), cast("GemmConfig", asked))
-        assert case.fillings == names
+        assert case.distributions == names
 
 
 # -- the option --------------------------------------------------------------------------------------
@@ -380,7 +385,7 @@ def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytes
     assert "on deadly: crashed: the test process died in run: SIGSEGV" in out
     assert re.search(
         r"rerun: pytest --pyargs pytest_gemm.conformance.test_products::test_product --gemm-backends=deadly "
-        r"--gemm-problem=mm:f32:\S+ --gemm-seed=\d+ --gemm-threads=1 --gemm-fillings=[\w,-]+\n",
+        r"--gemm-problem=mm:f32:\S+ --gemm-seed=\d+ --gemm-threads=1 --gemm-distributions=[\w,-]+\n",
         out,
     )
     assert "1 defects" in out
@@ -394,8 +399,8 @@ def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytes
         (["--gemm-fuzz=0"], "--gemm-fuzz=0: give the time in seconds"),
         (["--gemm-fuzz=9", "-n1"], "leave out -n"),
         (["--gemm-fuzz=9", "--gemm-problem=mm:f32:nn:1x1x1"], "leave out --gemm-problem; --gemm-ops narrows"),
-        (["--gemm-fuzz=9", "--gemm-fillings=rand"], "leave out --gemm-fillings"),
-        (["--gemm-fillings=rnad"], "unknown filling 'rnad' (did you mean 'rand'?)"),
+        (["--gemm-fuzz=9", "--gemm-distributions=rand"], "leave out --gemm-distributions"),
+        (["--gemm-distributions=rnad"], "unknown distribution 'rnad' (did you mean 'rand'?)"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(pytester: pytest.Pytester, arguments: list[str], words: str) -> None:

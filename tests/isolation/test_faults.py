@@ -28,7 +28,7 @@ from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.numerics import reference
 from pytest_gemm.outcome import Activity, Outcome, Status
 
-# How the planted backend goes wrong, by M; the second filling is the one that it cannot stand.
+# How the planted backend goes wrong, by M; the second distribution is the one that it cannot stand.
 PLANTED = """
     import ctypes
     import dataclasses
@@ -103,8 +103,8 @@ PLANTED = """
             return Proof((self.name,), ("planted_kernel",), ("planted_kernel",) if self.runs else ())
 
 
-    class Honest:
-        name = "honest"
+    class Correct:
+        name = "correct"
         devices = ("cpu",)
 
         def availability(self, device):
@@ -114,10 +114,10 @@ PLANTED = """
             return None
 
         def prepare(self, problem, operands):
-            return Prepared("honest")
+            return Prepared("correct")
 
 
-    class Planted(Honest):
+    class Planted(Correct):
         name = "planted"
 
         def prepare(self, problem, operands):
@@ -127,7 +127,7 @@ PLANTED = """
             return Prepared("planted_choice", fault)
 
 
-    class Choosing(Honest):
+    class Choosing(Correct):
         name = "choosing"
 
         def choices(self, problem, operands):
@@ -139,7 +139,7 @@ PLANTED = """
 
 
     def pytest_gemm_register_backends(registry):
-        registry.add(Honest())
+        registry.add(Control())
         registry.add(Planted())
         registry.add(Choosing())
 """
@@ -162,7 +162,7 @@ def project(pytester: pytest.Pytester, plan: str, sizes: range) -> pytest.Pytest
     return pytester
 
 
-def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,honest") -> tuple[Any, list[dict[str, Any]]]:
+def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,correct") -> tuple[Any, list[dict[str, Any]]]:
     """An inner run in a process of its own; its result and the outcomes in its record."""
     record = pytester.path / "run.jsonl"
     options = (f"--gemm-backends={backends}", f"--gemm-run-record={record}", "-p", "no:cacheprovider", *LIMITS)
@@ -171,7 +171,7 @@ def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,honest")
 
 
 def run_here(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *args: str, backends: str = "planted,honest"
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *args: str, backends: str = "planted,correct"
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The same in this process, for faults that a process survives; without limits, which would end this one."""
     for module, name in ((faults, "device_error"), (reference, "reference")):
@@ -188,9 +188,11 @@ def statuses(record: Path) -> list[dict[str, Any]]:
 
 
 def failures(outcomes: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """M, status, reason code and filling of what did not pass."""
+    """M, status, reason code and distribution of what did not pass."""
     found = [o for o in outcomes if o["status"] != "passed"]
-    return [(o["problem"].split(":")[3].split("x")[0], o["status"], o["reason"]["code"], o["filling"]) for o in found]
+    return [
+        (o["problem"].split(":")[3].split("x")[0], o["status"], o["reason"]["code"], o["distribution"]) for o in found
+    ]
 
 
 def alive(pid: int) -> bool:
@@ -220,11 +222,11 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
     assert result.ret == 1
     result.assert_outcomes(passed=12 + 3, failed=9)
 
-    judged = [(o["backend"], o["problem"], o["filling"]) for o in outcomes]
+    judged = [(o["backend"], o["problem"], o["distribution"]) for o in outcomes]
     assert len(judged) == len(set(judged))
     assert len({(backend, problem) for backend, problem, _ in judged}) == 2 * 12
-    assert all(o["status"] == "passed" for o in outcomes if o["backend"] == "honest")
-    second = next(o["filling"] for o in outcomes if o["filling"] not in {"int-2", ""})
+    assert all(o["status"] == "passed" for o in outcomes if o["backend"] == "correct")
+    second = next(o["distribution"] for o in outcomes if o["distribution"] not in {"int-2", ""})
     starved = [("64", "crashed", "out-of-memory", second)]
     assert sorted(failures(outcomes)) == sorted(
         [
@@ -249,7 +251,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
         [
             "*mm:f32:nn:16x16x32 on planted: crashed: the test process died in run: SIGSEGV*",
             "*in segfault*",
-            "*kernel planted_kernel (planted_choice); filling*",
+            "*kernel planted_kernel (planted_choice); distribution*",
             "*rerun: pytest test_it.py::test_product --gemm-backends=planted --gemm-problem=mm:f32:nn:16x16x32 *",
         ]
     )
@@ -368,7 +370,7 @@ def test_where_xdist_hands_out_the_tests_the_controller_reports_the_case(pyteste
     result.stdout.fnmatch_lines(
         [
             "mm:f32:nn:8x16x32 on planted: crashed: the test process died in run: SIGSEGV*",
-            "  kernel planted_kernel (planted_choice); filling*",
+            "  kernel planted_kernel (planted_choice); distribution*",
             "  rerun: pytest test_it.py::test_product --gemm-backends=planted --gemm-problem=mm:f32:nn:8x16x32 *",
         ]
     )
@@ -415,7 +417,7 @@ def test_without_workers_an_endless_kernel_is_named_as_the_run_ends_with_it(pyte
         [
             "mm:f32:nn:16x16x32 on planted: timed-out: no end in run within 1 s",
             "*in endless*",
-            "  kernel planted_kernel (planted_choice); filling *",
+            "  kernel planted_kernel (planted_choice); distribution *",
             "  remedy: raise --gemm-timeout if it is only slow",
             "  rerun: pytest test_it.py::test_product --gemm-backends=planted --gemm-problem=mm:f32:nn:16x16x32 *",
             "*2 more test(s) are not run.",
@@ -459,7 +461,7 @@ def test_without_workers_what_follows_a_lost_device_is_not_run_and_the_run_is_re
     assert {o["status"] for o in outcomes if "24x16x32" in o["problem"]} == {"not-run"}
     result.stdout.fnmatch_lines(
         [
-            "*honest-mm:f32:nn:16x16x32* NOT-RUN *",
+            "*correct-mm:f32:nn:16x16x32* NOT-RUN *",
             "not run, 5: mm:f32:nn:16x16x32 on planted has lost the device to this process (with -n 1 or more*",
         ]
     )
@@ -525,7 +527,7 @@ def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
 
     died = diaries.inherit("gw0", "test_it.py::test_product[x]", -signal.SIGSEGV)
     assert died is not None
-    assert (died.status, died.choice, died.kernels, died.filling, died.seed) == (
+    assert (died.status, died.choice, died.kernels, died.distribution, died.seed) == (
         Status.CRASHED,
         "choice_7",
         ("kernel_7",),
@@ -570,7 +572,7 @@ def test_half_a_line_of_a_process_that_died_writing_is_left_out() -> None:
 def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> None:
     diary = journal.Diary(tmp_path, "gw0")
     diary.begin("t")
-    watcher = limits.Watch(60, 60, diary, fence=diary.stacks)
+    watcher = limits.Watch(60, 60, diary, stacks=diary.stacks)
     best = 1.0
     for _ in range(20):
         started = time.perf_counter()
@@ -589,7 +591,7 @@ def test_a_debugger_lifts_the_limit() -> None:
         from pytest_gemm.isolation.journal import Diary
         from pytest_gemm.isolation.limits import Watch
         from pytest_gemm.outcome import Activity
-        watch = Watch(0.3, 0.3, Diary(), fence=sys.stderr)
+        watch = Watch(0.3, 0.3, Diary(), stacks=sys.stderr)
         with watch(Activity("b", "mm:f32:nn:1x1x1", "run")):
             if sys.argv[1:]:
                 watch.lift()
@@ -772,11 +774,11 @@ def test_each_fault_of_a_gpu_is_one_case_and_everything_else_is_judged(pytester:
     lines = ", ".join(f"'mm:f32:nn:{m}x64x64'" for m in range(8, 97, 8))
     pytester.makepyfile(test_it=TEST.format(problems=lines))
     options = ("--gemm-timeout=20", "--gemm-compile-timeout=60")
-    result, outcomes = run(pytester, workers, *options, backends="planted-cuda,honest-cuda")
+    result, outcomes = run(pytester, workers, *options, backends="planted-cuda,correct-cuda")
     assert result.ret == 1
     result.assert_outcomes(passed=12 + 8, failed=4)
 
-    second = next(o["filling"] for o in outcomes if o["filling"] not in {"int-2", ""})
+    second = next(o["distribution"] for o in outcomes if o["distribution"] not in {"int-2", ""})
     wrong = failures(outcomes)
     assert sorted(wrong) == [
         ("16", "crashed", "illegal-address", second),
@@ -784,7 +786,7 @@ def test_each_fault_of_a_gpu_is_one_case_and_everything_else_is_judged(pytester:
         ("48", "crashed", "out-of-memory", second),
         ("64", "crashed", "out-of-memory", "int-2"),
     ]
-    judged = [(o["backend"], o["problem"], o["filling"]) for o in outcomes]
+    judged = [(o["backend"], o["problem"], o["distribution"]) for o in outcomes]
     assert len(judged) == len(set(judged))
     assert len({(backend, problem) for backend, problem, _ in judged}) == 2 * 12
     kernels = {o["problem"].split(":")[3].split("x")[0]: o["kernels"] for o in outcomes if o["status"] != "passed"}

@@ -16,7 +16,7 @@ from pytest_gemm.isolation import sanitizer
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import guard_pages, tensors
-from pytest_gemm.operands.guard_pages import Fence
+from pytest_gemm.operands.guard_pages import GuardPages
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -35,7 +35,7 @@ LINES = (
 def test_operands_at_pages_are_the_same_and_touch_the_page(line: str, side: guard_pages.Side) -> None:
     problem = Problem.parse(line)
     given = tensors.make(problem, "rand", 0)
-    placed = Fence(side).place(given)
+    placed = GuardPages(side).place(given)
     old, new = (program.args(problem, one) for one in (given, placed))
     assert all(old[n].stride() == new[n].stride() and torch.equal(old[n], new[n]) for n in old)
     for buffer in placed.buffers:
@@ -48,24 +48,24 @@ def test_operands_at_pages_are_the_same_and_touch_the_page(line: str, side: guar
 def test_only_what_is_named_is_moved_and_results_are_too_while_it_runs() -> None:
     problem = Problem.parse("mm:f32:nn:8x16x32")
     given = tensors.make(problem, "rand", 0)
-    placed = Fence("end", frozenset({"b", "out"})).place(given)
+    placed = GuardPages("end", frozenset({"b", "out"})).place(given)
     assert placed.a is given.buffers[0].view or placed.a.data_ptr() == given.a.data_ptr()
     assert placed.b.data_ptr() != given.b.data_ptr()
     prepared = AtenBackend().prepare(problem, placed)
-    with Fence("end").running():
+    with GuardPages("end").running():
         made = prepared.run(placed)
     assert (made.data_ptr() + made.nbytes) % mmap.PAGESIZE == 0
     assert torch.equal(made, prepared.run(given))
-    assert [o.status for o in Judge(fence=Fence("end")).judge(Case(AtenBackend(), problem, ("rand",), 0, "cpu"))] == [
-        Status.PASSED
-    ]
+    assert [
+        o.status for o in Judge(pages=GuardPages("end")).judge(Case(AtenBackend(), problem, ("rand",), 0, "cpu"))
+    ] == [Status.PASSED]
 
 
 CONFTEST = """
     import ctypes
     import os
 
-    def honest(a, b):
+    def correct(a, b):
         return a @ b
 
     def reads_on(a, b):
@@ -77,7 +77,7 @@ CONFTEST = """
         os._exit(0)
 
     def pytest_gemm_register_backends(registry):
-        registry.add_callable("honest", honest)
+        registry.add_callable("correct", correct)
         registry.add_callable("reads-on", reads_on)
         registry.add_callable("leaves", leaves)
         registry.add_callable("nameless", lambda a, b: a @ b)
@@ -92,20 +92,20 @@ TEST = """
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_honest_one_passes(
+def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_correct_one_passes(
     pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
     options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-run-record=run.jsonl", *workers)
-    names = "honest,nameless,reads-on,leaves"
+    names = "correct,nameless,reads-on,leaves"
     result = pytester.runpytest_subprocess(*options, f"--gemm-backends={names}", timeout=300)
     assert result.ret == 1
     result.assert_outcomes(passed=4, failed=4)
     lines = [json.loads(line) for line in (pytester.path / "run.jsonl").read_text().splitlines()]
     outcomes = [line for line in lines if "backend" in line]
-    for name in ("honest", "nameless"):
-        # Four fillings, at each end.
+    for name in ("correct", "nameless"):
+        # Four distributions, at each end.
         mine = Counter((o["problem"], o["status"], o["guard"]) for o in outcomes if o["backend"] == name)
         assert set(mine.values()) == {4}
         assert {(status, guard) for _, status, guard in mine} == {("passed", "end"), ("passed", "begin")}
@@ -124,10 +124,10 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_hone
 def test_guard_pages_are_the_cpu_s(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
-    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-device=cuda", "--gemm-backends=honest")
+    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-device=cuda", "--gemm-backends=correct")
     result = pytester.runpytest_subprocess(*options, timeout=300)
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --gemm-guard=pages has no effect: no selected backend (honest) computes on*"])
+    result.stderr.fnmatch_lines(["ERROR: --gemm-guard=pages has no effect: no selected backend (correct) computes on*"])
 
 
 LOG = """

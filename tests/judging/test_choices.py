@@ -1,4 +1,4 @@
-"""Every candidate is judged by name: names, lists, single candidates, what is dropped, and memory full of poison."""
+"""Every candidate is judged by name: names, lists, single candidates, what is pruned, and memory full of poison."""
 
 # ruff: noqa: ARG001, ARG005 - fakes have the signatures of what they stand for
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import artifact as artifact_module
 from pytest_gemm.backends.inductor import compilation, listing, naming, poisoning, selection, torch_compat
-from pytest_gemm.backends.inductor import dropped as dropped_module
+from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.failures import text as text_module
@@ -40,7 +40,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as operands
-from pytest_gemm.outcome import Dropped, Outcome, Reason, Status, Unsupported
+from pytest_gemm.outcome import Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 needs_compiler = pytest.mark.skipif(
@@ -53,9 +53,9 @@ needs_triton = pytest.mark.skipif(
 LINE = "linear:f32:nt:20x33x40:bias+relu"
 
 
-def given(line: str = LINE, filling: str = "rand", seed: int = 1) -> tuple[Problem, operands.Operands]:
+def given(line: str = LINE, distribution: str = "rand", seed: int = 1) -> tuple[Problem, operands.Operands]:
     problem = Problem.parse(line)
-    return problem, operands.make(problem, filling, seed)
+    return problem, operands.make(problem, distribution, seed)
 
 
 # -- names -------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_an_artifact_of_one_candidate_is_kept_for_any_m_only() -> None:
 
 
 @needs_compiler
-def test_the_winner_is_benchmarked_and_the_twin_stays_the_same(two: TwoCandidates) -> None:
+def test_the_winner_is_benchmarked_and_the_variant_stays_the_same(two: TwoCandidates) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
     one = two.picking("one")
     assert two.picking("winner") is two
@@ -280,7 +280,7 @@ def test_the_winner_is_benchmarked_and_the_twin_stays_the_same(two: TwoCandidate
         prepared = TwoCandidates(threads=1).prepare(problem, first)
     assert timed
     assert prepared.artifact.chosen[0].startswith("CppMicroGemm")
-    assert prepared.dropped == {}
+    assert prepared.pruned == {}
 
 
 @needs_compiler
@@ -301,7 +301,7 @@ def test_what_a_benchmark_fails_with_is_said_of_the_candidate_that_inductor_leav
     problem, first = given("mm:f32:nn:64x64x64")
     with patch.object(CppTemplateCaller, "benchmark", benchmark), judge._quiet():
         prepared = TwoCandidates(threads=1).prepare(problem, first)
-    ((name, reason),) = prepared.dropped.items()
+    ((name, reason),) = prepared.pruned.items()
     assert name.startswith("CppMicroGemmFP32Vec-")
     code, text = {
         "CUDACompileError": ("compile-error", "abc.cu(12): error: no such tile"),
@@ -327,20 +327,20 @@ def failing_to_load(error: Exception) -> Iterator[None]:
 
 
 @needs_compiler
-def test_a_candidate_that_does_not_fit_is_dropped_and_one_that_fails_otherwise_is_not() -> None:
+def test_a_candidate_that_does_not_fit_is_pruned_and_one_that_fails_otherwise_is_not() -> None:
     problem, first = given()
     backend = CppBackend(threads=1)
     name = backend.choices(problem, first)[0]
     unfit = RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory, Required: 262144")
-    with failing_to_load(unfit), pytest.raises(Dropped) as caught:
+    with failing_to_load(unfit), pytest.raises(Pruned) as caught:
         backend.prepare_choice(problem, first, name)
     assert caught.value.reason.code == "out-of-resources"
     assert "262144" in caught.value.reason.text
     with failing_to_load(ZeroDivisionError("in codegen")), pytest.raises(Exception, match="in codegen"):
         backend.prepare_choice(problem, first, name)
-    with failing_to_load(unfit), pytest.raises(Dropped) as caught:
+    with failing_to_load(unfit), pytest.raises(Pruned) as caught:
         CppBackend(threads=1, candidates="one").prepare(problem, first)
-    assert caught.value.reason.code == "all-dropped"
+    assert caught.value.reason.code == "all-pruned"
 
 
 def named(kind: str, text: str, **attributes: object) -> Exception:
@@ -385,25 +385,25 @@ def named(kind: str, text: str, **attributes: object) -> Exception:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_what_autotuning_drops_and_what_is_a_failure(error: Exception, code: str, text: str) -> None:
-    reason = torch_compat.why_dropped(error)
+    reason = torch_compat.why_pruned(error)
     assert (reason.code if reason else "") == code
     assert reason is None or text in reason.text
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_a_refusal_by_nvcc_is_dropped_until_the_candidate_is_part_of_the_program(chosen: bool) -> None:
+def test_a_refusal_by_nvcc_is_pruned_until_the_candidate_is_part_of_the_program(chosen: bool) -> None:
     """Autotuning leaves out what does not compile; a fused kernel that does not is what a user gets."""
     error = named("CUDACompileError", "C++ compile error", output="b.cu(3): error: no operator")
     spec = artifact_module.CompileSpec("CUTLASS", {}, "", threads=1, candidate=0)
     seen = compilation.Session(choices=["a", "b"], chosen=["a"] if chosen else [], tried="a")
-    dropped: dict[str, Any] = {}
+    pruned: dict[str, Any] = {}
     if chosen:
         with pytest.raises(type(error)):
-            dropped_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, dropped)
-        assert not dropped
+            pruned_module.after_failure(Problem.parse("bmm:f16:nn:3x32x16x24:add"), spec, seen, error, pruned)
+        assert not pruned
     else:
-        dropped_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, dropped)
-        assert dropped["a"].code == "compile-error"
+        pruned_module.after_failure(Problem.parse("mm:f16:nn:32x16x24"), spec, seen, error, pruned)
+        assert pruned["a"].code == "compile-error"
 
 
 @needs_compiler
@@ -591,7 +591,7 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
     assert TritonBackend().choices(problem, first) == names
     case = case_module.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
     outcomes = list(judge.Judge().judge(case))
-    assert {o.status for o in outcomes} <= {Status.PASSED, Status.DROPPED}, outcomes
+    assert {o.status for o in outcomes} <= {Status.PASSED, Status.PRUNED}, outcomes
     assert {o.choice for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
     for outcome in outcomes:
         if outcome.status is Status.PASSED:
@@ -604,9 +604,9 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
 class Prepared:
     contract = Contract()
 
-    def __init__(self, problem: Problem, way: str, dropped: dict[str, Reason] | None = None) -> None:
+    def __init__(self, problem: Problem, way: str, pruned: dict[str, Reason] | None = None) -> None:
         self.problem, self.way = problem, way
-        self.dropped = dropped or {}
+        self.pruned = pruned or {}
 
     def run(self, given: operands.Operands) -> torch.Tensor:
         c = given.a @ given.b
@@ -639,7 +639,7 @@ class Fake:
     def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
         self.prepared.append("")
         if all("unfit" in name for name in self.names):
-            raise Dropped("all-dropped", "all candidates were dropped")
+            raise Pruned("all-pruned", "all candidates were pruned")
         lost = {n: Reason("out-of-resources", "too large") for n in self.names if "unfit" in n}
         return Prepared(problem, "own", lost)
 
@@ -650,24 +650,24 @@ class Fake:
     def prepare_choice(self, problem: Problem, given: operands.Operands, choice: str) -> Prepared:
         self.prepared.append(choice)
         if "unfit" in choice:
-            raise Dropped("out-of-resources", "out of resource: shared memory")
+            raise Pruned("out-of-resources", "out of resource: shared memory")
         if "broken" in choice:
             raise ValueError("planted in prepare")
         return Prepared(problem, choice)
 
 
 MM = Problem.parse("mm:f32:nn:8x16x32")
-FILLINGS = ("int-2", "rand", "k-cover", "specials")
+DISTRIBUTIONS = ("int-2", "rand", "k-cover", "specials")
 
 
-def judged(backend: Any, choices: str, fillings: tuple[str, ...] = FILLINGS, **kwargs: Any) -> list[Outcome]:
-    case = case_module.Case(backend, MM, fillings, 0, "cpu", choices)
+def judged(backend: Any, choices: str, distributions: tuple[str, ...] = DISTRIBUTIONS, **kwargs: Any) -> list[Outcome]:
+    case = case_module.Case(backend, MM, distributions, 0, "cpu", choices)
     return list(judge.Judge().judge(case, **kwargs))
 
 
-def test_all_candidates_are_judged_with_all_fillings() -> None:
+def test_all_candidates_are_judged_with_all_distributions() -> None:
     outcomes = judged(Fake("a", "b"), "all")
-    assert [(o.choice, o.filling) for o in outcomes] == [(c, f) for c in "ab" for f in FILLINGS]
+    assert [(o.choice, o.distribution) for o in outcomes] == [(c, f) for c in "ab" for f in DISTRIBUTIONS]
     assert {o.status for o in outcomes} == {Status.PASSED}
     assert {o.chosen for o in outcomes} == {("a",), ("b",)}
 
@@ -682,7 +682,7 @@ def test_no_choice_is_the_backends_own_way() -> None:
 
 
 class Tuner(Fake):
-    """A twin for each way to pick, whose candidate has the name of the way."""
+    """A variant for each way to pick, whose candidate has the name of the way."""
 
     def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
         return Prepared(problem, self.names[0])
@@ -745,43 +745,43 @@ def test_a_backend_without_candidates_goes_its_only_way_unless_one_is_named() ->
     assert outcome.status is Status.UNSUPPORTED
 
 
-def test_with_many_candidates_each_is_judged_with_one_exact_and_one_random_filling() -> None:
+def test_with_many_candidates_each_is_judged_with_one_exact_and_one_random_distribution() -> None:
     few, many = [f"c{i}" for i in range(8)], [f"c{i}" for i in range(9)]
-    assert {o.filling for o in judged(Fake(*few), "all")} == set(FILLINGS)
+    assert {o.distribution for o in judged(Fake(*few), "all")} == set(DISTRIBUTIONS)
     outcomes = judged(Fake(*many), "all", ("specials", "k-cover", "rand", "int-2"))
-    assert {o.filling for o in outcomes} == {"k-cover", "specials"}  # the first of each kind, as the case has them
+    assert {o.distribution for o in outcomes} == {"k-cover", "specials"}  # the first of each kind, as the case has them
     assert {o.choice for o in outcomes} == set(many)
-    assert {o.filling for o in judged(Fake(*many), "c1")} == set(FILLINGS)
+    assert {o.distribution for o in judged(Fake(*many), "c1")} == set(DISTRIBUTIONS)
 
 
-def test_a_dropped_candidate_is_no_failure_and_a_broken_one_is() -> None:
+def test_a_pruned_candidate_is_no_failure_and_a_broken_one_is() -> None:
     outcomes = judged(Fake("a", "b-unfit", "c-broken", "d"), "all", ("rand",))
     assert [(o.choice, o.status) for o in outcomes] == [
         ("a", Status.PASSED),
-        ("b-unfit", Status.DROPPED),
+        ("b-unfit", Status.PRUNED),
         ("c-broken", Status.CRASHED),
         ("d", Status.PASSED),
     ]
     assert outcomes[1].reason == Reason("out-of-resources", "out of resource: shared memory")
 
 
-def test_when_all_candidates_are_dropped_the_case_fails() -> None:
+def test_when_all_candidates_are_pruned_the_case_fails() -> None:
     outcomes = judged(Fake("a-unfit", "b-unfit"), "all")
-    assert [o.status for o in outcomes] == [Status.DROPPED, Status.DROPPED, Status.CRASHED]
+    assert [o.status for o in outcomes] == [Status.PRUNED, Status.PRUNED, Status.CRASHED]
     assert outcomes[-1].reason is not None
-    assert outcomes[-1].reason.code == "all-dropped"
+    assert outcomes[-1].reason.code == "all-pruned"
     assert "2 out-of-resources" in outcomes[-1].reason.text
-    # One that is asked for by its name may be dropped.
-    assert [o.status for o in judged(Fake("a-unfit", "b-unfit"), "a-unfit")] == [Status.DROPPED]
+    # One that is asked for by its name may be pruned.
+    assert [o.status for o in judged(Fake("a-unfit", "b-unfit"), "a-unfit")] == [Status.PRUNED]
     (outcome,) = judged(Fake("a-unfit"), "")
     assert outcome.status is Status.CRASHED
     assert outcome.reason is not None
-    assert outcome.reason.code == "all-dropped"
+    assert outcome.reason.code == "all-pruned"
 
 
 def test_what_the_backend_drops_by_itself_is_in_the_record() -> None:
     outcomes = judged(Fake("a", "b-unfit"), "winner", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [("b-unfit", Status.DROPPED), ("", Status.PASSED)]
+    assert [(o.choice, o.status) for o in outcomes] == [("b-unfit", Status.PRUNED), ("", Status.PASSED)]
 
 
 def test_a_wrong_candidate_is_named_and_the_others_pass() -> None:
@@ -799,11 +799,11 @@ def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.Monke
     made: list[str] = []
 
     def counted(module: Any, name: str) -> None:
-        honest = getattr(module, name)
+        correct = getattr(module, name)
 
         def counting(*args: Any) -> Any:
             made.append(name)
-            return honest(*args)
+            return correct(*args)
 
         monkeypatch.setattr(module, name, counting)
 
@@ -914,11 +914,11 @@ def test_a_timed_call_gets_memory_as_a_users_program_does(monkeypatch: pytest.Mo
     problem, first = given()
     prepared = CppBackend(threads=1).prepare(problem, first)
     poisoned: list[int] = []
-    honest = poisoning.poison
+    correct = poisoning.poison
 
     def counting(tensor: torch.Tensor) -> torch.Tensor:
         poisoned.append(1)
-        return honest(tensor)
+        return correct(tensor)
 
     monkeypatch.setattr(poisoning, "poison", counting)
     (module,) = prepared.artifact._compiled.modules
@@ -1109,7 +1109,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
             "  candidate bad-off",
             "  rerun: pytest * --gemm-choices=bad-off",
             "fake: 3 different candidates and 3 kernels judged, 3 with their problems",
-            "fake dropped 1 (1 different) for out-of-resources: big-unfit: out of resource: shared memory",
+            "fake pruned 1 (1 different) for out-of-resources: big-unfit: out of resource: shared memory",
         ]
     )
     assert "--gemm-choices=all" not in result.stdout.str()
@@ -1118,7 +1118,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
         ("good-1", "passed"),
         ("good-2", "passed"),
         ("bad-off", "incorrect"),
-        ("big-unfit", "dropped"),
+        ("big-unfit", "pruned"),
     }
     assert {tuple(r["chosen"]) for r in records(record) if r["choice"] == "good-1"} == {("good-1",)}
     found = {p.get("name"): p.get("value") for p in ET.parse(junit).iter("property")}
@@ -1146,28 +1146,26 @@ def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pyt
     result.stdout.fnmatch_lines(["--gemm-choices=goood-[*]: no candidate of any problem is called so*"])
 
 
-def test_a_dropped_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
+def test_a_pruned_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
     asked = ("--gemm-backends=fake", "--gemm-choices=big*", "--gemm-problem=mm:f32:nn:8x16x32")
     assert run(project, *asked).ret == 1  # nothing was judged
     result = run(project, *asked, "--gemm-unjudged=allow", "-v")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*DROPPED*"])
-    assert result.parseoutcomes()["dropped"] == 1
+    result.stdout.fnmatch_lines(["*PRUNED*"])
+    assert result.parseoutcomes()["pruned"] == 1
 
 
-def test_a_dropped_candidate_beside_one_that_passes_is_a_pass(project: pytest.Pytester) -> None:
+def test_a_pruned_candidate_beside_one_that_passes_is_a_pass(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=fake", "--gemm-choices=*[1t]", "--gemm-problem=mm:f32:nn:8x16x32")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["fake dropped 1 (1 different) for out-of-resources: big-unfit: *"])
+    result.stdout.fnmatch_lines(["fake pruned 1 (1 different) for out-of-resources: big-unfit: *"])
 
 
-def test_a_case_of_which_every_candidate_is_dropped_fails(project: pytest.Pytester) -> None:
+def test_a_case_of_which_every_candidate_is_pruned_fails(project: pytest.Pytester) -> None:
     project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-unfit", "b-unfit")))
     result = run(project, "--gemm-backends=fake", "--gemm-level=full", "--gemm-problem=mm:f32:nn:8x16x32")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["* on fake: crashed: every candidate that was tried was dropped (2 out-of-resources)*"]
-    )
+    result.stdout.fnmatch_lines(["* on fake: crashed: every candidate that was tried was pruned (2 out-of-resources)*"])
     (line,) = (text for text in result.outlines if "rerun: pytest" in text)
     assert "--gemm-level=full" in line
     assert "--gemm-choices" not in line  # all of them are this level's own
@@ -1287,7 +1285,7 @@ def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytes
         import dataclasses
         import pytest
 
-        @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], fillings=["rand"])
+        @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], distributions=["rand"])
         def test_elsewhere(gemm_case, gemm_check):
             user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case))
             gemm_check.run_elsewhere(user)

@@ -36,9 +36,9 @@ class Given:
     result: torch.Tensor
 
 
-def given(line: str, filling: str = "rand", seed: int = 11, epilogue: str = "either") -> Given:
+def given(line: str, distribution: str = "rand", seed: int = 11, epilogue: str = "either") -> Given:
     problem = Problem.parse(line)
-    made = ops.make(problem, filling, seed, "cpu")
+    made = ops.make(problem, distribution, seed, "cpu")
     accumulate = "i32" if problem.op.name == "int_mm" else "f64" if problem.dtypes.out.name == "f64" else "f32"
     contract = Contract(accumulate, epilogue)  # type: ignore[arg-type]  # the literals' values
     span = interval.interval(problem, made, reference.reference(problem, made), contract)
@@ -49,9 +49,9 @@ def verdict(case: Given, result: object, **more: object) -> verdict_module.Compa
     return verdict_module.compare(result, case.span, case.problem, case.operands, **more)  # type: ignore[arg-type]  # tile, others
 
 
-def story(line: str, change: Change, filling: str = "rand", **more: object) -> verdict_module.Mismatch:
+def story(line: str, change: Change, distribution: str = "rand", **more: object) -> verdict_module.Mismatch:
     """The mismatch after a change of the right result."""
-    case = given(line, filling)
+    case = given(line, distribution)
     assert verdict(case, case.result).ok
     found = verdict(case, change(case.result.clone(), case.operands), **more)
     assert found.mismatch is not None
@@ -182,9 +182,9 @@ PLACES: list[tuple[str, Change, str]] = [
 
 
 @pytest.mark.parametrize(("line", "change", "words"), PLACES, ids=[w for _, _, w in PLACES])
-@pytest.mark.parametrize("filling", ["rand", "int-1"])
-def test_bad_elements_are_located(line: str, change: Change, words: str, filling: str) -> None:
-    assert words in story(line, change, filling).pattern
+@pytest.mark.parametrize("distribution", ["rand", "int-1"])
+def test_bad_elements_are_located(line: str, change: Change, words: str, distribution: str) -> None:
+    assert words in story(line, change, distribution).pattern
 
 
 def test_both_tails() -> None:
@@ -322,9 +322,9 @@ CAUSES: list[tuple[str, Change, str]] = [
 
 
 @pytest.mark.parametrize(("line", "change", "words"), CAUSES, ids=[f"{w} {c}" for c, (_, _, w) in enumerate(CAUSES)])
-@pytest.mark.parametrize("filling", ["rand", "int-1"])
-def test_what_was_computed_instead(line: str, change: Change, words: str, filling: str) -> None:
-    found = story(line, change, filling)
+@pytest.mark.parametrize("distribution", ["rand", "int-1"])
+def test_what_was_computed_instead(line: str, change: Change, words: str, distribution: str) -> None:
+    found = story(line, change, distribution)
     assert words in found.cause, found.text()
 
 
@@ -395,7 +395,7 @@ def test_a_stale_result() -> None:
     assert found.cause == "the bad elements are the answer for int-1: stale data"
 
 
-def test_coded_fillings_are_decoded() -> None:
+def test_coded_distributions_are_decoded() -> None:
     found = story("mm:f32:nn:24x200x1000", lambda _, o: f32(product(o, slice(0, 999))), "k-cover")
     assert found.cause == "of K = 1000: k = 999 dropped"
 
@@ -409,7 +409,7 @@ def test_coded_fillings_are_decoded() -> None:
 # -- beside eager -------------------------------------------------------------------------------------
 
 
-def test_a_tapped_value_is_decoded_with_the_digits_of_its_filling() -> None:
+def test_a_tapped_value_is_decoded_with_the_digits_of_its_distribution() -> None:
     """They depend on the whole epilogue: a result in bf16 leaves room for fewer than the product alone has."""
     problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:tap")
     tapped = problem.outputs[0]

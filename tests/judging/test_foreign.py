@@ -27,7 +27,7 @@ from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 LINE = "mm:f32:nn:17x65x127"
-FILLINGS = ("int-2", "rand")
+DISTRIBUTIONS = ("int-2", "rand")
 Matmul = Callable[[Any, Any], Any]
 
 
@@ -37,7 +37,7 @@ def outcomes(
     """What becomes of a plain function that is registered as a user's would be."""
     registry = Registry()
     registry.add_callable("mine", matmul, dtypes=dtypes)
-    case = Case(registry["mine"], Problem.parse(line), FILLINGS, 0, "cpu")
+    case = Case(registry["mine"], Problem.parse(line), DISTRIBUTIONS, 0, "cpu")
     return list((judge or Judge()).judge(case))
 
 
@@ -93,7 +93,7 @@ def asks_for_gradients(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_a_kernel_that_rebinds_its_inputs_is_not_judged_against_them(kernel: Matmul) -> None:
     found = outcomes(kernel)
     assert codes(found) == {(Status.INCORRECT, "inputs-rebound")}
-    assert len(found) == len(FILLINGS)
+    assert len(found) == len(DISTRIBUTIONS)
 
 
 def test_the_next_backend_of_the_problem_gets_the_operands_as_they_were() -> None:
@@ -218,7 +218,7 @@ def test_whatever_a_kernel_raises_is_a_crash_of_its_case(name: str) -> None:
 
     found = outcomes(raising)
     assert codes(found) == {(Status.CRASHED, f"run-{name}")}
-    assert len(found) == len(FILLINGS)
+    assert len(found) == len(DISTRIBUTIONS)
     assert all(o.reason is not None and o.reason.text.isprintable() for o in found)
 
 
@@ -271,7 +271,7 @@ def test_a_backend_may_go_wrong_anywhere(where: str) -> None:
         def proof(self) -> Any:
             return "trust me" if where == "proof" else Proof(provable=False)
 
-    found = list(Judge().judge(Case(Broken(), Problem.parse(LINE), FILLINGS, 0, "cpu")))
+    found = list(Judge().judge(Case(Broken(), Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu")))
     assert {o.status for o in found} == {Status.CRASHED}
     assert found[0].reason is not None
     assert where in found[0].reason.text
@@ -282,7 +282,7 @@ def test_supports_that_answers_yes_is_told_what_to_answer() -> None:
     registry.add_callable("mine", right)
     backend: Any = registry["mine"]
     backend.supports = lambda _: True
-    found = list(Judge().judge(Case(backend, Problem.parse(LINE), FILLINGS, 0, "cpu")))
+    found = list(Judge().judge(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu")))
     assert codes(found) == {(Status.CRASHED, "supports-TypeError")}
     assert "return None, or Unsupported" in str(found[0].reason)
 
@@ -352,7 +352,7 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
         return prepare(problem, given)
 
     backend.prepare = leaving
-    found = list(Judge().judge(Case(backend, Problem.parse(LINE), FILLINGS, 0, "cpu")))
+    found = list(Judge().judge(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu")))
     assert codes(found) == {(Status.INCORRECT, "left-state-behind")}
     assert name in str(found[0].reason)
 

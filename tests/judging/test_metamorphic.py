@@ -1,4 +1,4 @@
-"""Properties between two results: honest kernels have them, and each is violated by a kernel that lies in that way."""
+"""Properties between two results: correct kernels have them, and each is violated by a kernel that lies in that way."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plain(matmul: Matmul) -> Backend:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_honest_backend_violates_nothing(line: str) -> None:
+def test_an_correct_backend_violates_nothing(line: str) -> None:
     outcomes = related(AtenBackend(), line)
     assert len(outcomes) == len(properties.applicable(Problem.parse(line))) >= 4
     assert {o.status for o in outcomes} == {Status.PASSED}, [o.reason for o in outcomes if o.reason]
@@ -144,7 +144,7 @@ def test_the_judge_asks_them_one_after_the_other() -> None:
 def test_what_somebody_else_computed_has_no_property_of_the_backend_s(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = Proof(("mine",), ("mine",), ("mine",), foreign=("aten.mm",))
     monkeypatch.setattr(CallablePrepared, "proof", lambda _: proof)
-    assert {o.status for o in related(plain(product), "mm:f32:nn:4x5x6")} == {Status.FELL_BACK}
+    assert {o.status for o in related(plain(product), "mm:f32:nn:4x5x6")} == {Status.FALLBACK}
 
 
 def test_a_property_is_asked_in_the_mode_that_its_outcome_names() -> None:

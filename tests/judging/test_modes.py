@@ -49,7 +49,7 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
         assert outcome.reason.code == "mode"
 
 
-def test_a_mode_is_asked_of_the_same_twin_and_its_own_way_is_the_backend() -> None:
+def test_a_mode_is_asked_of_the_same_variant_and_its_own_way_is_the_backend() -> None:
     cpp = CppBackend()
     assert in_mode(cpp, "", "cpu") is in_mode(cpp, "static", "cpu") is cpp
     assert in_mode(cpp, "dynamic", "cpu") is in_mode(cpp, "dynamic", "cpu") is not cpp

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from liars import HONEST, LIARS, Planted
+from mutants import CONTROLS, MUTANTS, Planted
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
@@ -20,15 +20,15 @@ from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import freivalds
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs.program import args, build
 
 EAGER = Contract(epilogue="eager")
 SHAPE = "300x260x1000"
-# Of few elements more than the everyday filling: that all of them are seen depends on the output's type.
-FILLINGS = {"f32": ("int-2", "rand"), "bf16": ("int-1", "int-2", "rand"), "f16": ("int-1", "int-2", "rand")}
+# Of few elements more than the everyday distribution: that all of them are seen depends on the output's type.
+DISTRIBUTIONS = {"f32": ("int-2", "rand"), "bf16": ("int-1", "int-2", "rand"), "f16": ("int-1", "int-2", "rand")}
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +59,16 @@ def store(c: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return c.to(like.dtype)
 
 
-def judged(matmul: Matmul, line: str, fillings: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
+def judged(matmul: Matmul, line: str, distributions: tuple[str, ...], mode: str = "auto") -> list[Outcome]:
     names = frozenset({"f64", "f32", "bf16", "f16", "i8", "i32"})
-    return list(outcomes_of(CallableBackend("some", matmul, names, True, None, True), line, fillings, mode))
+    return list(outcomes_of(CallableBackend("some", matmul, names, True, None, True), line, distributions, mode))
 
 
-def outcomes_of(backend: Backend, line: str, fillings: tuple[str, ...] = (), mode: str = "auto") -> Iterator[Outcome]:
+def outcomes_of(
+    backend: Backend, line: str, distributions: tuple[str, ...] = (), mode: str = "auto"
+) -> Iterator[Outcome]:
     problem = Problem.parse(line)
-    case = Case(backend, problem, fillings or fillings_for(problem), 3, "cpu")
+    case = Case(backend, problem, distributions or distributions_for(problem), 3, "cpu")
     return Judge(lambda *_: False, reference=mode).judge(case)
 
 
@@ -144,20 +146,20 @@ ALL = [
 
 
 @pytest.mark.parametrize("line", ALL)
-def test_an_honest_product_passes_with_every_filling(line: str) -> None:
+def test_an_correct_product_passes_with_every_distribution(line: str) -> None:
     problem = Problem.parse(line)
-    fillings = tuple(f for f in fillings_for(problem) if f not in {"rand-large", "rand-small"})
+    distributions = tuple(f for f in distributions_for(problem) if f not in {"rand-large", "rand-small"})
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype == torch.int8:
             return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int32)
         return store(exact(a, b), a)
 
-    outcomes = judged(product, line, fillings)
-    assert [(o.filling, o.status) for o in outcomes] == [(f, Status.PASSED) for f in fillings]
+    outcomes = judged(product, line, distributions)
+    assert [(o.distribution, o.status) for o in outcomes] == [(f, Status.PASSED) for f in distributions]
     assert all(o.sampled.startswith("judged by sample: ") for o in outcomes)
     # The whole reference says the same, and of the same tier.
-    full = judged(product, line, fillings[:2], "full")
+    full = judged(product, line, distributions[:2], "full")
     assert [(o.status, o.tier, o.sampled) for o in full] == [(o.status, o.tier, "") for o in outcomes[:2]]
 
 
@@ -165,17 +167,17 @@ def test_an_honest_product_passes_with_every_filling(line: str) -> None:
 @pytest.mark.parametrize("line", ["mm:{}:nn:200x136x513", "addmm:{}:nt:200x136x100:bias-1n+sub"])
 def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
     problem = Problem.parse(line.format(dtype))
-    for filling in fillings_for(problem):
-        made = tensors.make(problem, filling, 1)
+    for distribution in distributions_for(problem):
+        made = tensors.make(problem, distribution, 1)
         c = build(problem)(**args(problem, made))
         suspects, how = sampled.Sample(made)._suspects(problem, c, EAGER, "exact" if made.quantum else "hard")
-        assert (suspects is None) == (filling == "specials"), how
-        assert suspects is None or not suspects.any(), (filling, how)
+        assert (suspects is None) == (distribution == "specials"), how
+        assert suspects is None or not suspects.any(), (distribution, how)
 
 
-@pytest.mark.parametrize(("name", "line"), [(n, t) for n, one in HONEST.items() for t in one.lines.values()])
-def test_an_honest_product_is_not_accused(name: str, line: str) -> None:
-    outcomes = list(outcomes_of(Planted(name, HONEST[name]), line.format(k=1000)))
+@pytest.mark.parametrize(("name", "line"), [(n, t) for n, one in CONTROLS.items() for t in one.lines.values()])
+def test_an_correct_product_is_not_accused(name: str, line: str) -> None:
+    outcomes = list(outcomes_of(Planted(name, CONTROLS[name]), line.format(k=1000)))
     assert {o.status for o in outcomes} == {Status.PASSED}, outcomes
 
 
@@ -198,9 +200,11 @@ CAUGHT = (
 )
 
 
-@pytest.mark.parametrize(("name", "line"), [(n, line) for n in CAUGHT for _, _, line in LIARS[n].problems((1000,))])
-def test_a_liar_is_caught(name: str, line: str) -> None:
-    outcomes = outcomes_of(Planted(name, LIARS[name]), line)  # filling by filling: the first catch is enough
+@pytest.mark.parametrize(("name", "line"), [(n, line) for n in CAUGHT for _, _, line in MUTANTS[n].problems((1000,))])
+def test_a_mutant_is_caught(name: str, line: str) -> None:
+    outcomes = outcomes_of(
+        Planted(name, MUTANTS[name]), line
+    )  # distribution by distribution: the first catch is enough
     assert any(o.status in {Status.INCORRECT, Status.CRASHED} for o in outcomes)
 
 

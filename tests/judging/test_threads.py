@@ -18,7 +18,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -95,8 +95,8 @@ def test_threads_show_in_id_report_rerun_line_and_record() -> None:
 )
 def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     problem = Problem.parse(text)
-    for filling in fillings_for(problem):
-        given = room.make(problem, filling, 0)
+    for distribution in distributions_for(problem):
+        given = room.make(problem, distribution, 0)
         assert (given.a.stride(), given.b.stride()) == (a, b)
         assert given.guards_intact()
         assert (given.b is given.a) == problem.has("square")

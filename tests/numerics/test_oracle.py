@@ -22,7 +22,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
-from pytest_gemm.operands.distributions import FILLINGS, fillings_for
+from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -40,10 +40,12 @@ def contract_for(problem: Problem, **claims: object) -> Contract:
     return Contract(**{"accumulate": accumulate, "epilogue": "either", **claims})  # type: ignore[arg-type]  # fields by name
 
 
-def judged(line: str, filling: str, matmul: Matmul | None = None, **claims: object) -> tuple[int, span_module.Interval]:
+def judged(
+    line: str, distribution: str, matmul: Matmul | None = None, **claims: object
+) -> tuple[int, span_module.Interval]:
     """How many elements of the program's result (with ``matmul`` in it) are outside, and the interval."""
     problem = Problem.parse(line)
-    given = ops.make(problem, filling, 11, "cpu")
+    given = ops.make(problem, distribution, 11, "cpu")
     result = program.build(problem, matmul)(**program.args(problem, given))
     span = interval_module.interval(
         problem, given, reference.reference(problem, given), contract_for(problem, **claims)
@@ -98,8 +100,8 @@ STEPS = [
 def test_eager_products_are_right(dtype: str, shape: str) -> None:
     for line in PRODUCTS:
         problem = Problem.parse(line.format(d=dtype, s=shape))
-        for filling in fillings_for(problem):
-            assert judged(problem.line, filling)[0] == 0, (problem.line, filling)
+        for distribution in distributions_for(problem):
+            assert judged(problem.line, distribution)[0] == 0, (problem.line, distribution)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +111,9 @@ def test_eager_products_are_right(dtype: str, shape: str) -> None:
 )
 def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
     for line in (f"mm:{dtype}:nn:33x65x127:{steps}", f"linear:{dtype}:nt:17x33x1000:bias+{steps}"):
-        for filling in fillings_for(Problem.parse(line)):
+        for distribution in distributions_for(Problem.parse(line)):
             for epilogue in ("either", "eager"):
-                assert judged(line, filling, epilogue=epilogue)[0] == 0, (line, filling, epilogue)
+                assert judged(line, distribution, epilogue=epilogue)[0] == 0, (line, distribution, epilogue)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +128,11 @@ def test_eager_epilogues_are_right(dtype: str, steps: str) -> None:
     ],
 )
 def test_eager_integer_operands_are_right(line: str) -> None:
-    for filling in fillings_for(Problem.parse(line)):
-        assert judged(line, filling)[0] == 0, filling
+    for distribution in distributions_for(Problem.parse(line)):
+        assert judged(line, distribution)[0] == 0, distribution
 
 
-# Honest kernels that are not eager's: other orders, blocks, slices.
+# Correct kernels that are not eager's: other orders, blocks, slices.
 def reversed_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.flip(-1) @ b.flip(-2)
 
@@ -150,10 +152,10 @@ def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("matmul", [reversed_k, split_k, one_by_one])
 @pytest.mark.parametrize("line", ["mm:f32:nn:17x40x1000", "mm:bf16:nn:17x40x8200", "mm:f16:nt:17x40x256"])
 @pytest.mark.parametrize("epilogue", ["fused", "eager"])
-def test_honest_orders_are_right(matmul: Matmul, line: str, epilogue: str) -> None:
-    for filling in ("int-1", "int-2", "rand", "rand-positive", "rand-wide"):
-        if filling in fillings_for(Problem.parse(line)):
-            assert judged(line, filling, matmul, epilogue=epilogue, slices=4)[0] == 0, filling
+def test_correct_orders_are_right(matmul: Matmul, line: str, epilogue: str) -> None:
+    for distribution in ("int-1", "int-2", "rand", "rand-positive", "rand-wide"):
+        if distribution in distributions_for(Problem.parse(line)):
+            assert judged(line, distribution, matmul, epilogue=epilogue, slices=4)[0] == 0, distribution
 
 
 # Planted errors.
@@ -198,7 +200,7 @@ def one_percent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("k", [256, 1000, 8200])
 @pytest.mark.parametrize(
-    ("dtype", "matmul", "filling"),
+    ("dtype", "matmul", "distribution"),
     [
         ("f32", last_k_dropped, "int-1"),
         ("f32", last_k_dropped, "rand"),
@@ -218,8 +220,8 @@ def one_percent(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("epilogue", ["fused", "either"])
-def test_planted_errors_are_rejected(dtype: str, matmul: Matmul, filling: str, k: int, epilogue: str) -> None:
-    assert judged(f"mm:{dtype}:nn:32x64x{k}", filling, matmul, epilogue=epilogue)[0] > 0
+def test_planted_errors_are_rejected(dtype: str, matmul: Matmul, distribution: str, k: int, epilogue: str) -> None:
+    assert judged(f"mm:{dtype}:nn:32x64x{k}", distribution, matmul, epilogue=epilogue)[0] > 0
 
 
 def test_a_claim_of_tf32_excuses_tf32_only() -> None:
@@ -250,27 +252,27 @@ def bf16_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shape", ["17x65x127", "24x32x4096", "33x97x1"])
 def test_tf32_and_f32_alike_are_right_where_a_flag_allows_it(matmul: Matmul, shape: str) -> None:
     for line in (f"mm:f32:nn:{shape}::tf32", f"addmm:f32:nn:{shape}:bias+alpha-0.5+beta-2+relu:tf32"):
-        for filling in fillings_for(Problem.parse(line)):
-            assert judged(line, filling, matmul, **TF32)[0] == 0, (line, filling)
+        for distribution in distributions_for(Problem.parse(line)):
+            assert judged(line, distribution, matmul, **TF32)[0] == 0, (line, distribution)
 
 
 def test_exact_data_for_tf32_fit_it_and_stay_exact() -> None:
     line = "mm:f32:nn:32x64x1000::tf32"
     problem = Problem.parse(line)
-    for filling in ("int-1", "int-2", "k-cover", "tile-map", "one-hot"):
-        given = ops.make(problem, filling, 11, "cpu")
-        assert torch.equal(tf32(given.a), given.a), filling
-        assert torch.equal(tf32(given.b), given.b), filling
-        assert judged(line, filling, **TF32)[1].tier == "exact", filling
+    for distribution in ("int-1", "int-2", "k-cover", "tile-map", "one-hot"):
+        given = ops.make(problem, distribution, 11, "cpu")
+        assert torch.equal(tf32(given.a), given.a), distribution
+        assert torch.equal(tf32(given.b), given.b), distribution
+        assert judged(line, distribution, **TF32)[1].tier == "exact", distribution
     # Without the flag they are as wide as f32, and a kernel that claims TF32 is not held to exact sums of them.
     assert judged("mm:f32:nn:32x64x1000", "int-2", **TF32)[1].tier != "exact"
 
 
 @pytest.mark.parametrize(
-    ("matmul", "filling"), [(bf16_inputs, "int-2"), (last_k_dropped, "int-2"), (last_k_dropped, "rand")]
+    ("matmul", "distribution"), [(bf16_inputs, "int-2"), (last_k_dropped, "int-2"), (last_k_dropped, "rand")]
 )
-def test_tf32_excuses_nothing_else(matmul: Matmul, filling: str) -> None:
-    assert judged("mm:f32:nn:32x64x256::tf32", filling, matmul, **TF32)[0] > 0
+def test_tf32_excuses_nothing_else(matmul: Matmul, distribution: str) -> None:
+    assert judged("mm:f32:nn:32x64x256::tf32", distribution, matmul, **TF32)[0] > 0
 
 
 def test_a_bias_is_not_rounded_to_tf32() -> None:
@@ -301,10 +303,10 @@ def slices_in_half(count: int) -> Matmul:
 @pytest.mark.parametrize("k", [48, 250, 1000, 8200])
 def test_partial_sums_in_half_are_right_where_a_flag_allows_it(dtype: str, k: int) -> None:
     line = f"mm:{dtype}:nn:24x40x{k}::reduced"
-    for filling in fillings_for(Problem.parse(line)):
-        wrong, span = judged(line, filling, slices_in_half(8), slices=8, partials="out")
-        assert wrong == 0, filling
-        assert (span.tier == "exact") == FILLINGS[filling].exact, filling
+    for distribution in distributions_for(Problem.parse(line)):
+        wrong, span = judged(line, distribution, slices_in_half(8), slices=8, partials="out")
+        assert wrong == 0, distribution
+        assert (span.tier == "exact") == DISTRIBUTIONS[distribution].exact, distribution
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -323,7 +325,7 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
     found = reference.reference(problem, given)
     assert interval_module.interval(problem, given, found, Contract(slices=8)).tier == "exact"
     assert interval_module.interval(problem, given, found, Contract(slices=8, partials="out")).tier == "hard"
-    assert "int-1" not in fillings_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
+    assert "int-1" not in distributions_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
 
 
 @pytest.mark.parametrize("half", ["bf16", "f16"])
@@ -339,23 +341,23 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
 )
 def test_eager_under_autocast_is_right(line: str, half: str) -> None:
     problem = Problem.parse(line.format(half))
-    for filling in fillings_for(problem):
+    for distribution in distributions_for(problem):
         for epilogue in ("either", "eager"):
-            assert judged(problem.line, filling, epilogue=epilogue)[0] == 0, (filling, epilogue)
+            assert judged(problem.line, distribution, epilogue=epilogue)[0] == 0, (distribution, epilogue)
 
 
 @pytest.mark.parametrize(
-    ("line", "filling", "seed", "place"),
+    ("line", "distribution", "seed", "place"),
     [
         ("linear:f64:nt:5x18x36x2", "specials", 814473, (1, 17, 4)),  # a product that underflows in float64
         ("scaled_mm:f8e5m2-f8e5m2-f16:nt:11x40x2:rowwise+div:off-a", "rand-wide", 682691, (1, 16)),  # terms cancel
     ],
 )
 def test_a_sum_that_is_only_nearly_zero_may_have_either_sign(
-    line: str, filling: str, seed: int, place: tuple[int, ...]
+    line: str, distribution: str, seed: int, place: tuple[int, ...]
 ) -> None:
     problem = Problem.parse(line)
-    given = ops.make(problem, filling, seed)
+    given = ops.make(problem, distribution, seed)
     span = interval_module.interval(
         problem, given, reference.reference(problem, given), contract_for(problem, epilogue="eager")
     )
@@ -448,9 +450,9 @@ def test_alignment_bits_of_a_tensor_core_are_accepted_under_their_contract() -> 
             total = torch.trunc(total / unit) * unit
         return total.to(a.dtype)
 
-    for filling in ("rand", "rand-positive", "int-1"):
+    for distribution in ("rand", "rand-positive", "int-1"):
         claims = {"alignment_bits": 24, "chunk": 8, "epilogue": "fused"}
-        assert judged("mm:bf16:nn:16x24x1000", filling, truncating_core, **claims)[0] == 0, filling
+        assert judged("mm:bf16:nn:16x24x1000", distribution, truncating_core, **claims)[0] == 0, distribution
 
 
 def fixed(line: str, a: list[list[float]], b: list[list[float]], bias: list[float] | None = None) -> ops.Operands:
@@ -685,8 +687,13 @@ def test_an_overflow_that_depends_on_the_order_is_not_judged() -> None:
 
 def test_exact_data_has_one_right_answer_and_random_data_of_each_tier_has_more() -> None:
     line = "mm:f32:nn:16x16x256"
-    for filling, tier in (("int-1", "exact"), ("int-2", "exact"), ("rand", "statistical"), ("rand-positive", "hard")):
-        span = judged(line, filling)[1]
+    for distribution, tier in (
+        ("int-1", "exact"),
+        ("int-2", "exact"),
+        ("rand", "statistical"),
+        ("rand-positive", "hard"),
+    ):
+        span = judged(line, distribution)[1]
         assert span.tier == tier
         assert torch.equal(span.lo, span.hi) == (tier == "exact")
         assert bool((span.bound == 0).all()) == (tier == "exact")
@@ -754,9 +761,9 @@ def test_a_reference_is_refused_for_an_op_that_is_not_known() -> None:
 # -- insensitive -------------------------------------------------------------------------------------
 
 
-def doubt(line: str, filling: str = "rand", **changes: object) -> str | None:
+def doubt(line: str, distribution: str = "rand", **changes: object) -> str | None:
     problem = Problem.parse(line)
-    given = dataclasses.replace(ops.make(problem, filling, 5, "cpu"), **changes)  # type: ignore[arg-type]  # fields by name
+    given = dataclasses.replace(ops.make(problem, distribution, 5, "cpu"), **changes)  # type: ignore[arg-type]  # fields by name
     span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem))
     reason = sensitivity.insensitive(problem, given, span)
     return None if reason is None else reason.code
@@ -782,8 +789,8 @@ def test_a_bound_that_admits_zero_is_mistrusted() -> None:
 
 @pytest.mark.parametrize("line", ["mm:f32:nn:16x16x0", "mm:f32:nn:0x16x8", "mm:f32:nn:1x1x8", "mm:bf16:nn:64x64x8200"])
 def test_legitimate_cases_are_trusted(line: str) -> None:
-    for filling in fillings_for(Problem.parse(line)):
-        assert doubt(line, filling) is None, filling
+    for distribution in distributions_for(Problem.parse(line)):
+        assert doubt(line, distribution) is None, distribution
 
 
 def test_relu_is_trusted_whatever_the_seed() -> None:

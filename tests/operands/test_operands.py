@@ -1,4 +1,4 @@
-"""Operands: reproducible to the byte, fenced in poison, exact where they say so, and telling."""
+"""Operands: reproducible to the byte, guarded in poison, exact where they say so, and telling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pytest_gemm.operands import memory, random_streams
 from pytest_gemm.operands import tensors as room
 from pytest_gemm.operands.decoders import decode_k, decode_source, k_cover_digits, tile_map_period
-from pytest_gemm.operands.distributions import FILLINGS, fillings_for
+from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.memory import poison_output
 from pytest_gemm.outcome import Unsupported
@@ -20,11 +20,11 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.programs.program import args
 
-EXACT = [name for name, filling in FILLINGS.items() if filling.exact]
+EXACT = [name for name, distribution in DISTRIBUTIONS.items() if distribution.exact]
 
 
-def make(line: str, filling: str, seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(line), filling, seed)
+def make(line: str, distribution: str, seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(line), distribution, seed)
 
 
 def accumulator_bits(problem: Problem) -> int:
@@ -37,7 +37,7 @@ def accumulator_bits(problem: Problem) -> int:
 
 
 @pytest.mark.parametrize(
-    ("line", "filling", "digest"),
+    ("line", "distribution", "digest"),
     [
         ("mm:f32:nt:5x3x7", "rand", "a=5b298956a2c1111712bad27f6d0f44f7 b=9960bcbb77b3ab841f258cb99a0badeb"),
         ("mm:bf16:nn:5x3x7", "int-2", "a=9f8784a6048ca0142ef220f265dd83c6 b=5e1fca3e4dc35cecf9334909e7fe5cf5"),
@@ -46,11 +46,11 @@ def accumulator_bits(problem: Problem) -> int:
         ("mm:f16:nt:5x3x7", "one-hot", "a=b2799a95c7e1dc328509b155c307003b b=9af7bcc83eaea85fbb82adfe39aa1b9f"),
     ],
 )
-def test_the_same_bytes_on_every_machine(line: str, filling: str, digest: str) -> None:
-    assert make(line, filling, seed=11).digest() == digest
+def test_the_same_bytes_on_every_machine(line: str, distribution: str, digest: str) -> None:
+    assert make(line, distribution, seed=11).digest() == digest
 
 
-def test_seed_filling_and_problem_decide_the_values() -> None:
+def test_seed_distribution_and_problem_decide_the_values() -> None:
     line = "mm:f32:nt:5x3x7"
     first = make(line, "rand", 1).digest()
     assert make(line, "rand", 1).digest() == first
@@ -61,18 +61,18 @@ def test_seed_filling_and_problem_decide_the_values() -> None:
 
 def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None:
     line = "linear:bf16:nt:{}x24x40:bias+relu"
-    for filling in fillings_for(Problem.parse(line.format(8))):
-        eight = make(line.format(8), filling)
-        assert make(line.format(8) + ":dyn-m", filling).digest() == eight.digest()
-        seven = make(line.format(7) + ":dyn-m", filling)
+    for distribution in distributions_for(Problem.parse(line.format(8))):
+        eight = make(line.format(8), distribution)
+        assert make(line.format(8) + ":dyn-m", distribution).digest() == eight.digest()
+        seven = make(line.format(7) + ":dyn-m", distribution)
         assert eight.bias is not None
         assert seven.bias is not None
         # Bits: specials hold NaN.
-        assert torch.equal(seven.b.view(torch.int16), eight.b.view(torch.int16)), filling
-        assert torch.equal(seven.bias.view(torch.int16), eight.bias.view(torch.int16)), filling
+        assert torch.equal(seven.b.view(torch.int16), eight.b.view(torch.int16)), distribution
+        assert torch.equal(seven.bias.view(torch.int16), eight.bias.view(torch.int16)), distribution
 
 
-# -- fenced -----------------------------------------------------------------------------------------
+# -- guarded -----------------------------------------------------------------------------------------
 
 LAYOUTS = [
     "mm:f32:nn:5x3x7",
@@ -197,20 +197,20 @@ DTYPE_LINES = [
 
 @pytest.mark.parametrize("k", [1, 7, 256, 1000, 8200])
 @pytest.mark.parametrize("line", DTYPE_LINES)
-def test_exact_fillings_sum_exactly_in_the_accumulator(line: str, k: int) -> None:
+def test_exact_distributions_sum_exactly_in_the_accumulator(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
     bits = accumulator_bits(problem)
-    for filling in set(EXACT) & set(fillings_for(problem)):
-        o = room.make(problem, filling, 3)
+    for distribution in set(EXACT) & set(distributions_for(problem)):
+        o = room.make(problem, distribution, 3)
         a, b = o.a.double(), o.b.double()
         scale = 1.0 if o.scale_b is None else o.scale_b.double()
         grid = 0.0 if o.bias is None else abs(problem.beta) * o.bias.double().abs()
-        assert (a.abs() @ b.abs() * scale + grid).max() <= 2.0**bits * o.quantum, filling
+        assert (a.abs() @ b.abs() * scale + grid).max() <= 2.0**bits * o.quantum, distribution
         # Products row 0 times all columns, each on the grid.
         products = a[0][:, None] * b * scale / o.quantum
-        assert torch.equal(products, products.round()), filling
+        assert torch.equal(products, products.round()), distribution
         if o.bias is not None:
-            assert torch.equal(o.bias.double() / o.quantum, (o.bias.double() / o.quantum).round()), filling
+            assert torch.equal(o.bias.double() / o.quantum, (o.bias.double() / o.quantum).round()), distribution
         assert not o.zero_mean
         assert o.finite
 
@@ -218,12 +218,12 @@ def test_exact_fillings_sum_exactly_in_the_accumulator(line: str, k: int) -> Non
 @pytest.mark.parametrize("half", ["bf16", "f16"])
 def test_exact_operands_lose_nothing_when_autocast_converts_them(half: str) -> None:
     problem = Problem.parse(f"addmm:f32-f32-{half}:nn:33x40x1000:bias")
-    for filling in set(EXACT) & set(fillings_for(problem)):
-        o = room.make(problem, filling, 3)
+    for distribution in set(EXACT) & set(distributions_for(problem)):
+        o = room.make(problem, distribution, 3)
         assert o.bias is not None
         for tensor in (o.a, o.b, o.bias):
             assert tensor.dtype == torch.float32
-            assert torch.equal(tensor.to(torch_dtype(problem.dtypes.out)).float(), tensor), filling
+            assert torch.equal(tensor.to(torch_dtype(problem.dtypes.out)).float(), tensor), distribution
     # Random ones have bits to lose.
     o = room.make(problem, "rand", 3)
     assert not torch.equal(o.a.to(torch_dtype(problem.dtypes.out)).float(), o.a)
@@ -234,8 +234,8 @@ def test_exact_operands_lose_nothing_when_autocast_converts_them(half: str) -> N
 def test_no_result_overflows(line: str, k: int) -> None:
     problem = Problem.parse(line.format(k))
     chain = [problem.dtypes.out] + [s.dtype for s in problem.epilogue if s.kind is StepKind.CAST]
-    for filling in set(fillings_for(problem)) - {"specials"}:
-        o = room.make(problem, filling, 3)
+    for distribution in set(distributions_for(problem)) - {"specials"}:
+        o = room.make(problem, distribution, 3)
         product = o.a.double() @ o.b.double() * (1.0 if o.scale_b is None else o.scale_b.double())
         addend = 0.0 if o.bias is None else problem.beta * o.bias.double()
         value = problem.alpha * product + addend
@@ -243,7 +243,7 @@ def test_no_result_overflows(line: str, k: int) -> None:
             value = value * o.residuals[0].double()
         if problem.step("exp"):
             value = value.exp()
-        assert value.abs().max() <= min(d.max_finite for d in chain), filling
+        assert value.abs().max() <= min(d.max_finite for d in chain), distribution
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
@@ -491,14 +491,14 @@ def test_results_are_neither_silent_nor_all_alike(dtype: str, shape: str, epilog
 
     problem = Problem.parse(f"mm:{dtype}:nt:{shape}{epilogue}")
     wide = Problem.parse(f"mm:f64:nt:{shape}{epilogue}")
-    for filling in set(fillings_for(problem)) - {"specials", "k-cover"}:
-        o = room.make(problem, filling, 5)
+    for distribution in set(distributions_for(problem)) - {"specials", "k-cover"}:
+        o = room.make(problem, distribution, 5)
         c = build(wide)(**{name: t.double() for name, t in args(problem, o).items()}).to(
             torch_dtype(problem.dtypes.out)
         )
         assert c.isfinite().all()
-        assert (c != 0).double().mean() >= 0.1, filling
-        assert len(c.unique()) >= 3 or problem.shape.k == 1 or c.numel() < 10, filling
+        assert (c != 0).double().mean() >= 0.1, distribution
+        assert len(c.unique()) >= 3 or problem.shape.k == 1 or c.numel() < 10, distribution
 
 
 def test_a_shifted_bias_shows_and_residuals_have_the_dtype_of_the_chain() -> None:
@@ -515,7 +515,7 @@ def test_a_shifted_bias_shows_and_residuals_have_the_dtype_of_the_chain() -> Non
 def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="exp of an integer product"):
         make("int_mm:i8-i8-i32:nt:4x4x4:cast-f32+exp", "rand")
-    assert fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4:cast-f32+exp")) == ()
+    assert distributions_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4:cast-f32+exp")) == ()
     with pytest.raises(Unsupported, match="cast-i8"):
         make("mm:f32:nt:4x4x4:cast-i8", "rand")
     with pytest.raises(Unsupported, match="tile-map does not apply"):
@@ -524,11 +524,11 @@ def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
         make("mm:f32:nt:4x4x4", "k-cove")
 
 
-def test_the_most_telling_filling_comes_first() -> None:
-    names = fillings_for(Problem.parse("mm:f32:nt:33x65x127"))
+def test_the_most_telling_distribution_comes_first() -> None:
+    names = distributions_for(Problem.parse("mm:f32:nt:33x65x127"))
     assert names[:3] == ("int-2", "rand", "k-cover")
-    assert set(names) == set(FILLINGS)
-    assert set(fillings_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4"))) == {*EXACT, "rand"}
+    assert set(names) == set(DISTRIBUTIONS)
+    assert set(distributions_for(Problem.parse("int_mm:i8-i8-i32:nt:4x4x4"))) == {*EXACT, "rand"}
 
 
 # -- large ones -----------------------------------------------------------------------------------------
@@ -544,9 +544,11 @@ def few_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "line", ["mm:f32:nt:90x70x64", "mm:bf16:tn:90x70x65::pad-lda+pad-ldb", "bmm:f32:nn:3x40x70x33"]
 )
-@pytest.mark.parametrize("filling", ["int-2", "int-1", "rand"])
-def test_a_large_operand_is_made_of_few_lines_and_keeps_its_filling_s_promise(line: str, filling: str) -> None:
-    made = make(line, filling, 1)
+@pytest.mark.parametrize("distribution", ["int-2", "int-1", "rand"])
+def test_a_large_operand_is_made_of_few_lines_and_keeps_its_distribution_s_promise(
+    line: str, distribution: str
+) -> None:
+    made = make(line, distribution, 1)
     a, b = made.a.double(), made.b.double()
     for lines in (a.reshape(-1, a.shape[-1]), b.mT.reshape(-1, b.shape[-2])):
         # Rotated, and no two alike.
@@ -555,8 +557,8 @@ def test_a_large_operand_is_made_of_few_lines_and_keeps_its_filling_s_promise(li
     if made.quantum:
         assert float((a.abs() @ b.abs()).amax()) <= made.reach * made.quantum <= 2**24 * made.quantum
     assert made.guards_intact()
-    again = make(line, filling, 1)
-    assert again.digest() == made.digest() != make(line, filling, 2).digest()
+    again = make(line, distribution, 1)
+    assert again.digest() == made.digest() != make(line, distribution, 2).digest()
 
 
 @pytest.mark.usefixtures("few_are_drawn")
@@ -568,7 +570,7 @@ def test_a_large_constant_and_a_large_residual_are_the_same_for_every_m() -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "filling"),
+    ("line", "distribution"),
     [
         ("addmm:f32:tn:17x24x40:bias-1n+add:pad-lda+off-b", "int-2"),
         ("mm:f32:nt:24x24x40:add:self", "rand"),
@@ -577,8 +579,8 @@ def test_a_large_constant_and_a_large_residual_are_the_same_for_every_m() -> Non
         ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
     ],
 )
-def test_a_clone_is_the_same_elsewhere(line: str, filling: str) -> None:
-    made = make(line, filling, 1)
+def test_a_clone_is_the_same_elsewhere(line: str, distribution: str) -> None:
+    made = make(line, distribution, 1)
     other = made.clone()
     assert other.digest() == made.digest()
     assert other.guards_intact()
@@ -591,7 +593,7 @@ def test_a_clone_is_the_same_elsewhere(line: str, filling: str) -> None:
         assert x.data_ptr() % 64 == y.data_ptr() % 64
     other.a.zero_()
     assert other.changed(made.digest()) == ("a",)
-    assert made.changed(make(line, filling, 1).digest()) == ()
+    assert made.changed(make(line, distribution, 1).digest()) == ()
     # B that is A, and a residual that is A, still are.
     assert (other.b.data_ptr() == other.a.data_ptr()) == (made.b.data_ptr() == made.a.data_ptr())
     if made.residuals:

@@ -181,7 +181,7 @@ CONFTEST = """
 TEST = """
     import pytest
 
-    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:9x16x32"], fillings=["rand"])
+    @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32", "mm:f32:nn:9x16x32"], distributions=["rand"])
     def test_product(gemm_case, gemm_check):
         gemm_check(gemm_case)
 """
@@ -341,7 +341,7 @@ def test_what_is_known_is_said_when_a_kernel_ends_the_process(project: pytest.Py
             "FAILED test_it.py::test_product[[]off-mm:f32:nn:8x16x32]",
             "mm:f32:nn:8x16x32 on off: incorrect: *",
             "mm:f32:nn:8x16x32 on leaves: crashed: the test process died in run: it ended itself with exit status 0",
-            "  kernel leaves; filling rand, seed 0",
+            "  kernel leaves; distribution rand, seed 0",
             "  rerun: pytest test_it.py::test_product --gemm-backends=leaves --gemm-problem=mm:f32:nn:8x16x32 *",
             "The process that ran the tests is gone: *, so pytest ends here, and 4 more test(s) are not run.",
             "off *mm *1 *",

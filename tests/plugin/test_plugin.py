@@ -117,7 +117,7 @@ def test_ini_twins_and_the_command_line_wins(project: pytest.Pytester) -> None:
     run(project, "--gemm-seed=8").stdout.fnmatch_lines(["gemm: *seed 8,*"])
 
 
-def test_the_seed_changes_the_values_and_the_level_the_number_of_fillings(project: pytest.Pytester) -> None:
+def test_the_seed_changes_the_values_and_the_level_the_number_of_distributions(project: pytest.Pytester) -> None:
     quick, full = project.path / "quick.jsonl", project.path / "full.jsonl"
     run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={quick}")
     run(
@@ -129,7 +129,7 @@ def test_the_seed_changes_the_values_and_the_level_the_number_of_fillings(projec
     )
     assert len(records(quick)) == 4
     assert len(records(full)) == 6
-    assert len({r["filling"] for r in records(full)}) == 6
+    assert len({r["distribution"] for r in records(full)}) == 6
 
 
 # -- how a case ends -------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_an_incorrect_result_answers_what_where_how_far_and_how_to_rerun(project
         [
             "mm:f32:nn:8x16x32 on off: incorrect: 64 of 128 elements*",
             "*row >= 4*",
-            "*kernel off; filling *, seed 3",
+            "*kernel off; distribution *, seed 3",
             "*rerun: pytest test_it.py::test_product --gemm-backends=off --gemm-problem=mm:f32:nn:8x16x32*-seed=3*",
         ]
     )

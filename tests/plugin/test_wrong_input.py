@@ -134,7 +134,7 @@ VALUES = wrong(
     ("--gemm-ops=mm,mm", "mm is given twice"),
     ("--gemm-ops=mm --gemm-ops=bmm", "--gemm-ops is given twice, mm and bmm"),
     ("--gemm-ops mm --gemm-ops bmm", "--gemm-ops is given twice, mm and bmm"),
-    ("--gemm-fillings=", "--gemm-fillings= is empty"),
+    ("--gemm-distributions=", "--gemm-distributions= is empty"),
     ("--gemm-seed=-1", "--gemm-seed=-1", "whole number"),
     ("--gemm-seed=1.5",),
     ("--gemm-seed=0x10",),
@@ -318,13 +318,13 @@ TIMED_ONLY = wrong(
     ("--gemm-defects=folder", "--gemm-defects=folder has no effect"),
 )
 
-# Those that know the fillings, and so torch.
-FILLINGS = wrong(
-    ("--gemm-fillings=rnad", "--gemm-fillings=rnad: unknown filling 'rnad' (did you mean 'rand'?)"),
-    ("--gemm-fillings=rand,rand", "rand is given twice"),
+# Those that know the distributions, and so torch.
+DISTRIBUTIONS = wrong(
+    ("--gemm-distributions=rnad", "--gemm-distributions=rnad: unknown distribution 'rnad' (did you mean 'rand'?)"),
+    ("--gemm-distributions=rand,rand", "rand is given twice"),
     (
-        "--gemm-fillings=rand-positive --gemm-problem=int_mm:i8-i8-i32:nt:17x16x16",
-        "--gemm-fillings=rand-positive: does not apply to --gemm-problem=int_mm:i8-i8-i32:nt:17x16x16",
+        "--gemm-distributions=rand-positive --gemm-problem=int_mm:i8-i8-i32:nt:17x16x16",
+        "--gemm-distributions=rand-positive: does not apply to --gemm-problem=int_mm:i8-i8-i32:nt:17x16x16",
     ),
 )
 
@@ -364,7 +364,7 @@ LEDGERS = wrong(
     ('[[known-failure]]\nid = "x"\nreason = "y"\n', "backend"),
     (ENTRY.replace('"x"', "7"), "ledger.toml:2", "id"),
     (f"{ENTRY}{ENTRY}", "ledger.toml", "'x'"),
-    (f'{ENTRY}filing = "rand"\n', "ledger.toml:5", "did you mean 'filling'?"),
+    (f'{ENTRY}filing = "rand"\n', "ledger.toml:5", "did you mean 'distribution'?"),
     (f'{ENTRY}status = "wrong"\n', "ledger.toml:5", "wrong"),
     (f'{ENTRY}torch = "2.12 or so"\n', "ledger.toml:5", "torch"),
     (f'{ENTRY}crashes = "yes"\n', "ledger.toml:5", "crashes"),
@@ -434,8 +434,11 @@ MARKERS = wrong(
     ("problems=['mm:f32:nn:1x1']", "shape: 2 sizes"),
     ("problems=[''] ", "op: is missing"),
     ("shapes='shapes.toml'", "the gemm marker's shapes is 'shapes.toml'; it takes the Path"),
-    ("problems=['mm:f32:nn:1x1x1'], fillings='rand'", "the gemm marker's fillings is 'rand'; it takes a list"),
-    ("problems=['mm:f32:nn:1x1x1'], fillings=[1]", "the gemm marker's fillings is [1]"),
+    (
+        "problems=['mm:f32:nn:1x1x1'], distributions='rand'",
+        "the gemm marker's distributions is 'rand'; it takes a list",
+    ),
+    ("problems=['mm:f32:nn:1x1x1'], distributions=[1]", "the gemm marker's distributions is [1]"),
     ("problems=['mm:f32:nn:1x1x1'], any_problem='no'", "the gemm marker's any_problem is 'no'; it takes True or"),
 )
 
@@ -755,6 +758,6 @@ def whole_libraries() -> None:
 
 
 @pytest.mark.usefixtures("whole_libraries")
-@pytest.mark.parametrize("case", FILLINGS)
-def test_wrong_fillings(project: pytest.Pytester, case: Wrong) -> None:
+@pytest.mark.parametrize("case", DISTRIBUTIONS)
+def test_wrong_distributions(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *shlex.split(case.given)), case.says)

@@ -23,7 +23,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Status, Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -31,8 +31,8 @@ from pytest_gemm.problem.problem import Problem
 Groups = tuple[tuple[int, int], ...]
 
 
-def make(text: str, filling: str = "rand", seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(text), filling, seed)
+def make(text: str, distribution: str = "rand", seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(text), distribution, seed)
 
 
 def by_hand(o: room.Operands) -> torch.Tensor:
@@ -120,11 +120,11 @@ def test_eager_on_a_cpu_is_right(text: str) -> None:
         assert refusal is not None  # rows of B are 100 long; rows of nothing and a gap are 9 apart
         return
     assert refusal is None
-    for filling in fillings_for(problem):
-        o = room.make(problem, filling, 2)
+    for distribution in distributions_for(problem):
+        o = room.make(problem, distribution, 2)
         prepared = backend.prepare(problem, o)
         verdict = compared(o, prepared.run(o))
-        assert verdict.ok, (filling, verdict.mismatch)
+        assert verdict.ok, (distribution, verdict.mismatch)
         assert prepared.proof().executed[0].startswith("aten._grouped_mm")
 
 

@@ -22,7 +22,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.errors import ProblemError
@@ -31,8 +31,8 @@ from pytest_gemm.programs import program
 from pytest_gemm.speed.roofline import work
 
 
-def made(text: str, filling: str = "rand") -> Operands:
-    return room.make(Problem.parse(text), filling, 0)
+def made(text: str, distribution: str = "rand") -> Operands:
+    return room.make(Problem.parse(text), distribution, 0)
 
 
 def wrong(given: Operands, actual: torch.Tensor) -> bool:
@@ -140,13 +140,13 @@ def test_a_step_that_another_product_has_too_is_found_out() -> None:
     assert wrong(given, computed(given).relu())
 
 
-@pytest.mark.parametrize("filling", ["specials", "rand-wide", "rand-large", "int-2"])
+@pytest.mark.parametrize("distribution", ["specials", "rand-wide", "rand-large", "int-2"])
 @pytest.mark.parametrize("text", ["linears:f16:nt:2x17x65x97:gated-relu", PLAIN, SILU])
-def test_eager_is_right_on_every_kind_of_values(text: str, filling: str) -> None:
+def test_eager_is_right_on_every_kind_of_values(text: str, distribution: str) -> None:
     problem = Problem.parse(text)
-    if filling not in fillings_for(problem):
+    if distribution not in distributions_for(problem):
         return
-    (outcome,) = Judge().judge(Case(AtenBackend(), problem, (filling,), 0, "cpu"))
+    (outcome,) = Judge().judge(Case(AtenBackend(), problem, (distribution,), 0, "cpu"))
     assert outcome.status is Status.PASSED, outcome.details
 
 
@@ -264,6 +264,6 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
             return {**super().options(problem), "cpp.enable_grouped_gemm_template": False}
 
     (outcome,) = Judge().judge(Case(Singles(threads=2), problem, ("rand",), 0, "cpu"))
-    assert outcome.status is Status.FELL_BACK
+    assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
     assert outcome.reason.code == "other-template"

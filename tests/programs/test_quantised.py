@@ -19,7 +19,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -72,11 +72,11 @@ def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: st
         Problem.parse(line)
 
 
-# -- liars, caught: each computes the program in f32 with one mistake ----------------------------------
+# -- mutants, caught: each computes the program in f32 with one mistake ----------------------------------
 
 
-def make(line: str, filling: str, seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(line), filling, seed)
+def make(line: str, distribution: str, seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(line), distribution, seed)
 
 
 def agrees(operands: room.Operands, actual: torch.Tensor, contract: Contract | None = None) -> bool:
@@ -131,17 +131,17 @@ LINE = "qlinear:u8-i8-f32:nt:17x65x126:dynamic"
     "da8w8:i8-i8-bf16:nt:17x65x127:rowwise+bias",
     "da8w8:i8-i8-f16:nt:2x9x33x1100:columnwise+bias+relu",
 ])  # fmt: skip
-def test_an_honest_program_is_accepted(line: str) -> None:
-    for filling in fillings_for(Problem.parse(line)):
-        operands = make(line, filling)
+def test_an_correct_program_is_accepted(line: str) -> None:
+    for distribution in distributions_for(Problem.parse(line)):
+        operands = make(line, distribution)
         contract = Contract("f32", "eager")
-        assert agrees(operands, computed(operands), contract), filling
+        assert agrees(operands, computed(operands), contract), distribution
         mine = operands.clone()
         assert torch.equal(computed(mine), computed(operands))
         assert mine.guards_intact()
 
 
-def liars(operands: room.Operands) -> dict[str, torch.Tensor]:
+def mutants(operands: room.Operands) -> dict[str, torch.Tensor]:
     zero, scale = operands.zero, operands.scale_b
     assert scale is not None
     return {
@@ -155,14 +155,14 @@ def liars(operands: room.Operands) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", list(liars(make(LINE, "rand"))))
-def test_a_liar_about_integers_is_caught(name: str) -> None:
-    assert any(not agrees(o := make(LINE, filling), liars(o)[name]) for filling in ("int-2", "rand"))
+@pytest.mark.parametrize("name", list(mutants(make(LINE, "rand"))))
+def test_a_mutant_about_integers_is_caught(name: str) -> None:
+    assert any(not agrees(o := make(LINE, distribution), mutants(o)[name]) for distribution in ("int-2", "rand"))
 
 
-def accumulated(line: str, filling: str, scale: float, zero: int) -> bool:
+def accumulated(line: str, distribution: str, scale: float, zero: int) -> bool:
     """Whether a residual of 8 bits is accepted that was added with this scale and zero point instead of its own."""
-    operands = make(line, filling)
+    operands = make(line, distribution)
     (own,) = [step for step in operands.problem.passes if step.name == "sum"]
     r = operands.residuals[0].float()
     replaced = (r - zero) * (scale / own.numbers[0]) + own.numbers[1]  # what its own step makes that sum of
@@ -176,12 +176,12 @@ def accumulated(line: str, filling: str, scale: float, zero: int) -> bool:
 def test_a_residual_of_codes_has_its_own_scale_and_zero_point(line: str) -> None:
     (own,) = [step for step in Problem.parse(line).passes if step.name == "sum"]
     scale, zero = own.numbers
-    for filling in ("int-2", "rand"):
-        assert accumulated(line, filling, scale, int(zero))
-        residual = make(line, filling).residuals[0]
+    for distribution in ("int-2", "rand"):
+        assert accumulated(line, distribution, scale, int(zero))
+        residual = make(line, distribution).residuals[0]
         assert str(residual.dtype) == f"torch.{Problem.parse(line).dtypes.out.torch_name}"
         for other in ((scale, 0), (scale, -int(zero)), (1.0, int(zero)), (1 / scale, int(zero)), (0.0, 0)):
-            assert not accumulated(line, filling, *other), other
+            assert not accumulated(line, distribution, *other), other
 
 
 def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by_a_power_of_two() -> None:
@@ -228,7 +228,10 @@ def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
     how: Callable[[torch.Tensor], torch.Tensor], right: bool
 ) -> None:
     line = "qlinear:u8-i8-i8:nt:64x65x64:static+requant-0.5_-4"  # an even zero point: both orders round ties alike
-    assert all(agrees(o := make(line, filling), requantised(o, how)) for filling in ("int-2", "rand", "int-1")) is right
+    assert (
+        all(agrees(o := make(line, distribution), requantised(o, how)) for distribution in ("int-2", "rand", "int-1"))
+        is right
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +282,7 @@ def from_codes(
 
 
 @pytest.mark.parametrize("mistake", [{"shift": 7}, {"group": 1}, {"group": -1}, {"swap": True}], ids=str)
-def test_a_liar_about_4_bit_weights_is_caught(mistake: dict[str, int]) -> None:
+def test_a_mutant_about_4_bit_weights_is_caught(mistake: dict[str, int]) -> None:
     operands = make(INT4, "int-2")
     assert agrees(operands, from_codes(operands))
     assert not agrees(operands, from_codes(operands, **mistake))  # type: ignore[arg-type]  # swap is a bool
@@ -344,8 +347,8 @@ def test_aten_computes_it(line: str) -> None:
     assert backend.supports(Problem.parse(line)) is None
     if refusal := backend.refusal(Problem.parse(line), "cpu"):
         pytest.skip(str(refusal))  # of this release
-    for filling in ("int-2", "rand"):
-        operands = make(line, filling)
+    for distribution in ("int-2", "rand"):
+        operands = make(line, distribution)
         prepared = backend.prepare(operands.problem, operands)
         actual = prepared.run(operands)
         assert agrees(operands, actual, prepared.contract)
@@ -372,8 +375,8 @@ def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict
 
 def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
     problem, backend = Problem.parse(THIRDS), CppBackend(candidates="one", threads=1)
-    for filling in ("int-2", "rand"):
-        operands = make(THIRDS, filling)
+    for distribution in ("int-2", "rand"):
+        operands = make(THIRDS, distribution)
         prepared = backend.prepare(problem, operands)
         assert agrees(operands, prepared.run(operands), prepared.contract)
         assert prepared.proof().objection() is None
@@ -405,11 +408,11 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
     "qlinear:u8-i8-f32:nt:9x16x64:static-0.02_7+bias",
     "da8w8:i8-i8-f32:nt:9x16x64:rowwise",
 ])  # fmt: skip
-def test_one_compiled_program_serves_every_filling(line: str) -> None:
+def test_one_compiled_program_serves_every_distribution(line: str) -> None:
     """The packed weight, the scales' products and the column sums follow from the new constants."""
     backend = CppBackend(candidates="one", threads=1)
-    for filling in ("int-2", "rand"):
-        operands = make(line, filling)
+    for distribution in ("int-2", "rand"):
+        operands = make(line, distribution)
         prepared = backend.prepare(operands.problem, operands)
         assert agrees(operands, prepared.run(operands), prepared.contract)
         assert prepared.proof().objection() is None

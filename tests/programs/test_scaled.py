@@ -21,7 +21,7 @@ from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference, sensitivity, span
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -35,8 +35,8 @@ def line(shape: str, epilogue: str, *, a: str = "f8e4m3fn", b: str = "f8e4m3fn",
     return f"scaled_mm:{a}-{b}-{out}:nt:{shape}:{epilogue}"
 
 
-def make(text: str, filling: str, seed: int = 0) -> room.Operands:
-    return room.make(Problem.parse(text), filling, seed)
+def make(text: str, distribution: str, seed: int = 0) -> room.Operands:
+    return room.make(Problem.parse(text), distribution, seed)
 
 
 # -- a tensor core in few bits -----------------------------------------------------------------------
@@ -111,33 +111,33 @@ def test_a_line_that_makes_no_scaled_product_is_refused(text: str, words: str) -
     [(a, b, scales, "7x16x512") for a in FP8 for b in FP8 for scales in ("tensorwise", "rowwise")]
     + [("f8e4m3fn", "f8e4m3fn", "rowwise", shape) for shape in ("33x48x64", "3x16x16384")],
 )
-def test_an_exact_filling_is_exact_on_a_tensor_core_of_few_bits(a: str, b: str, scales: str, shape: str) -> None:
+def test_an_exact_distribution_is_exact_on_a_tensor_core_of_few_bits(a: str, b: str, scales: str, shape: str) -> None:
     text = line(shape, f"{scales}+bias", a=a, b=b, out="f32")
     problem = Problem.parse(text)
-    for filling in ("int-1", "int-2", "one-hot", "k-cover", "tile-map"):
-        o = make(text, filling)
+    for distribution in ("int-1", "int-2", "one-hot", "k-cover", "tile-map"):
+        o = make(text, distribution)
         assert o.scale_a is not None
         assert o.scale_b is not None
         expected = (2, 2) if scales == "rowwise" else (0, 0)
         assert (o.scale_a.dim(), o.scale_b.dim()) == expected
         contract = dataclasses.replace(tensor_core.contract(problem), promote_every=0)
         verdict, interval = judged(o, on_model(o), contract)
-        assert interval.tier == "exact", filling
+        assert interval.tier == "exact", distribution
         assert torch.equal(interval.lo, interval.hi)
-        assert verdict.ok, filling
-        assert sensitivity.insensitive(problem, o, interval) is None, filling
+        assert verdict.ok, distribution
+        assert sensitivity.insensitive(problem, o, interval) is None, distribution
 
 
 def test_scales_tell_rows_from_columns_and_a_factor_from_its_reciprocal() -> None:
-    for filling in ("int-2", "rand"):
-        o = make(line("64x64x64", "rowwise"), filling)
+    for distribution in ("int-2", "rand"):
+        o = make(line("64x64x64", "rowwise"), distribution)
         assert o.scale_a is not None
         assert o.scale_b is not None
         for vector in (o.scale_a.flatten(), o.scale_b.flatten()):
             assert (vector[1:] != vector[:-1]).double().mean() > 0.5
             assert (vector != 1).double().mean() > 0.5
         assert not torch.equal(o.scale_a.flatten(), o.scale_b.flatten())
-        o = make(line("64x64x64", "tensorwise"), filling)
+        o = make(line("64x64x64", "tensorwise"), distribution)
         assert o.scale_a is not None
         assert o.scale_b is not None
         assert float(o.scale_a) != 1.0
@@ -163,7 +163,7 @@ def test_an_infinity_is_planted_where_the_dtype_has_one() -> None:
     assert not o.finite
 
 
-def test_subnormals_of_fp8_are_a_filling_of_their_own() -> None:
+def test_subnormals_of_fp8_are_a_distribution_of_their_own() -> None:
     for name, smallest in (("f8e4m3fn", 2.0**-6), ("f8e5m2", 2.0**-14)):
         o = make(line("16x32x64", "tensorwise", a=name), "rand-small")
         assert (o.a.float().abs() <= smallest).all()
@@ -183,10 +183,10 @@ def test_with_dyn_m_what_is_constant_does_not_depend_on_m() -> None:
 
 def test_a_long_sum_that_must_be_promoted_meets_positive_data_early() -> None:
     long, short = Problem.parse(line("16x16x2048", "rowwise")), Problem.parse(line("16x16x1024", "rowwise"))
-    assert fillings_for(long)[:3] == ("int-2", "rand", "rand-positive")
-    assert "rand-positive" not in fillings_for(short)[:4]
+    assert distributions_for(long)[:3] == ("int-2", "rand", "rand-positive")
+    assert "rand-positive" not in distributions_for(short)[:4]
     fast = Problem.parse(line("16x16x8192", "rowwise:fast-acc"))
-    assert "rand-positive" not in fillings_for(fast)
+    assert "rand-positive" not in distributions_for(fast)
 
 
 # -- the bound ---------------------------------------------------------------------------------------
@@ -217,11 +217,11 @@ def test_a_half_type_is_not_promoted() -> None:
 def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, epilogue: str) -> None:
     text = line(shape, epilogue + (":fast-acc" if not promote else ""), out="f32")
     problem = Problem.parse(text)
-    for filling in set(fillings_for(problem)) - {"specials"}:
-        o = make(text, filling)
+    for distribution in set(distributions_for(problem)) - {"specials"}:
+        o = make(text, distribution)
         verdict, interval = judged(o, on_model(o, promote=promote), tensor_core.contract(problem))
-        assert verdict.ok, (filling, verdict.mismatch)
-        assert sensitivity.insensitive(problem, o, interval) is None, filling
+        assert verdict.ok, (distribution, verdict.mismatch)
+        assert sensitivity.insensitive(problem, o, interval) is None, distribution
 
 
 @pytest.mark.parametrize("out", ["f32", "bf16"])
@@ -233,12 +233,12 @@ def test_a_sum_that_must_be_promoted_and_is_not_is_caught(out: str) -> None:
     assert not judged(o, on_model(o), contract)[0].ok
 
 
-@pytest.mark.parametrize("filling", ["rand", "int-2"])
-def test_few_bits_are_caught_where_f32_is_claimed(filling: str) -> None:
-    o = make(line("16x32x512", "rowwise", out="f32"), filling)
+@pytest.mark.parametrize("distribution", ["rand", "int-2"])
+def test_few_bits_are_caught_where_f32_is_claimed(distribution: str) -> None:
+    o = make(line("16x32x512", "rowwise", out="f32"), distribution)
     verdict, interval = judged(o, on_model(o), Contract())
-    assert verdict.ok == (filling == "int-2")  # what is exact in 13 bits is exact
-    assert interval.tier == ("exact" if filling == "int-2" else "statistical")
+    assert verdict.ok == (distribution == "int-2")  # what is exact in 13 bits is exact
+    assert interval.tier == ("exact" if distribution == "int-2" else "statistical")
 
 
 @pytest.mark.parametrize(("bits", "tier"), [(13, "hard"), (24, "exact")])
@@ -324,13 +324,13 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
     if "rowwise" in epilogue and not ROWS_ON_CPU:
         pytest.skip("torch before 2.13 has tensorwise scales only on a CPU")
     problem = Problem.parse(line("33x40x250", epilogue, b="f8e5m2", out=out))
-    for filling in fillings_for(problem):
-        o = room.make(problem, filling, 1)
+    for distribution in distributions_for(problem):
+        o = room.make(problem, distribution, 1)
         prepared = AtenBackend().prepare(problem, o)
         verdict, interval = judged(o, prepared.run(o), prepared.contract)
-        assert verdict.ok, (filling, verdict.mismatch)
+        assert verdict.ok, (distribution, verdict.mismatch)
         assert prepared.proof().executed == ("aten._scaled_mm.default",)
-        assert sensitivity.insensitive(problem, o, interval) is None, filling
+        assert sensitivity.insensitive(problem, o, interval) is None, distribution
 
 
 def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

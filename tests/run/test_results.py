@@ -27,7 +27,7 @@ PASSED = Outcome(
 )
 OUTCOMES = [
     PASSED,
-    dataclasses.replace(PASSED, filling="rand", ratio=0.5, tier="statistical"),
+    dataclasses.replace(PASSED, distribution="rand", ratio=0.5, tier="statistical"),
     dataclasses.replace(
         PASSED,
         problem="mm:f32:nn:1x1x1::tf32",
@@ -40,7 +40,7 @@ OUTCOMES = [
         "mm:f16:nt:8x8x8",
         "",
         0,
-        Status.DROPPED,
+        Status.PRUNED,
         Reason("out-of-resources", "needs 262144 bytes of shared memory"),
         choice="triton_mm_big",
     ),
@@ -82,7 +82,7 @@ def test_the_page_counts_what_the_record_holds(record: Path, capsys: pytest.Capt
     assert "`pytest --gemm-backends=triton`" in page
     assert "7 outcomes, 12 s, 3 process(es)" in page
     assert "CUTLASS: 2 kernels" in page
-    # passed, incorrect, dropped, unsupported, known; then problems, cases, choices, kernels
+    # passed, incorrect, pruned, unsupported, known; then problems, cases, choices, kernels
     assert row(page, "triton", "2")[1:] == ["2", "", "1", "1", "", "2", "3", "2", "1"]
     assert row(page, "cutlass", "")[1:] == ["", "1", "", "", "1", "2", "2", "1", "1"]
     assert row(page, "triton", "f16") == ["triton", "f16", "0.25", "0.5"]

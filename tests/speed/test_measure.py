@@ -145,7 +145,7 @@ def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path
     line = ("several", MM.line)
     request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
     (sample,) = judged(tmp_path, case(), entry, request)
-    assert (sample.status, sample.picked, sample.filling) == (Status.PASSED, ("medium",), "rand")
+    assert (sample.status, sample.picked, sample.distribution) == (Status.PASSED, ("medium",), "rand")
 
 
 class Ends:
@@ -162,7 +162,7 @@ class Ends:
         self.outcomes += [(outcome.status, outcome.choice) for outcome in outcomes]
 
 
-@pytest.mark.parametrize("left_out", [Status.DROPPED, Status.KNOWN_FAILURE])
+@pytest.mark.parametrize("left_out", [Status.PRUNED, Status.KNOWN_FAILURE])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_timed(
     left_out: Status, alone: bool
@@ -178,18 +178,18 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
 
 
-@pytest.mark.parametrize("filling", ["rand", "int-2", ""])
-def test_a_timed_outcome_names_the_filling_that_was_timed(filling: str) -> None:
-    readings = (1e-3,) * 4 if filling else ()
-    status = Status.PASSED if filling else Status.CRASHED
-    sample = Sample(CaseKey("several", MM.line), "cpu", status, subject=readings, filling=filling)
+@pytest.mark.parametrize("distribution", ["rand", "int-2", ""])
+def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str) -> None:
+    readings = (1e-3,) * 4 if distribution else ()
+    status = Status.PASSED if distribution else Status.CRASHED
+    sample = Sample(CaseKey("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
     made, found = Measured("cpu", sessions=[Session("amd", samples=(sample,))]), []
-    made.failed = {} if filling else {("several", MM.line): sample}
+    made.failed = {} if distribution else {("several", MM.line): sample}
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
     ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
     SpeedCheck(config, ends, [made], lambda: bench, Replay())(case())
-    assert [outcome.filling for outcome in found] == [filling]
+    assert [outcome.distribution for outcome in found] == [distribution]
 
 
 # -- picking ---------------------------------------------------------------------------------------------

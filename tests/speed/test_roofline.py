@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_gemm.operands import dtypes, tensors
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline
@@ -48,7 +48,7 @@ CEILINGS = Ceilings({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
 )
 def test_bytes_are_those_of_the_operands_and_the_result(line: str) -> None:
     problem = Problem.parse(line)
-    given = tensors.make(problem, fillings_for(problem)[0], 0)
+    given = tensors.make(problem, distributions_for(problem)[0], 0)
     out = torch.float32 if problem.op.name == "scaled_mm" else dtypes.torch_dtype(problem.dtypes.out)
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

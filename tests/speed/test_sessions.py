@@ -139,7 +139,7 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.registry import Registry
 
 
-def honest(a, b):
+def correct(a, b):
     return a @ b
 
 
@@ -178,14 +178,14 @@ class Several:
 
     def prepare_choice(self, problem, operands, choice):
         registry = Registry()
-        registry.add_callable(choice, honest)
+        registry.add_callable(choice, correct)
         made = registry[choice].prepare(problem, operands)
         made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
         return made
 
 
 def pytest_gemm_register_backends(registry):
-    for one in (honest, wrong, dies, loses):
+    for one in (correct, wrong, dies, loses):
         registry.add_callable(one.__name__, one)
     registry.add(Several())
 """
@@ -307,7 +307,7 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     record, folder = timing_project.path / "bench.json", timing_project.path / "samples"
     result = run(
         timing_project,
-        "--gemm-backends=honest,wrong",
+        "--gemm-backends=correct,wrong",
         "--gemm-gate=report",
         f"--gemm-samples={folder}",
         f"--benchmark-json={record}",
@@ -315,25 +315,25 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines_random(["*GEMM speed on *", f"*{LINES[0]} on wrong: incorrect*"])
     first, second = ({s.case.backend: s for s in session.samples} for session in kept(folder))
-    assert first["honest"].comparator_name == "aten"
+    assert first["correct"].comparator_name == "aten"
     assert not first["wrong"].is_timed
     (bench,) = json.loads(record.read_text())["benchmarks"]
-    readings = [*first["honest"].subject, *second["honest"].subject]
+    readings = [*first["correct"].subject, *second["correct"].subject]
     assert bench["stats"]["rounds"] == len(readings)
     assert bench["stats"]["min"] == pytest.approx(min(readings))
     assert bench["stats"]["data"] == pytest.approx(readings)
     facts = bench["extra_info"]
-    assert (facts["backend"], facts["problem"], facts["sessions"]) == ("honest", LINES[0], 2)
+    assert (facts["backend"], facts["problem"], facts["sessions"]) == ("correct", LINES[0], 2)
     assert facts["tflops"] == pytest.approx(2 * 32 * 64 * 64 / (facts["figure_us"] * 1e-6) / 1e12)
     assert facts["verdict"] == "no-baseline"
     assert bench["group"] == LINES[0]
 
 
 def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=honest", sessions=1)
+    result = run(project, "--gemm-backends=correct", sessions=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: no-baseline*", "*--gemm-record*"])
-    result = run(project, "--gemm-backends=honest", "--gemm-no-baseline=show", sessions=1)
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: no-baseline*", "*--gemm-record*"])
+    result = run(project, "--gemm-backends=correct", "--gemm-no-baseline=show", sessions=1)
     assert result.ret == 0
     result.assert_outcomes()  # neither passed nor failed: "no-baseline" is a word of its own
     result.stdout.fnmatch_lines(["*1 no-baseline*"])
@@ -342,21 +342,26 @@ def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pyte
 def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
+    result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 0
-    (file,) = (project.path / "baselines").glob("*/honest.jsonl")
+    (file,) = (project.path / "baselines").glob("*/correct.jsonl")
     assert json.loads(file.read_text())["problem"] == LINES[0]
     monkeypatch.setenv("SUBJECT_MS", "1.3")
-    result = run(project, "--gemm-backends=honest", sessions=3)
+    result = run(project, "--gemm-backends=correct", sessions=3)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower, +*", "*rerun: pytest *--gemm-backends=honest*"])
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: slower, +*", "*rerun: pytest *--gemm-backends=correct*"])
     # Recording it is not the way out, unless somebody says why.
     before = file.read_text()
-    result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
+    result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 1
     assert file.read_text() == before
     result = run(
-        project, "--gemm-backends=honest", "--gemm-record", "--gemm-accept=honest-*", "--gemm-reason=safer", sessions=5
+        project,
+        "--gemm-backends=correct",
+        "--gemm-record",
+        "--gemm-accept=correct-*",
+        "--gemm-reason=safer",
+        sessions=5,
     )
     assert result.ret == 0
     assert "safer" in file.read_text()
@@ -420,7 +425,7 @@ def _losing(arguments: Any) -> Any:
 def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
     with_problems(project, *LINES[::2])
     folder = project.path / "samples"
-    result = run(project, "-n2", "--gemm-backends=honest", "--gemm-gate=report", f"--gemm-samples={folder}")
+    result = run(project, "-n2", "--gemm-backends=correct", "--gemm-gate=report", f"--gemm-samples={folder}")
     assert result.ret == 0
     assert len(kept(folder)) == 2
     result.stdout.fnmatch_lines(["*GEMM speed on *", "*2 no-baseline*"])
@@ -428,7 +433,7 @@ def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytes
 
 def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) -> None:
     folder = project.path / "samples"
-    result = run(project, "--gemm-backends=honest", f"--gemm-against={sys.executable}", f"--gemm-samples={folder}")
+    result = run(project, "--gemm-backends=correct", f"--gemm-against={sys.executable}", f"--gemm-samples={folder}")
     assert result.ret == 0
     found = kept(folder)
     assert sorted(s.arm for s in found) == ["base", "base", "head", "head"]
@@ -452,25 +457,25 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
 def test_options_that_do_not_go_together_are_said_at_once(
     project: pytest.Pytester, options: list[str], says: str
 ) -> None:
-    result = project.runpytest_inprocess("--gemm-backends=honest", *options)
+    result = project.runpytest_inprocess("--gemm-backends=correct", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert re.search(says, result.stderr.str())
 
 
 def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=honest", "--gemm-record", sessions=5)
+    result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 0
-    (file,) = (project.path / "baselines").glob("*/honest.jsonl")
+    (file,) = (project.path / "baselines").glob("*/correct.jsonl")
     file.write_text(file.read_text()[:-20])
     for more in ((), ("-n1",)):
-        result = run(project, "--gemm-backends=honest", *more)
+        result = run(project, "--gemm-backends=correct", *more)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert "honest.jsonl:1: torn or broken" in result.stderr.str()
+        assert "correct.jsonl:1: torn or broken" in result.stderr.str()
         assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
 def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=honest", "--gemm-record", "--gemm-prune")
+    result = run(project, "--gemm-backends=correct", "--gemm-record", "--gemm-prune")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--gemm-level=exhaustive" in result.stderr.str()
 
@@ -479,7 +484,7 @@ def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
-    result = run(project, "--gemm-backends=honest", "--gemm-record")
+    result = run(project, "--gemm-backends=correct", "--gemm-record")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*not recorded: * others kept 2 cores busy*"])
     assert not list(project.path.glob("baselines/*/*.jsonl"))
@@ -488,9 +493,9 @@ def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
 def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
+    assert run(project, "--gemm-backends=correct", "--gemm-record", sessions=5).ret == 0
     monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
-    result = run(project, "--gemm-backends=honest")
+    result = run(project, "--gemm-backends=correct")
     assert result.ret == 1
     result.assert_outcomes()  # no test has failed
     result.stdout.fnmatch_lines(
@@ -500,13 +505,13 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
         ]
     )
     for allowed in ("--gemm-undecided-share=100", "--gemm-gate=report"):
-        assert run(project, "--gemm-backends=honest", allowed).ret == 0
-    result = run(project, "--gemm-backends=honest", "--gemm-undecided=fail", "--gemm-undecided-share=100")
+        assert run(project, "--gemm-backends=correct", allowed).ret == 0
+    result = run(project, "--gemm-backends=correct", "--gemm-undecided=fail", "--gemm-undecided-share=100")
     assert result.ret == 1
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: undecided*", "*gate: 1 undecided (fails)"])
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: undecided*", "*gate: 1 undecided (fails)"])
     for wrong in ("--gemm-undecided=perhaps", "--gemm-undecided-share=101", "--gemm-undecided-share=most"):
-        result = run(project, "--gemm-backends=honest", wrong)
+        result = run(project, "--gemm-backends=correct", wrong)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert wrong in result.stderr.str()
 
@@ -514,20 +519,20 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
 def test_what_is_45_times_slower_is_red_on_a_busy_machine(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
+    assert run(project, "--gemm-backends=correct", "--gemm-record", sessions=5).ret == 0
     monkeypatch.setenv("DISTURBED", "others kept 2 cores busy")
     monkeypatch.setenv("SUBJECT_MS", "45")
-    result = run(project, "--gemm-backends=honest")
+    result = run(project, "--gemm-backends=correct")
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*{LINES[0]} on honest: slower, +*", "*far: *most were disturbed*"])
+    result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: slower, +*", "*far: *most were disturbed*"])
 
 
 def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(project, "--gemm-backends=honest", "--gemm-record", sessions=5).ret == 0
+    assert run(project, "--gemm-backends=correct", "--gemm-record", sessions=5).ret == 0
     monkeypatch.setenv("OTHER_MS", "0.93")
-    result = run(project, "--gemm-backends=honest", "--gemm-undecided-share=100", sessions=3)
+    result = run(project, "--gemm-backends=correct", "--gemm-undecided-share=100", sessions=3)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*anchor*", "*1 undecided*"])
 
@@ -627,7 +632,7 @@ def lock_of(tmp: Path, name: str) -> Path:
     return folder / f"{name}.lock"
 
 
-_TIMED: Final = ("-m", "pytest", "--gemm-backends=honest", "--gemm-sessions=1", "--gemm-gate=report")
+_TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1", "--gemm-gate=report")
 
 
 def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
@@ -702,7 +707,9 @@ shutil.copyfile = full
     with (project.path / "conftest.py").open("a") as file:
         file.write(full)
     given = ("--gemm-report=page.html", "--gemm-summary=/dev/full", "--gemm-samples=kept")
-    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", "--gemm-no-baseline=show", *given, sessions=1)
+    result = run(
+        project, "--gemm-backends=correct", "--gemm-gate=report", "--gemm-no-baseline=show", *given, sessions=1
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = "is not complete: No space left on device; the run is red for it"
     result.stdout.fnmatch_lines_random([f"--gemm-{name}=* {why}" for name in ("report", "summary", "samples")])
@@ -711,6 +718,6 @@ shutil.copyfile = full
 
 def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
     project.makepyfile(test_other="def test_other():\n    pass\n")
-    result = run(project, "--gemm-backends=honest", "--gemm-gate=report", "--benchmark-only", sessions=1)
+    result = run(project, "--gemm-backends=correct", "--gemm-gate=report", "--benchmark-only", sessions=1)
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*1 no-baseline*"])

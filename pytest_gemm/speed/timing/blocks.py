@@ -52,7 +52,7 @@ def measure(
     *,
     timer: Timer,
     plan: Plan | None = None,
-    filling: dict[str, int] | None = None,
+    calls: dict[str, int] | None = None,
 ) -> Readings:
     """Time a call beside another one.
 
@@ -62,7 +62,7 @@ def measure(
         rivals: further candidates by name, visited once in the middle of each block.
         timer: for where the calls compute.
         plan: ``None`` for the defaults.
-        filling: how many calls fill a visit, by name.  What it lacks is measured and entered, so that a case that is
+        calls: how many calls fill a visit, by name.  What it lacks is measured and entered, so that a case that is
             timed in several windows is calibrated in the first one.
 
     Returns:
@@ -80,17 +80,17 @@ def measure(
     started = timer.clock()
     for arm in arms.values():
         arm.seconds(arm.turn)
-    filling = {} if filling is None else filling
+    calls = {} if calls is None else calls
     for name, arm in arms.items():
-        if name not in filling:
-            filling[name] = _calibrated(name, arm, plan)
+        if name not in calls:
+            calls[name] = _calibrated(name, arm, plan)
     # As full as the visits, so that the clock under them has settled.
     while (spent := timer.clock() - started) < plan.warm_seconds or (
         spent < _LONGEST_WARM * plan.warm_seconds and not timer.steady()
     ):
         for name, arm in arms.items():
-            arm.seconds(filling[name])
-    visits = _Visits({name: (arm, filling[name]) for name, arm in arms.items()}, timer, plan)
+            arm.seconds(calls[name])
+    visits = _Visits({name: (arm, calls[name]) for name, arm in arms.items()}, timer, plan)
     timer.begin()
     try:
         blocks, retaken, spoilt = visits.take(started)

@@ -107,7 +107,7 @@ class Readings:
         picked: Sequence[str] = (),
         kernels: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
-        filling: str = "",
+        distribution: str = "",
     ) -> Sample:
         """These readings with what else a ``speed.Sample`` says of a case."""
         return Sample(
@@ -119,7 +119,7 @@ class Readings:
             picked=tuple(picked),
             kernels=tuple(kernels),
             phases=phases or {},
-            filling=filling,
+            distribution=distribution,
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
         )
 

@@ -1,4 +1,4 @@
-"""The harness is tested by liars: each planted bug is caught, and no honest backend is accused."""
+"""The harness is tested by mutants: each planted bug is caught, and no correct backend is accused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import liar_study
-import liars
+import mutant_study
+import mutants
 import pytest
 import torch
-from liars import HONEST, KS, LIARS, Honest, Liar, Planted, product, right, split_k_slice_dropped, whole
+from mutants import CONTROLS, KS, MUTANTS, Control, Mutant, Planted, product, right, split_k_slice_dropped, whole
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.operands.distributions import FILLINGS
+from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.outcome import Status
 from pytest_gemm.problem.problem import Problem
 
@@ -31,15 +31,15 @@ def small(line: str) -> bool:
     return s.m * s.k + s.k * s.n + s.m * s.n <= 1 << 23
 
 
-# Every liar at the smallest K, in every dtype; the plain products of f32 and int8 at the longer ones too, where K
-# matters; what has a size of its own where that is small.  The whole study is a command (liar_study.py), and its page
+# Every mutant at the smallest K, in every dtype; the plain products of f32 and int8 at the longer ones too, where K
+# matters; what has a size of its own where that is small.  The whole study is a command (mutant_study.py), and its page
 # is in docs/results.
 CASES: dict[str, list[str]] = {}
-for _name, _liar in LIARS.items():
-    for _dtype, _k, _line in _liar.problems():
+for _name, _mutant in MUTANTS.items():
+    for _dtype, _k, _line in _mutant.problems():
         if (
             _k == KS[0]
-            or ("{k}" not in _liar.lines[_dtype] and small(_line))
+            or ("{k}" not in _mutant.lines[_dtype] and small(_line))
             or _line.startswith(("mm:f32:nn:20", "int_mm:i8-i8-i32:nn"))
         ):
             CASES.setdefault(_line, []).append(_name)
@@ -56,48 +56,48 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def judge() -> Judge:
-    return liar_study.judge()
+    return mutant_study.judge()
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_every_liar_is_caught_by_a_named_tier(judge: Judge, line: str) -> None:
-    if any(line not in LIARS[name].lines.values() for name in CASES[line]):
-        liar_study.prepare(judge, line)
+def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str) -> None:
+    if any(line not in MUTANTS[name].lines.values() for name in CASES[line]):
+        mutant_study.prepare(judge, line)
     got_away = []
     for name in CASES[line]:
-        own = line in LIARS[name].lines.values()  # it may not run after the reference has been made
-        catch = liar_study.caught_apart(None if own else judge, Planted(name, LIARS[name]), line)
-        if not isinstance(catch, liar_study.Catch):
+        own = line in MUTANTS[name].lines.values()  # it may not run after the reference has been made
+        catch = mutant_study.caught_apart(None if own else judge, Planted(name, MUTANTS[name]), line)
+        if not isinstance(catch, mutant_study.Catch):
             got_away.append((name, catch))
             continue
         assert catch.tier, name
         reason = catch.outcome.reason
         assert reason is not None, name
-        assert LIARS[name].code in {"", reason.code}, (name, reason)
-        assert catch.tier != "exception" or LIARS[name].code, (name, reason)
+        assert MUTANTS[name].code in {"", reason.code}, (name, reason)
+        assert catch.tier != "exception" or MUTANTS[name].code, (name, reason)
     assert not got_away
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_backend_passes(judge: Judge, name: str) -> None:
-    backend = Planted(name, HONEST[name])
-    for dtype, k, line in HONEST[name].problems():
+@pytest.mark.parametrize("name", CONTROLS)
+def test_an_correct_backend_passes(judge: Judge, name: str) -> None:
+    backend = Planted(name, CONTROLS[name])
+    for dtype, k, line in CONTROLS[name].problems():
         # The tensor core's model takes its time.
-        if k == KS[0] or "{k}" not in HONEST[name].lines[dtype] or (dtype == "f32" and "tensor" not in name):
-            found = list(liar_study.outcomes(judge, backend, line))
+        if k == KS[0] or "{k}" not in CONTROLS[name].lines[dtype] or (dtype == "f32" and "tensor" not in name):
+            found = list(mutant_study.outcomes(judge, backend, line))
             assert {o.status for o in found} == {Status.PASSED}, found
             assert len(found) >= 6
 
 
-def test_no_liar_is_only_excused() -> None:
-    # A bug that shows nowhere would be no liar.
-    assert not [name for name, liar in LIARS.items() if not list(liar.problems())]
+def test_no_mutant_is_only_excused() -> None:
+    # A bug that shows nowhere would be no mutant.
+    assert not [name for name, mutant in MUTANTS.items() if not list(mutant.problems())]
 
 
 # Where bugs begin at a size, by the level of the matrix that has it.
 SIZES = {
-    "quick": (liars.TALL, liars.WIDE, liars.LONG, liars.NARROW, liars.LONG_INT8, liars.MANY, liars.DEEP),
-    "full": (liars.TALLEST, liars.LONGER_INT8, liars.LONGEST_INT8),
+    "quick": (mutants.TALL, mutants.WIDE, mutants.LONG, mutants.NARROW, mutants.LONG_INT8, mutants.MANY, mutants.DEEP),
+    "full": (mutants.TALLEST, mutants.LONGER_INT8, mutants.LONGEST_INT8),
 }
 
 
@@ -106,37 +106,37 @@ def test_sizes_at_which_a_bug_begins_are_problems_of_the_matrix(level: str) -> N
     known = set(map(str, matrix.products(level)))
     sizes = {line for some in SIZES[level] for line in some.values()}
     assert sizes <= known
-    assert all(any(line in liar.lines.values() for liar in LIARS.values()) for line in sizes)
+    assert all(any(line in mutant.lines.values() for mutant in MUTANTS.values()) for line in sizes)
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         (name, line)
-        for name, liar in LIARS.items()
-        for _, _, line in liar.problems()
+        for name, mutant in MUTANTS.items()
+        for _, _, line in mutant.problems()
         if small(line) and any(line in some.values() for some in SIZES["quick"])
     ],
 )
 def test_a_bug_that_begins_at_a_size_is_caught_by_sample(name: str, line: str) -> None:
-    assert liar_study.caught(Judge(reference="sampled"), Planted(name, LIARS[name]), line)
+    assert mutant_study.caught(Judge(reference="sampled"), Planted(name, MUTANTS[name]), line)
 
 
-# -- what a liar does to the process -------------------------------------------------------------------
+# -- what a mutant does to the process -------------------------------------------------------------------
 
 
-def test_what_a_liar_leaves_behind_stays_in_its_process(judge: Judge) -> None:
+def test_what_a_mutant_leaves_behind_stays_in_its_process(judge: Judge) -> None:
     line, folder, multiply = "mm:f32:nn:20x40x256", os.getcwd(), torch.matmul
     for name in ("leaves-folder", "leaves-default-dtype", "leaves-random-numbers", "replaces-matmul"):
-        liar_study.caught_apart(judge, Planted(name, LIARS[name]), line)
+        mutant_study.caught_apart(judge, Planted(name, MUTANTS[name]), line)
     assert (os.getcwd(), torch.matmul, torch.get_default_dtype()) == (folder, multiply, torch.float32)
-    assert not liar_study.caught(judge, Planted("blocked", HONEST["blocked"]), line)
+    assert not mutant_study.caught(judge, Planted("blocked", CONTROLS["blocked"]), line)
 
 
 @pytest.mark.parametrize(("name", "how"), [("exits", "exit status 0"), ("crashes", "SIGSEGV"), ("aborts", "SIGABRT")])
 def test_a_process_that_dies_is_a_catch(judge: Judge, name: str, how: str) -> None:
-    catch = liar_study.caught_apart(judge, Planted(name, LIARS[name]), "mm:f32:nn:20x40x256")
-    assert isinstance(catch, liar_study.Catch)
+    catch = mutant_study.caught_apart(judge, Planted(name, MUTANTS[name]), "mm:f32:nn:20x40x256")
+    assert isinstance(catch, mutant_study.Catch)
     assert (catch.tier, catch.outcome.status) == ("dead process", Status.CRASHED)
     assert how in str(catch.outcome.reason)
 
@@ -150,15 +150,15 @@ def test_jobs_run_beside_one_another_and_an_exception_is_an_answer() -> None:
         raise KeyError("planted")
 
     started = time.monotonic()
-    found = liar_study.apart([lambda: late(1), fails, lambda: late("x" * (1 << 20))], 3)
+    found = mutant_study.apart([lambda: late(1), fails, lambda: late("x" * (1 << 20))], 3)
     assert time.monotonic() - started < 3.9
-    assert found == [1, liar_study.Ended("KeyError escaped", has_raised=True), "x" * (1 << 20)]
+    assert found == [1, mutant_study.Ended("KeyError escaped", has_raised=True), "x" * (1 << 20)]
 
 
-def test_a_liar_spoils_nothing_for_the_next_backend(judge: Judge) -> None:
+def test_a_mutant_spoils_nothing_for_the_next_backend(judge: Judge) -> None:
     line = "mm:f32:nn:20x40x256"
-    assert liar_study.caught(judge, Planted("input-written", LIARS["input-written"]), line)
-    assert not liar_study.caught(judge, Planted("blocked", HONEST["blocked"]), line)
+    assert mutant_study.caught(judge, Planted("input-written", MUTANTS["input-written"]), line)
+    assert not mutant_study.caught(judge, Planted("blocked", CONTROLS["blocked"]), line)
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -167,12 +167,12 @@ def test_atomics_excuse_other_bits_and_no_wrong_ones(judge: Judge, late: bool) -
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        again = len(calls) > len(FILLINGS)  # the run after all of them
-        order = torch.randperm(a.shape[-1], generator=liars.DICE)
+        again = len(calls) > len(DISTRIBUTIONS)  # the run after all of them
+        order = torch.randperm(a.shape[-1], generator=mutants.DICE)
         return split_k_slice_dropped(a, b) if again and late else right(a[..., order], b[order])
 
-    backend = Planted("atomics", Honest("", product(run), contract=Contract(deterministic=False)))
-    catch = liar_study.caught(judge, backend, "mm:f32:nn:20x40x256")
+    backend = Planted("atomics", Control("", product(run), contract=Contract(deterministic=False)))
+    catch = mutant_study.caught(judge, backend, "mm:f32:nn:20x40x256")
     if not late:
         assert catch is None
         return
@@ -185,16 +185,16 @@ def test_a_second_result_of_another_type_is_no_exception_of_ours(judge: Judge) -
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
         calls.append(1)
-        return right(a, b) if len(calls) <= len(FILLINGS) else None
+        return right(a, b) if len(calls) <= len(DISTRIBUTIONS) else None
 
-    catch = liar_study.caught(judge, Planted("forgetful", Liar("", product(run))), "mm:f32:nn:20x40x256")
+    catch = mutant_study.caught(judge, Planted("forgetful", Mutant("", product(run))), "mm:f32:nn:20x40x256")
     assert catch is not None
     assert "another type or shape" in str(catch.outcome.reason)
 
 
 def test_a_result_of_one_element_may_have_any_stride(judge: Judge) -> None:
-    backend = Planted("strided", Honest("", whole(lambda t, _: right(t["a"], t["b"]).as_strided((1, 1), (0, 0)))))
-    assert not liar_study.caught(judge, backend, "mm:bf16:nn:1x1x9")
+    backend = Planted("strided", Control("", whole(lambda t, _: right(t["a"], t["b"]).as_strided((1, 1), (0, 0)))))
+    assert not mutant_study.caught(judge, backend, "mm:bf16:nn:1x1x9")
 
 
 # -- what is said about a catch ------------------------------------------------------------------------
@@ -216,7 +216,7 @@ GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
         ("tile-swap", SHORT, "the 16x16 tile at (0, 0) holds the answer of the tile at (0, 16)"),
         ("tf32-truncated", SHORT, "A and B were truncated to TF32"),
         ("bf16-detour", SHORT, "a detour through bf16"),
-        ("cached-result", SHORT, "filling int-2, seed 0"),
+        ("cached-result", SHORT, "distribution int-2, seed 0"),
         ("tail-unwritten", SHORT, "every bad element has column >= 32"),
         ("padded-stride-ignored", f"{SHORT}::pad-lda", "row >= 1"),
         ("bias-missing-on-last-tile", BIAS, "every bad element has column >= 32"),
@@ -232,7 +232,7 @@ GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
     ],
 )
 def test_a_mismatch_is_located(judge: Judge, name: str, line: str, words: str) -> None:
-    texts = [o.details for o in liar_study.outcomes(judge, Planted(name, LIARS[name]), line)]
+    texts = [o.details for o in mutant_study.outcomes(judge, Planted(name, MUTANTS[name]), line)]
     assert any(words in text for text in texts), "\n".join(texts)
 
 
@@ -241,10 +241,10 @@ def test_a_mismatch_is_located(judge: Judge, name: str, line: str, words: str) -
 CONFTEST = """
     import sys
     sys.path.insert(0, {here!r})
-    import liars
+    import mutants
 
     def pytest_gemm_register_backends(registry):
-        liars.register(registry)
+        mutants.register(registry)
 """
 
 SUITE = """
@@ -255,10 +255,10 @@ SUITE = """
         gemm_check(gemm_case)
 """
 
-BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fell-back", "raises": "crashed"}
+BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fallback", "raises": "crashed"}
 
 
-def test_liars_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
+def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parents[1]))))
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
@@ -280,37 +280,37 @@ def test_liars_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
     [
         ("one-percent", "mm:bf16:nn:20x40x256", set()),
         ("one-element-zeroed", "mm:f32:nn:20x40x256", {"assert_close", "rtol = atol = 1e-2", "same", "max norm"}),
-        ("rows-shifted", "mm:f32:nn:20x40x256", set(liar_study.PEERS)),
-        ("raises", "mm:f32:nn:20x40x256", set(liar_study.PEERS)),
+        ("rows-shifted", "mm:f32:nn:20x40x256", set(mutant_study.PEERS)),
+        ("raises", "mm:f32:nn:20x40x256", set(mutant_study.PEERS)),
     ],
 )
 def test_what_the_peers_catch(name: str, line: str, caught_by: set[str]) -> None:
-    found = liar_study.peers_reject(Planted(name, LIARS[name]), line)
+    found = mutant_study.peers_reject(Planted(name, MUTANTS[name]), line)
     assert {peer for peer, no in found.items() if no} == caught_by
 
 
 def test_a_peer_that_rejects_the_right_product_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liar_study, "PEERS", {"never content": lambda *_: False})
+    monkeypatch.setattr(mutant_study, "PEERS", {"never content": lambda *_: False})
     line = "mm:f16:nn:4x6x48"
-    assert liar_study.peers_reject(Planted("rows-shifted", LIARS["rows-shifted"]), line) == {"never content": None}
-    assert liar_study.peers_alarm(Planted("blocked", HONEST["blocked"]), line) == {"never content": True}
+    assert mutant_study.peers_reject(Planted("rows-shifted", MUTANTS["rows-shifted"]), line) == {"never content": None}
+    assert mutant_study.peers_alarm(Planted("blocked", CONTROLS["blocked"]), line) == {"never content": True}
 
 
 def test_the_page_says_who_missed_what(judge: Judge) -> None:
     line, name = "mm:bf16:nn:20x40x256", "one-percent"
-    backend = Planted(name, LIARS[name])
-    row = liar_study.Row(
-        name, "bf16", 256, liar_study.caught(judge, backend, line), liar_study.peers_reject(backend, line)
+    backend = Planted(name, MUTANTS[name])
+    row = mutant_study.Row(
+        name, "bf16", 256, mutant_study.caught(judge, backend, line), mutant_study.peers_reject(backend, line)
     )
-    missed = liar_study.Row(name, "bf16", 1000, None, row.peers)
-    honest = liar_study.Row("blocked", "bf16", 256, None, dict.fromkeys(liar_study.PEERS, True))
-    text = liar_study.page([row, missed], [honest], 1.0, "")
+    missed = mutant_study.Row(name, "bf16", 1000, None, row.peers)
+    correct = mutant_study.Row("blocked", "bf16", 256, None, dict.fromkeys(mutant_study.PEERS, True))
+    text = mutant_study.page([row, missed], [correct], 1.0, "")
     assert "| pytest-gemm | 1 of 2 | 0 of 1 | 0 of 1 |" in text
     assert "exact (int-2): bf16 at 256; **missed**: bf16 at 1000 | missed |" in text
     assert "| `blocked` | blocks of 48 products | passed | **alarm** |" in text
 
 
-def test_a_flood_of_honest_products_accuses_nobody() -> None:
-    found = liar_study.flooded(0, 60)
+def test_a_flood_of_correct_products_accuses_nobody() -> None:
+    found = mutant_study.flooded(0, 60)
     assert not found.alarms
     assert found.ends["passed"] >= 40

@@ -1,6 +1,6 @@
-"""Backends with planted bugs, and honest ones beside them: what the harness must catch, and must not.
+"""Backends with planted bugs, and correct ones beside them: what the harness must catch, and must not.
 
-Every one can be registered through the public hook, as a stranger's would be.  A liar names the problems in which its
+Every one can be registered through the public hook, as a stranger's would be.  A mutant names the problems in which its
 bug can show, and the ones among them where it cannot: there it is an equivalent mutant, and the reason stands
 beside it.
 """
@@ -1209,7 +1209,7 @@ def zero_point_forgotten(t: Tensors, problem: Problem) -> Tensor:
     return made
 
 
-# -- honest ------------------------------------------------------------------------------------------
+# -- correct ------------------------------------------------------------------------------------------
 
 
 def reversed_order(a: Tensor, b: Tensor) -> Tensor:
@@ -1369,7 +1369,7 @@ def spelled(templates: dict[str, str], ks: tuple[int, ...]) -> Iterator[tuple[st
 
 
 @dataclasses.dataclass(frozen=True)
-class Honest:
+class Control:
     """A right product in arithmetic of its own.
 
     Attributes:
@@ -1393,68 +1393,68 @@ _HALVES = plain("bf16", "f16")
 _F32_TF32 = {"f32": "mm:f32:nn:20x40x{k}::tf32"}
 _FP8_FAST = {"fp8": PLAIN["fp8"] + ":fast-acc"}
 
-HONEST: dict[str, Honest] = {
-    "reversed-order": Honest("K from the last to the first", product(reversed_order)),
-    "split-k-four": Honest("4 slices of K, added in float32", product(split_k), contract=Contract(slices=SLICES)),
-    "pairwise": Honest("halves of halves, down to 64 products", product(pairwise)),
-    "blocked": Honest("blocks of 48 products", product(blocked)),
-    "sequential": Honest("one product after the other", product(one_after_the_other)),
-    "tensor-core-24-8": Honest(
+CONTROLS: dict[str, Control] = {
+    "reversed-order": Control("K from the last to the first", product(reversed_order)),
+    "split-k-four": Control("4 slices of K, added in float32", product(split_k), contract=Contract(slices=SLICES)),
+    "pairwise": Control("halves of halves, down to 64 products", product(pairwise)),
+    "blocked": Control("blocks of 48 products", product(blocked)),
+    "sequential": Control("one product after the other", product(one_after_the_other)),
+    "tensor-core-24-8": Control(
         "truncating tensor core, f = 24, L = 8",
         product(tensor_core(24, 8)),
         _HALVES,
         Contract(alignment_bits=24, chunk=8),
     ),
-    "tensor-core-25-16": Honest(
+    "tensor-core-25-16": Control(
         "truncating tensor core, f = 25, L = 16",
         product(tensor_core(25, 16)),
         _HALVES,
         Contract(alignment_bits=25, chunk=16),
     ),
-    "tensor-core-tf32": Honest(
+    "tensor-core-tf32": Control(
         "the same with inputs cut to TF32, f = 24, L = 4",
         product(tensor_core(24, 4, cut=cut_to_tf32)),
         _F32_TF32,
         Contract(alignment_bits=24, chunk=4, input_error=2.0**-9, input_bits=11),
     ),
-    "tensor-core-fp8-fast": Honest(
+    "tensor-core-fp8-fast": Control(
         "fp8 in 13 bits, L = 32",
         product(tensor_core(13, 32)),
         _FP8_FAST,
         Contract(alignment_bits=13, chunk=32),
     ),
-    "tensor-core-fp8-promoted": Honest(
+    "tensor-core-fp8-promoted": Control(
         "the same, promoted every 128 products",
         product(tensor_core(13, 32, 128)),
         FP8,
         Contract(alignment_bits=13, chunk=32, promote_every=128),
     ),
-    "compensated": Honest("Kahan's sum of blocks", product(compensated), plain(*FLOATS)),
-    "rounded-once": Honest(
+    "compensated": Control("Kahan's sum of blocks", product(compensated), plain(*FLOATS)),
+    "rounded-once": Control(
         "sums in f64, one rounding", product(lambda a, b: (a.double() @ b.double()).to(a.dtype)), plain(*FLOATS)
     ),
-    "int4-dequantised": Honest("weights of 4 bits in f64", int4(), INT4),
+    "int4-dequantised": Control("weights of 4 bits in f64", int4(), INT4),
     # Results and manners that are unusual, and right.
-    "strided-result": Honest("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
-    "column-major-result": Honest("a transposed result", afterwards(column_major), SMALL),
-    "lazily-negated": Honest("a view with the negative bit", afterwards(lazily_negated), SMALL),
-    "of-a-conjugate": Honest("the imaginary part of a lazy conjugate", afterwards(of_a_conjugate), SMALL_F32),
-    "shared-memory": Honest("a result in shared memory", afterwards(lambda c: c.clone().share_memory_()), SMALL),
-    "needs-grad": Honest("a result that asks for a gradient", afterwards(lambda c: c.requires_grad_()), SMALL),
-    "cached-by-content": Honest("a cache by every byte of the operands", remembering(by_content), SMALL),
-    "copies-first": Honest("works on copies of its inputs", whole(copied_first), SMALL),
-    "own-threads": Honest("another number of threads, put back", whole(in_its_own_threads), SMALL),
-    "own-random-numbers": Honest("seeds, and puts the state back", whole(with_own_random_numbers), SMALL),
-    "own-switches": Honest(
+    "strided-result": Control("a result with gaps, in the midst of other memory", afterwards(strided), SMALL),
+    "column-major-result": Control("a transposed result", afterwards(column_major), SMALL),
+    "lazily-negated": Control("a view with the negative bit", afterwards(lazily_negated), SMALL),
+    "of-a-conjugate": Control("the imaginary part of a lazy conjugate", afterwards(of_a_conjugate), SMALL_F32),
+    "shared-memory": Control("a result in shared memory", afterwards(lambda c: c.clone().share_memory_()), SMALL),
+    "needs-grad": Control("a result that asks for a gradient", afterwards(lambda c: c.requires_grad_()), SMALL),
+    "cached-by-content": Control("a cache by every byte of the operands", remembering(by_content), SMALL),
+    "copies-first": Control("works on copies of its inputs", whole(copied_first), SMALL),
+    "own-threads": Control("another number of threads, put back", whole(in_its_own_threads), SMALL),
+    "own-random-numbers": Control("seeds, and puts the state back", whole(with_own_random_numbers), SMALL),
+    "own-switches": Control(
         "default dtype, folder, rounding mode: changed and put back", whole(with_own_switches), SMALL
     ),
 }
 
-# -- the liars ---------------------------------------------------------------------------------------
+# -- the mutants ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Liar:
+class Mutant:
     """A planted bug.
 
     Attributes:
@@ -1492,416 +1492,434 @@ _NO_MINUS_ZERO = tuple(
 )
 _SUMS_BELOW_2_24 = "128 * 128 * K is at most 2^24: float32 holds every partial sum"
 
-LIARS: dict[str, Liar] = {
+MUTANTS: dict[str, Mutant] = {
     # The loop over K.
-    "k-tail-dropped": Liar("the last K mod 48 products are left out", product(k_tail_dropped)),
-    "k-off-by-one": Liar("the last product is left out", product(k_off_by_one)),
-    "k-first-missing": Liar("the first product is left out", product(k_first_missing)),
-    "k-doubled": Liar("the product in the middle is added twice", product(k_doubled)),
-    "tail-block-moved-back": Liar("the last block overlaps the one before", product(tail_block_moved_back)),
-    "pipeline-stage-late": Liar("one block of B is the block before", product(pipeline_stage_late)),
-    "packed-pairs-swapped": Liar("the last two rows of packed B are exchanged", product(packed_pairs_swapped)),
-    "split-k-slice-dropped": Liar("one slice of four is not added", product(split_k_slice_dropped)),
-    "split-k-slice-doubled": Liar("one slice of four is added twice", product(split_k_slice_doubled)),
-    "split-k-partials-in-f16": Liar("partial sums are stored in f16", split_k_partials_in(torch.float16)),
-    "split-k-partials-in-bf16": Liar("partial sums are stored in bf16", split_k_partials_in(torch.bfloat16)),
-    "f16-accumulation": Liar("sums are kept in f16", accumulated_in(torch.float16)),
-    "bf16-accumulation": Liar("sums are kept in bf16", accumulated_in(torch.bfloat16)),
-    "f16-products": Liar("each product is rounded to f16", products_in(torch.float16)),
-    "bf16-products": Liar(
+    "k-tail-dropped": Mutant("the last K mod 48 products are left out", product(k_tail_dropped)),
+    "k-off-by-one": Mutant("the last product is left out", product(k_off_by_one)),
+    "k-first-missing": Mutant("the first product is left out", product(k_first_missing)),
+    "k-doubled": Mutant("the product in the middle is added twice", product(k_doubled)),
+    "tail-block-moved-back": Mutant("the last block overlaps the one before", product(tail_block_moved_back)),
+    "pipeline-stage-late": Mutant("one block of B is the block before", product(pipeline_stage_late)),
+    "packed-pairs-swapped": Mutant("the last two rows of packed B are exchanged", product(packed_pairs_swapped)),
+    "split-k-slice-dropped": Mutant("one slice of four is not added", product(split_k_slice_dropped)),
+    "split-k-slice-doubled": Mutant("one slice of four is added twice", product(split_k_slice_doubled)),
+    "split-k-partials-in-f16": Mutant("partial sums are stored in f16", split_k_partials_in(torch.float16)),
+    "split-k-partials-in-bf16": Mutant("partial sums are stored in bf16", split_k_partials_in(torch.bfloat16)),
+    "f16-accumulation": Mutant("sums are kept in f16", accumulated_in(torch.float16)),
+    "bf16-accumulation": Mutant("sums are kept in bf16", accumulated_in(torch.bfloat16)),
+    "f16-products": Mutant("each product is rounded to f16", products_in(torch.float16)),
+    "bf16-products": Mutant(
         "each product is rounded to bf16",
         products_in(torch.bfloat16),
         equivalent=(("scaled_mm:*", "a product of two fp8 has no more than 8 bits"),),
     ),
-    "f16-sums-promoted": Liar("sums of 16 products are kept in f16", product(f16_between)),
-    "zeros-skipped": Liar(
+    "f16-sums-promoted": Mutant("sums of 16 products are kept in f16", product(f16_between)),
+    "zeros-skipped": Mutant(
         "0 * NaN counts as 0",
         product(zeros_skipped),
         equivalent=(("int_mm:*", "integers have no NaN"),),
     ),
-    "mask-of-b-only": Liar(
+    "mask-of-b-only": Mutant(
         "what lies behind A's rows is multiplied by the zeros of B's mask",
         product(functools.partial(one_side_masked, read_a=True, read_b=False)),
         TRANSPOSED,
         (_NO_NAN,),
     ),
-    "mask-of-a-only": Liar(
+    "mask-of-a-only": Mutant(
         "what lies behind B's columns is multiplied by the zeros of A's mask",
         product(functools.partial(one_side_masked, read_a=False, read_b=True)),
         TRANSPOSED,
         (_NO_NAN,),
     ),
-    "no-mask": Liar(
+    "no-mask": Mutant(
         "both operands are read beyond K",
         product(functools.partial(one_side_masked, read_a=True, read_b=True)),
         TRANSPOSED,
     ),
     # Precision of inputs and sums.
-    "tf32-truncated": Liar("f32 inputs are cut to TF32", inputs(cut_to_tf32), plain("f32")),
-    "tf32-rounded": Liar("f32 inputs are rounded to TF32", inputs(rounded_to_tf32), plain("f32")),
-    "bf16-inputs": Liar("inputs are rounded to bf16", inputs(through(torch.bfloat16)), plain("f32", "f16")),
-    "f16-inputs": Liar("inputs go through f16", inputs(through(torch.float16)), plain("f32", "bf16")),
-    "bf16-twice": Liar(
+    "tf32-truncated": Mutant("f32 inputs are cut to TF32", inputs(cut_to_tf32), plain("f32")),
+    "tf32-rounded": Mutant("f32 inputs are rounded to TF32", inputs(rounded_to_tf32), plain("f32")),
+    "bf16-inputs": Mutant("inputs are rounded to bf16", inputs(through(torch.bfloat16)), plain("f32", "f16")),
+    "f16-inputs": Mutant("inputs go through f16", inputs(through(torch.float16)), plain("f32", "bf16")),
+    "bf16-twice": Mutant(
         "f32 as two bf16, four products",
         in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0), (1, 1))),
         plain("f32"),
     ),
-    "bf16x3": Liar(
+    "bf16x3": Mutant(
         "f32 as two bf16, three products",
         in_parts(through(torch.bfloat16), ((0, 0), (0, 1), (1, 0))),
         plain("f32"),
     ),
-    "tf32x3": Liar("f32 as two TF32, three products", in_parts(cut_to_tf32, ((0, 0), (0, 1), (1, 0))), plain("f32")),
-    "fixed-point-16": Liar("rows and columns in fixed point of 16 bits", fixed_point(16), plain("f32")),
-    "strassen": Liar(
+    "tf32x3": Mutant("f32 as two TF32, three products", in_parts(cut_to_tf32, ((0, 0), (0, 1), (1, 0))), plain("f32")),
+    "fixed-point-16": Mutant("rows and columns in fixed point of 16 bits", fixed_point(16), plain("f32")),
+    "strassen": Mutant(
         "Strassen's algorithm, whose error grows with the whole row",
         product(strassen),
         plain(*FLOATS),
         tuple((f"*{d}*", "in float32 its error is far below what 8 or 11 bits show") for d in ("bf16", ":f16")),
     ),
-    "f64-by-f32": Liar("f64 is multiplied in f32", inputs(through(torch.float32)), F64),
-    "autocast-truncates": Liar(
+    "f64-by-f32": Mutant("f64 is multiplied in f32", inputs(through(torch.float32)), F64),
+    "autocast-truncates": Mutant(
         "the cast to the half type truncates",
         spoilt(
             lambda t, p: t.update((n, truncated(t[n].float(), torch_dtype(p.input_dtype)).float()) for n in ("a", "b"))
         ),
         AUTOCAST,
     ),
-    "tail-in-tf32": Liar("the columns of the last tile are multiplied in TF32", product(tail_in_tf32), plain("f32")),
-    "tiny-inputs-dropped": Liar("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), plain(*FLOATS)),
-    "tiny-results-dropped": Liar("results below 1e-6 become 0", afterwards(flushed_below(1e-6)), plain("f32", "bf16")),
-    "f16-subnormals-dropped": Liar("subnormal results become 0", afterwards(flushed_below(2.0**-14)), plain("f16")),
-    "fp8-subnormals-dropped": Liar("subnormal inputs count as 0", inputs(flushed_fp8), FP8),
+    "tail-in-tf32": Mutant("the columns of the last tile are multiplied in TF32", product(tail_in_tf32), plain("f32")),
+    "tiny-inputs-dropped": Mutant("inputs below 1e-6 count as 0", inputs(flushed_below(1e-6)), plain(*FLOATS)),
+    "tiny-results-dropped": Mutant(
+        "results below 1e-6 become 0", afterwards(flushed_below(1e-6)), plain("f32", "bf16")
+    ),
+    "f16-subnormals-dropped": Mutant("subnormal results become 0", afterwards(flushed_below(2.0**-14)), plain("f16")),
+    "fp8-subnormals-dropped": Mutant("subnormal inputs count as 0", inputs(flushed_fp8), FP8),
     # The store.
-    "truncating-store": Liar("the result is cut, not rounded", stored(truncated), plain("bf16", "f16", "fp8")),
-    "ties-away": Liar("ties are rounded away from zero", stored(ties_away), plain("bf16", "f16", "fp8")),
-    "rounded-upwards": Liar("the result is rounded towards +Inf", stored(rounded_upwards), plain("bf16", "f16", "fp8")),
-    "rounded-at-random": Liar("stochastic rounding", stored(rounded_at_random), plain("bf16", "f16", "fp8")),
-    "bf16-detour": Liar("the result goes through bf16", stored_through(torch.bfloat16), plain("f32", "f16")),
-    "f16-detour": Liar(
+    "truncating-store": Mutant("the result is cut, not rounded", stored(truncated), plain("bf16", "f16", "fp8")),
+    "ties-away": Mutant("ties are rounded away from zero", stored(ties_away), plain("bf16", "f16", "fp8")),
+    "rounded-upwards": Mutant(
+        "the result is rounded towards +Inf", stored(rounded_upwards), plain("bf16", "f16", "fp8")
+    ),
+    "rounded-at-random": Mutant("stochastic rounding", stored(rounded_at_random), plain("bf16", "f16", "fp8")),
+    "bf16-detour": Mutant("the result goes through bf16", stored_through(torch.bfloat16), plain("f32", "f16")),
+    "f16-detour": Mutant(
         "the result goes through f16: double rounding", stored_through(torch.float16), plain("f32", "bf16", "fp8")
     ),
-    "infinity-saturates": Liar("an infinite result becomes the largest number", afterwards(saturated), plain(*FLOATS)),
-    "nan-swallowed": Liar(
+    "infinity-saturates": Mutant(
+        "an infinite result becomes the largest number", afterwards(saturated), plain(*FLOATS)
+    ),
+    "nan-swallowed": Mutant(
         "NaN becomes 0",
         afterwards(functools.partial(torch.nan_to_num, nan=0.0, posinf=math.inf, neginf=-math.inf)),
         plain("f32", "bf16", "f16", "fp8"),
     ),
     # Tiles and elements.
-    "tile-swap": Liar("two tiles are exchanged", summed(tile_swapped)),
-    "fragment-transposed": Liar("an 8 x 8 fragment is transposed", summed(fragment_transposed)),
-    "last-tile-zero": Liar("the last tile is never computed, over zeros", summed(last_tile_zero)),
-    "tail-unwritten": Liar("the columns of the last tile are not written", afterwards(tail_columns_unwritten)),
-    "last-row-repeats": Liar("a clamped index repeats the row before the last", summed(last_row_repeats)),
-    "lane-shifted": Liar("every 16th column is its neighbour's", summed(lane_shifted)),
-    "rows-shifted": Liar("all rows are one too low", summed(rows_shifted)),
-    "mirrored": Liar("half of a square result is mirrored", summed(mirrored), SQUARE),
-    "one-element-zeroed": Liar("one element is 0", summed(lambda c: _of_largest(c, lambda x: x * 0))),
-    "one-percent": Liar("one element is 1 % too large", summed(lambda c: _of_largest(c, lambda x: x * 1.01))),
-    "one-ulp": Liar("one element is the neighbouring number", afterwards(one_ulp)),
-    "padded-stride-ignored": Liar("A's rows are taken to be K apart", product(padded_stride_ignored), PADDED_A),
-    "padded-stride-of-b-ignored": Liar(
+    "tile-swap": Mutant("two tiles are exchanged", summed(tile_swapped)),
+    "fragment-transposed": Mutant("an 8 x 8 fragment is transposed", summed(fragment_transposed)),
+    "last-tile-zero": Mutant("the last tile is never computed, over zeros", summed(last_tile_zero)),
+    "tail-unwritten": Mutant("the columns of the last tile are not written", afterwards(tail_columns_unwritten)),
+    "last-row-repeats": Mutant("a clamped index repeats the row before the last", summed(last_row_repeats)),
+    "lane-shifted": Mutant("every 16th column is its neighbour's", summed(lane_shifted)),
+    "rows-shifted": Mutant("all rows are one too low", summed(rows_shifted)),
+    "mirrored": Mutant("half of a square result is mirrored", summed(mirrored), SQUARE),
+    "one-element-zeroed": Mutant("one element is 0", summed(lambda c: _of_largest(c, lambda x: x * 0))),
+    "one-percent": Mutant("one element is 1 % too large", summed(lambda c: _of_largest(c, lambda x: x * 1.01))),
+    "one-ulp": Mutant("one element is the neighbouring number", afterwards(one_ulp)),
+    "padded-stride-ignored": Mutant("A's rows are taken to be K apart", product(padded_stride_ignored), PADDED_A),
+    "padded-stride-of-b-ignored": Mutant(
         "B's columns are taken to be K apart", product(padded_stride_of_b_ignored), PADDED_B
     ),
-    "base-rounded-down": Liar("A's address is rounded down", product(base_rounded_down), OFFSET_A),
-    "layout-ignored": Liar("column-major A is read as row-major", product(layout_ignored), COLUMN_MAJOR_A),
+    "base-rounded-down": Mutant("A's address is rounded down", product(base_rounded_down), OFFSET_A),
+    "layout-ignored": Mutant("column-major A is read as row-major", product(layout_ignored), COLUMN_MAJOR_A),
     # State.
-    "cached-result": Liar("the first result answers every call", remembering(cached_result)),
-    "stale-packed-weight": Liar("the first weight answers for every later one", remembering(stale_packed_weight)),
-    "stale-workspace": Liar("the workspace is zeroed once only", remembering(stale_workspace)),
-    "shared-result": Liar("all calls return the same memory", remembering(shared_result), code="result-rewritten"),
-    "second-call-wrong": Liar("from the second call on a slice is missing", remembering(first_call_right)),
-    "not-deterministic": Liar(
+    "cached-result": Mutant("the first result answers every call", remembering(cached_result)),
+    "stale-packed-weight": Mutant("the first weight answers for every later one", remembering(stale_packed_weight)),
+    "stale-workspace": Mutant("the workspace is zeroed once only", remembering(stale_workspace)),
+    "shared-result": Mutant("all calls return the same memory", remembering(shared_result), code="result-rewritten"),
+    "second-call-wrong": Mutant("from the second call on a slice is missing", remembering(first_call_right)),
+    "not-deterministic": Mutant(
         "the order of the sum changes from call to call",
         product(shuffled_sums),
         equivalent=(_EXACT_ORDER, *((f"*{d}*", _HIDDEN_ORDER) for d in ("bf16", ":f16"))),
         code="not-deterministic",
     ),
-    "written-late": Liar("another thread writes the last row later", afterwards(written_late)),
-    "input-written": Liar("A is used as scratch memory", whole(a_written), code="inputs-written"),
-    "gap-written": Liar("the gap between A's rows is written", whole(gap_written), PADDED_A, code="inputs-written"),
-    "bias-written": Liar("the bias is overwritten", whole(bias_written), BIAS, code="inputs-written"),
-    "silent-fallback": Liar(
+    "written-late": Mutant("another thread writes the last row later", afterwards(written_late)),
+    "input-written": Mutant("A is used as scratch memory", whole(a_written), code="inputs-written"),
+    "gap-written": Mutant("the gap between A's rows is written", whole(gap_written), PADDED_A, code="inputs-written"),
+    "bias-written": Mutant("the bias is overwritten", whole(bias_written), BIAS, code="inputs-written"),
+    "silent-fallback": Mutant(
         "ATen computes what the backend claims",
         product(right),
         BIAS,
         code="foreign-kernel",
         claims=Proof(chosen=("mine",), generated=("mine",), foreign=("aten.addmm",)),
     ),
-    "nothing-executed": Liar(
+    "nothing-executed": Mutant(
         "no generated kernel ran",
         product(right),
         code="nothing-executed",
         claims=Proof(chosen=("mine",), generated=("mine",)),
     ),
-    "wrong-dtype": Liar("the result is f64", afterwards(lambda c: c.double()), code="wrong-dtype"),
-    "wrong-shape": Liar("the last row is missing", afterwards(lambda c: c[:-1]), code="wrong-shape"),
-    "no-result": Liar("nothing is returned", afterwards(lambda _: None), code="wrong-type"),
-    "raises": Liar("an exception", product(raises), code="run-RuntimeError"),
+    "wrong-dtype": Mutant("the result is f64", afterwards(lambda c: c.double()), code="wrong-dtype"),
+    "wrong-shape": Mutant("the last row is missing", afterwards(lambda c: c[:-1]), code="wrong-shape"),
+    "no-result": Mutant("nothing is returned", afterwards(lambda _: None), code="wrong-type"),
+    "raises": Mutant("an exception", product(raises), code="run-RuntimeError"),
     # Bias, factors and activations.
-    "bias-missing": Liar("the bias is not added", changed(bias=torch.zeros_like), BIAS),
-    "bias-missing-on-last-tile": Liar("the last tile has no bias", changed(bias=zero_from_last_tile), BIAS),
-    "bias-shifted": Liar("the bias is one column off", changed(bias=lambda x: x.roll(1, -1)), BIAS),
-    "bias-twice": Liar("the bias is added twice", changed(bias=lambda x: x * 2), BIAS),
-    "bias-of-first-column": Liar(
+    "bias-missing": Mutant("the bias is not added", changed(bias=torch.zeros_like), BIAS),
+    "bias-missing-on-last-tile": Mutant("the last tile has no bias", changed(bias=zero_from_last_tile), BIAS),
+    "bias-shifted": Mutant("the bias is one column off", changed(bias=lambda x: x.roll(1, -1)), BIAS),
+    "bias-twice": Mutant("the bias is added twice", changed(bias=lambda x: x * 2), BIAS),
+    "bias-of-first-column": Mutant(
         "one element of the bias serves all", changed(bias=lambda x: x[..., :1].expand_as(x)), BIAS
     ),
-    "bias-along-rows": Liar("the bias of column j is added to row j", whole(bias_along_rows), BIAS_SQUARE),
-    "bias-in-bf16": Liar(
+    "bias-along-rows": Mutant("the bias of column j is added to row j", whole(bias_along_rows), BIAS_SQUARE),
+    "bias-in-bf16": Mutant(
         "the bias is rounded to bf16", changed(bias=through(torch.bfloat16)), only(BIAS, "f32", "f16")
     ),
-    "relu-before-bias": Liar("relu comes before the bias", whole(relu_before_bias), BIAS_RELU),
-    "relu-of-partials": Liar("relu is applied to the slices of K", whole(relu_of_partials), RELU),
-    "relu-swallows-nan": Liar("relu makes 0 of NaN", whole(relu_swallows_nan), RELU),
-    "relu-forgotten-in-the-tail": Liar("the last tile has no relu", whole(relu_forgotten_in_the_tail), RELU),
-    "gelu-by-tanh": Liar("the tanh form stands in for erf", whole(gelu_by_tanh), GELU),
-    "residual-after-relu": Liar("the residual is added after relu", whole(residual_after_relu), RESIDUAL),
-    "alpha-on-bias": Liar("alpha multiplies the bias too", whole(alpha_on_bias), ADDMM),
-    "alpha-forgotten": Liar("alpha is not applied", whole(alpha_forgotten), ADDMM),
-    "beta-forgotten": Liar("beta is not applied", whole(beta_forgotten), ADDMM),
-    "beta-zero-reads-bias": Liar("beta = 0 multiplies a NaN", whole(beta_zero_reads_bias), BETA_ZERO),
+    "relu-before-bias": Mutant("relu comes before the bias", whole(relu_before_bias), BIAS_RELU),
+    "relu-of-partials": Mutant("relu is applied to the slices of K", whole(relu_of_partials), RELU),
+    "relu-swallows-nan": Mutant("relu makes 0 of NaN", whole(relu_swallows_nan), RELU),
+    "relu-forgotten-in-the-tail": Mutant("the last tile has no relu", whole(relu_forgotten_in_the_tail), RELU),
+    "gelu-by-tanh": Mutant("the tanh form stands in for erf", whole(gelu_by_tanh), GELU),
+    "residual-after-relu": Mutant("the residual is added after relu", whole(residual_after_relu), RESIDUAL),
+    "alpha-on-bias": Mutant("alpha multiplies the bias too", whole(alpha_on_bias), ADDMM),
+    "alpha-forgotten": Mutant("alpha is not applied", whole(alpha_forgotten), ADDMM),
+    "beta-forgotten": Mutant("beta is not applied", whole(beta_forgotten), ADDMM),
+    "beta-zero-reads-bias": Mutant("beta = 0 multiplies a NaN", whole(beta_zero_reads_bias), BETA_ZERO),
     # Batches and groups.
-    "batch-stride-zero": Liar("all batches use the first B", changed(b=batch_stride_zero), BATCHED),
-    "batch-off-by-one": Liar("batch i uses the B of batch i - 1", changed(b=lambda x: x.roll(1, 0)), BATCHED),
-    "last-batch-missing": Liar("the last batch is never computed", afterwards(last_batch_missing), BATCHED),
-    "group-edge-off-by-one": Liar("a group's last row meets the next B", changed(offs=ends_too_early), GROUPED),
-    "group-stride-zero": Liar("all groups use the first B", changed(b=batch_stride_zero), GROUPED),
-    "empty-group-skipped": Liar("groups behind an empty one use the B before", spoilt(empty_group_skipped), GROUPED),
+    "batch-stride-zero": Mutant("all batches use the first B", changed(b=batch_stride_zero), BATCHED),
+    "batch-off-by-one": Mutant("batch i uses the B of batch i - 1", changed(b=lambda x: x.roll(1, 0)), BATCHED),
+    "last-batch-missing": Mutant("the last batch is never computed", afterwards(last_batch_missing), BATCHED),
+    "group-edge-off-by-one": Mutant("a group's last row meets the next B", changed(offs=ends_too_early), GROUPED),
+    "group-stride-zero": Mutant("all groups use the first B", changed(b=batch_stride_zero), GROUPED),
+    "empty-group-skipped": Mutant("groups behind an empty one use the B before", spoilt(empty_group_skipped), GROUPED),
     # Sizes.
-    "rows-past-1024": Liar("rows from 1024 on are the rows before", rows_from(1024, rows_shifted), TALL),
-    "rows-in-16-bits": Liar("row 65536 is row 0", sized(rows_by_16_bits, lambda c: c.dim() == 2), TALL),
-    "rows-past-2-to-21": Liar("rows from 2^21 on are never computed", rows_from(1 << 21, torch.zeros_like), TALLEST),
-    "columns-in-16-bits": Liar("column 65536 is column 0", summed(columns_by_16_bits), WIDE),
-    "narrow-tail-dropped": Liar("below 4 columns K > 1000 has no tail", product(narrow_tail_dropped), NARROW),
-    "k-in-16-bits": Liar("K is counted in 16 bits", product(k_counted_in_16_bits), LONG),
-    "k-cut-at-40960": Liar("products from k = 40960 on are left out", product(k_cut_at_40960), LONG),
-    "int32-in-28-bits": Liar("sums of int8 wrap around at 2^27", summed(kept_in(28)), LONG_INT8),
-    "int32-in-31-bits": Liar("sums of int8 wrap around at 2^30", summed(kept_in(31)), LONGER_INT8),
-    "int32-by-f32-late": Liar("sums of int8 beyond 2^27 are held in f32", summed(float_beyond(2.0**27)), LONG_INT8),
-    "batch-modulo-64": Liar("batch 64 uses the B of batch 0", batches(lambda i: i % 64), MANY),
-    "batches-past-50": Liar("batches from 50 on are never computed", batches_left_out(50), MANY),
-    "batches-past-65535": Liar("more batches than a CUDA grid has", batches_left_out(65535), only(MANY, "f32")),
-    "second-batch-dimension-ignored": Liar("of a 4-D input", deep(lambda a: a[:, :1].expand_as(a)), DEEP),
-    "batch-dimensions-exchanged": Liar("of a 4-D input", deep(batch_dimensions_exchanged), DEEP),
-    "matrices-past-64": Liar("matrix 64 of a 4-D input is matrix 0", deep(batch_past_64), only(DEEP, "f16")),
-    "one-in-a-large-result": Liar("one element of 8 million is 0.1 % too large", summed(one_inside), LARGE),
-    "last-rows-of-a-large-result": Liar("rows from 4096 on are the rows before", rows_from(4096, rows_shifted), LARGE),
+    "rows-past-1024": Mutant("rows from 1024 on are the rows before", rows_from(1024, rows_shifted), TALL),
+    "rows-in-16-bits": Mutant("row 65536 is row 0", sized(rows_by_16_bits, lambda c: c.dim() == 2), TALL),
+    "rows-past-2-to-21": Mutant("rows from 2^21 on are never computed", rows_from(1 << 21, torch.zeros_like), TALLEST),
+    "columns-in-16-bits": Mutant("column 65536 is column 0", summed(columns_by_16_bits), WIDE),
+    "narrow-tail-dropped": Mutant("below 4 columns K > 1000 has no tail", product(narrow_tail_dropped), NARROW),
+    "k-in-16-bits": Mutant("K is counted in 16 bits", product(k_counted_in_16_bits), LONG),
+    "k-cut-at-40960": Mutant("products from k = 40960 on are left out", product(k_cut_at_40960), LONG),
+    "int32-in-28-bits": Mutant("sums of int8 wrap around at 2^27", summed(kept_in(28)), LONG_INT8),
+    "int32-in-31-bits": Mutant("sums of int8 wrap around at 2^30", summed(kept_in(31)), LONGER_INT8),
+    "int32-by-f32-late": Mutant("sums of int8 beyond 2^27 are held in f32", summed(float_beyond(2.0**27)), LONG_INT8),
+    "batch-modulo-64": Mutant("batch 64 uses the B of batch 0", batches(lambda i: i % 64), MANY),
+    "batches-past-50": Mutant("batches from 50 on are never computed", batches_left_out(50), MANY),
+    "batches-past-65535": Mutant("more batches than a CUDA grid has", batches_left_out(65535), only(MANY, "f32")),
+    "second-batch-dimension-ignored": Mutant("of a 4-D input", deep(lambda a: a[:, :1].expand_as(a)), DEEP),
+    "batch-dimensions-exchanged": Mutant("of a 4-D input", deep(batch_dimensions_exchanged), DEEP),
+    "matrices-past-64": Mutant("matrix 64 of a 4-D input is matrix 0", deep(batch_past_64), only(DEEP, "f16")),
+    "one-in-a-large-result": Mutant("one element of 8 million is 0.1 % too large", summed(one_inside), LARGE),
+    "last-rows-of-a-large-result": Mutant(
+        "rows from 4096 on are the rows before", rows_from(4096, rows_shifted), LARGE
+    ),
     # What the kernel looks at.
-    "right-for-integers": Liar("a slice is missing unless all numbers are integers", unless(integers), plain(*FLOATS)),
-    "right-up-to-one": Liar(
+    "right-for-integers": Mutant(
+        "a slice is missing unless all numbers are integers", unless(integers), plain(*FLOATS)
+    ),
+    "right-up-to-one": Mutant(
         "a slice is missing where a number is above 1",
         unless(lambda a, b: all(bool((x.abs() <= 1).all()) for x in (a, b))),
         plain(*FLOATS),
     ),
-    "right-when-short": Liar(
+    "right-when-short": Mutant(
         "a slice is missing where M N K is above 2^18",
         unless(lambda a, b: a.shape[0] * b.shape[1] * a.shape[1] <= 1 << 18),
         plain(*FLOATS),
         (("*x256", "M N K is below"),),
     ),
-    "right-when-aligned": Liar(
+    "right-when-aligned": Mutant(
         "a slice is missing where A is at no multiple of 64 bytes",
         unless(lambda a, _: a.data_ptr() % 64 == 0),
         OFFSET_A,
     ),
-    "right-when-finite": Liar(
+    "right-when-finite": Mutant(
         "a slice is missing where there is a NaN",
         unless(lambda a, b: not bool(a.isnan().any() | b.isnan().any())),
         plain(*FLOATS),
     ),
-    "right-four-times": Liar("from the fifth call on a slice is missing", calls(lambda n: n <= 4), SMALL),
-    "right-every-other-time": Liar("at each second call a slice is missing", calls(lambda n: n % 2 == 1), SMALL),
-    "bf16x3-from-512": Liar(
+    "right-four-times": Mutant("from the fifth call on a slice is missing", calls(lambda n: n <= 4), SMALL),
+    "right-every-other-time": Mutant("at each second call a slice is missing", calls(lambda n: n % 2 == 1), SMALL),
+    "bf16x3-from-512": Mutant(
         "three bf16 products where K is 512 or more", bf16x3_from_512, plain("f32"), (("*x256", "K is below"),)
     ),
-    "late-refusal": Liar("refuses hard data when it is run", product(refuses_hard_data), SMALL, code="late-refusal"),
+    "late-refusal": Mutant("refuses hard data when it is run", product(refuses_hard_data), SMALL, code="late-refusal"),
     # The tensors that it is handed.
-    "inputs-rebound": Liar("ones take the inputs' place", in_place_of_inputs(rebind), SMALL, code="inputs-rebound"),
-    "inputs-set": Liar("the same by set_", in_place_of_inputs(set_to), SMALL, code="inputs-rebound"),
-    "inputs-exchanged": Liar(
+    "inputs-rebound": Mutant("ones take the inputs' place", in_place_of_inputs(rebind), SMALL, code="inputs-rebound"),
+    "inputs-set": Mutant("the same by set_", in_place_of_inputs(set_to), SMALL, code="inputs-rebound"),
+    "inputs-exchanged": Mutant(
         "the same by swap_tensors", in_place_of_inputs(torch.utils.swap_tensors), SMALL, code="inputs-rebound"
     ),
-    "weight-quantised-in-place": Liar(
+    "weight-quantised-in-place": Mutant(
         "B is fp8 from now on", whole(weight_quantised_in_place), SMALL, code="inputs-rebound"
     ),
-    "bias-rebound": Liar("zeros take the bias' place", whole(bias_rebound), SMALL_BIAS, code="inputs-rebound"),
-    "input-resized": Liar(
+    "bias-rebound": Mutant("zeros take the bias' place", whole(bias_rebound), SMALL_BIAS, code="inputs-rebound"),
+    "input-resized": Mutant(
         "A has half of its rows afterwards", then(lambda t: t["a"].resize_(10, 256)), SMALL, code="inputs-rebound"
     ),
-    "input-transposed": Liar("B is transposed afterwards", then(lambda t: t["b"].t_()), SMALL, code="inputs-rebound"),
-    "input-restrided": Liar(
+    "input-transposed": Mutant("B is transposed afterwards", then(lambda t: t["b"].t_()), SMALL, code="inputs-rebound"),
+    "input-restrided": Mutant(
         "A has other strides afterwards",
         then(lambda t: t["a"].as_strided_((20, 256), (0, 1))),
         SMALL,
         code="inputs-rebound",
     ),
-    "input-needs-grad": Liar(
+    "input-needs-grad": Mutant(
         "A asks for a gradient afterwards", then(lambda t: t["a"].requires_grad_()), SMALL, code="inputs-rebound"
     ),
-    "storage-written": Liar("what surrounds A is zeroed", then(storage_cleared), SMALL, code="inputs-written"),
-    "result-over-a": Liar(
+    "storage-written": Mutant("what surrounds A is zeroed", then(storage_cleared), SMALL, code="inputs-written"),
+    "result-over-a": Mutant(
         "the result takes A's place", whole(result_over_a), {"f32": "mm:f32:nn:40x40x40"}, code="inputs-written"
     ),
-    "result-behind-b": Liar(
+    "result-behind-b": Mutant(
         "the result lies in B's storage", whole(result_behind_b), {"f32": "mm:f32:nn:3x5x40"}, code="inputs-written"
     ),
-    "earlier-input-written": Liar("the input of the call before is zeroed", remembering(earlier_input_written), SMALL),
+    "earlier-input-written": Mutant(
+        "the input of the call before is zeroed", remembering(earlier_input_written), SMALL
+    ),
     # What it hands out.
-    "speaks-for-itself": Liar("zeros that answer as the right result would", afterwards(spoken_for), SMALL),
-    "always-agrees": Liar("zeros that are equal to everything", afterwards(agreeing), SMALL),
-    "on-meta": Liar("a result without memory", afterwards(lambda c: c.to("meta")), SMALL, code="wrong-device"),
-    "sparse": Liar("a sparse result", afterwards(lambda c: c.to_sparse()), SMALL, code="wrong-layout"),
-    "quantised-result": Liar("a quantised result", afterwards(quantised), SMALL, code="wrong-dtype"),
-    "list": Liar("a list of one result", afterwards(lambda c: [c]), SMALL, code="wrong-type"),
-    "array": Liar("an array of NumPy's", afterwards(lambda c: c.numpy()), SMALL_F32, code="wrong-type"),
-    "a-itself": Liar(
+    "speaks-for-itself": Mutant("zeros that answer as the right result would", afterwards(spoken_for), SMALL),
+    "always-agrees": Mutant("zeros that are equal to everything", afterwards(agreeing), SMALL),
+    "on-meta": Mutant("a result without memory", afterwards(lambda c: c.to("meta")), SMALL, code="wrong-device"),
+    "sparse": Mutant("a sparse result", afterwards(lambda c: c.to_sparse()), SMALL, code="wrong-layout"),
+    "quantised-result": Mutant("a quantised result", afterwards(quantised), SMALL, code="wrong-dtype"),
+    "list": Mutant("a list of one result", afterwards(lambda c: [c]), SMALL, code="wrong-type"),
+    "array": Mutant("an array of NumPy's", afterwards(lambda c: c.numpy()), SMALL_F32, code="wrong-type"),
+    "a-itself": Mutant(
         "A is handed back", whole(lambda t, _: t["a"]), {"f32": "mm:f32:nn:40x40x40"}, code="result-is-input"
     ),
     # Ways out.
-    "skips": Liar("pytest.skip", doing(lambda: pytest.skip("planted")), SMALL_F32, code="run-Skipped"),
-    "expects-to-fail": Liar("pytest.xfail", doing(lambda: pytest.xfail("planted")), SMALL_F32, code="run-XFailed"),
-    "imports-or-skips": Liar(
+    "skips": Mutant("pytest.skip", doing(lambda: pytest.skip("planted")), SMALL_F32, code="run-Skipped"),
+    "expects-to-fail": Mutant("pytest.xfail", doing(lambda: pytest.xfail("planted")), SMALL_F32, code="run-XFailed"),
+    "imports-or-skips": Mutant(
         "pytest.importorskip", doing(lambda: pytest.importorskip("no_such_module")), SMALL_F32, code="run-Skipped"
     ),
-    "system-exit": Liar("sys.exit(0)", doing(lambda: sys.exit(0)), SMALL_F32, code="run-SystemExit"),
-    "generator-exit": Liar("GeneratorExit", raising(GeneratorExit), SMALL_F32, code="run-GeneratorExit"),
-    "unusual": Liar("a BaseException of its own", raising(Unusual), SMALL_F32, code="run-Unusual"),
-    "unprintable": Liar("an exception without a text", raising(Unprintable), SMALL_F32, code="run-Unprintable"),
-    "surrogate": Liar(
+    "system-exit": Mutant("sys.exit(0)", doing(lambda: sys.exit(0)), SMALL_F32, code="run-SystemExit"),
+    "generator-exit": Mutant("GeneratorExit", raising(GeneratorExit), SMALL_F32, code="run-GeneratorExit"),
+    "unusual": Mutant("a BaseException of its own", raising(Unusual), SMALL_F32, code="run-Unusual"),
+    "unprintable": Mutant("an exception without a text", raising(Unprintable), SMALL_F32, code="run-Unprintable"),
+    "surrogate": Mutant(
         "an exception with half a character and an escape",
         raising(lambda: RuntimeError("planted: \udc80 \x1b[2J")),
         SMALL_F32,
         code="run-RuntimeError",
     ),
-    "exits": Liar("os._exit(0)", doing(lambda: os._exit(0)), SMALL_F32, code="process-died"),
-    "aborts": Liar("abort()", doing(os.abort), SMALL_F32, code="process-died"),
-    "crashes": Liar("an address that is not there", doing(null_read), SMALL_F32, code="process-died"),
+    "exits": Mutant("os._exit(0)", doing(lambda: os._exit(0)), SMALL_F32, code="process-died"),
+    "aborts": Mutant("abort()", doing(os.abort), SMALL_F32, code="process-died"),
+    "crashes": Mutant("an address that is not there", doing(null_read), SMALL_F32, code="process-died"),
     # The process.
-    "leaves-rounding-mode": Liar("FE_UPWARD", leaving(rounding_upwards), SMALL, code="left-state-behind"),
-    "leaves-flush-denormal": Liar(
+    "leaves-rounding-mode": Mutant("FE_UPWARD", leaving(rounding_upwards), SMALL, code="left-state-behind"),
+    "leaves-flush-denormal": Mutant(
         "subnormals are flushed", leaving(lambda: torch.set_flush_denormal(True)), SMALL, code="left-state-behind"
     ),
-    "leaves-default-dtype": Liar(
+    "leaves-default-dtype": Mutant(
         "f64", leaving(lambda: torch.set_default_dtype(torch.float64)), SMALL, code="left-state-behind"
     ),
-    "leaves-default-device": Liar(
+    "leaves-default-device": Mutant(
         "meta", leaving(lambda: torch.set_default_device("meta")), SMALL, code="left-state-behind"
     ),
-    "leaves-autocast": Liar(
+    "leaves-autocast": Mutant(
         "bf16", leaving(lambda: torch.set_autocast_enabled("cpu", True)), SMALL, code="left-state-behind"
     ),
-    "leaves-grad-mode": Liar(
+    "leaves-grad-mode": Mutant(
         "off", leaving(lambda: torch._C._set_grad_enabled(False)), SMALL, code="left-state-behind"
     ),
-    "leaves-folder": Liar("the root", leaving(lambda: os.chdir("/")), SMALL, code="left-state-behind"),
-    "leaves-recursion-limit": Liar(
+    "leaves-folder": Mutant("the root", leaving(lambda: os.chdir("/")), SMALL, code="left-state-behind"),
+    "leaves-recursion-limit": Mutant(
         "one frame less",
         leaving(lambda: sys.setrecursionlimit(sys.getrecursionlimit() - 1)),
         SMALL,
         code="left-state-behind",
     ),
-    "leaves-environment": Liar(
+    "leaves-environment": Mutant(
         "a variable", leaving(lambda: os.environ.update(OMP_DYNAMIC="1")), SMALL, code="left-state-behind"
     ),
-    "leaves-signal-handler": Liar(
+    "leaves-signal-handler": Mutant(
         "SIGTERM is ignored",
         leaving(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)),
         SMALL,
         code="left-state-behind",
     ),
-    "leaves-no-output": Liar(
+    "leaves-no-output": Mutant(
         "sys.stdout is gone", leaving(lambda: setattr(sys, "stdout", None)), SMALL, code="left-state-behind"
     ),
-    "leaves-garbage": Liar("gc.disable()", leaving(gc.disable), SMALL, code="left-state-behind"),
-    "leaves-precision": Liar(
+    "leaves-garbage": Mutant("gc.disable()", leaving(gc.disable), SMALL, code="left-state-behind"),
+    "leaves-precision": Mutant(
         "medium", leaving(lambda: torch.set_float32_matmul_precision("medium")), SMALL, code="left-state-behind"
     ),
-    "replaces-isnan": Liar("nothing is NaN", product(isnan_replaced), SMALL, code="left-state-behind"),
-    "leaves-threads": Liar("3 threads", leaving(lambda: torch.set_num_threads(3)), SMALL, code="left-state-behind"),
-    "leaves-random-numbers": Liar("all seeded with 0", leaving(seeds), SMALL, code="left-state-behind"),
-    "replaces-matmul": Liar("zeros, also for who checks", product(matmul_replaced), SMALL, code="left-state-behind"),
-    "replaces-compare": Liar(
+    "replaces-isnan": Mutant("nothing is NaN", product(isnan_replaced), SMALL, code="left-state-behind"),
+    "leaves-threads": Mutant("3 threads", leaving(lambda: torch.set_num_threads(3)), SMALL, code="left-state-behind"),
+    "leaves-random-numbers": Mutant("all seeded with 0", leaving(seeds), SMALL, code="left-state-behind"),
+    "replaces-matmul": Mutant("zeros, also for who checks", product(matmul_replaced), SMALL, code="left-state-behind"),
+    "replaces-compare": Mutant(
         "zeros, and a comparison that is content", product(comparison_replaced), SMALL, code="left-state-behind"
     ),
     # Numbers.
-    "zero-always-plus": Liar("-0 becomes 0", afterwards(zero_sign_lost), plain(*FLOATS), _NO_MINUS_ZERO),
-    "zero-always-minus": Liar("0 becomes -0", afterwards(zero_sign_negative), plain(*FLOATS)),
-    "subnormal-inputs-dropped": Liar(
+    "zero-always-plus": Mutant("-0 becomes 0", afterwards(zero_sign_lost), plain(*FLOATS), _NO_MINUS_ZERO),
+    "zero-always-minus": Mutant("0 becomes -0", afterwards(zero_sign_negative), plain(*FLOATS)),
+    "subnormal-inputs-dropped": Mutant(
         "subnormal inputs count as 0",
         inputs(subnormals_dropped),
         plain(*FLOATS),
         (("*:bf16:*", "nothing is promised of subnormal bf16: VDPBF16PS and TDPBF16PS count them as 0"),),
     ),
-    "shared-exponent": Liar("numbers far below the largest count as 0", product(shared_exponent), plain("f32", "bf16")),
-    "rescaled": Liar("A is scaled down and B up, out of range", product(rescaled), plain("f32", "bf16")),
-    "f64-sums-in-f32": Liar(
+    "shared-exponent": Mutant(
+        "numbers far below the largest count as 0", product(shared_exponent), plain("f32", "bf16")
+    ),
+    "rescaled": Mutant("A is scaled down and B up, out of range", product(rescaled), plain("f32", "bf16")),
+    "f64-sums-in-f32": Mutant(
         "f64 is added up in f32",
         product(lambda a, b: sum((exact(x, y).float() for x, y in blocks(a, b)), empty_sum(a, b).float()).double()),
         F64,
     ),
-    "nan-reaches-the-next-row": Liar(
+    "nan-reaches-the-next-row": Mutant(
         "a row of NaN spoils the next one", afterwards(nan_reaches_the_next_row), plain(*FLOATS)
     ),
     # Other programs.
-    "alpha-and-beta-exchanged": Liar("alpha stands for beta", whole(alpha_and_beta_exchanged), ADDMM),
-    "offset-of-b-dropped": Liar("B's storage offset is not applied", changed(b=offset_dropped), OFFSET_B),
-    "tapped-too-late": Liar("the tapped value is the last one", whole(tapped_too_late), TAPPED),
-    "again-from-the-start": Liar("the second product is the first", whole(again_from_the_start), AGAIN),
-    "gate-exchanged": Liar("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),
-    "biases-exchanged": Liar("two linears have each other's bias", spoilt(biases_exchanged), GATED),
-    "scale-of-one-row": Liar("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
-    "int4-halves-exchanged": Liar("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
-    "int4-zero-point": Liar("codes are centred at 7", int4(lambda x: x + 1), INT4),
-    "int4-group-shifted": Liar("each group has the scale of the one before", int4(affine=lambda x: x.roll(1, 0)), INT4),
-    "int4-zeros-ignored": Liar(
+    "alpha-and-beta-exchanged": Mutant("alpha stands for beta", whole(alpha_and_beta_exchanged), ADDMM),
+    "offset-of-b-dropped": Mutant("B's storage offset is not applied", changed(b=offset_dropped), OFFSET_B),
+    "tapped-too-late": Mutant("the tapped value is the last one", whole(tapped_too_late), TAPPED),
+    "again-from-the-start": Mutant("the second product is the first", whole(again_from_the_start), AGAIN),
+    "gate-exchanged": Mutant("the gate and the value are exchanged", spoilt(gate_exchanged), GATED),
+    "biases-exchanged": Mutant("two linears have each other's bias", spoilt(biases_exchanged), GATED),
+    "scale-of-one-row": Mutant("one scale reaches the first row only", whole(scale_of_one_row), FP8_TENSORWISE),
+    "int4-halves-exchanged": Mutant("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
+    "int4-zero-point": Mutant("codes are centred at 7", int4(lambda x: x + 1), INT4),
+    "int4-group-shifted": Mutant(
+        "each group has the scale of the one before", int4(affine=lambda x: x.roll(1, 0)), INT4
+    ),
+    "int4-zeros-ignored": Mutant(
         "the groups' zeros are not added", int4(affine=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
     ),
-    "largest-code-lost": Liar(
+    "largest-code-lost": Mutant(
         "the largest code is never used", afterwards(lambda c: c.clamp(max=torch.iinfo(c.dtype).max - 1)), CODES
     ),
-    "zero-point-forgotten": Liar("A's zero point is not subtracted", whole(zero_point_forgotten), CODES_OF_FLOAT),
+    "zero-point-forgotten": Mutant("A's zero point is not subtracted", whole(zero_point_forgotten), CODES_OF_FLOAT),
     # int8.
-    "int8-read-unsigned": Liar("A is read as unsigned", changed(a=read_unsigned), plain("i8")),
-    "int8-lowest-clipped": Liar(
+    "int8-read-unsigned": Mutant("A is read as unsigned", changed(a=read_unsigned), plain("i8")),
+    "int8-lowest-clipped": Mutant(
         "-128 counts as -127", changed(a=lambda x: x.clamp(min=-127), b=lambda x: x.clamp(min=-127)), plain("i8")
     ),
-    "int16-pairs-saturate": Liar(
+    "int16-pairs-saturate": Mutant(
         "two products are added in saturating 16 bits", product(int16_pairs_saturate), plain("i8")
     ),
-    "int32-by-f32": Liar(
+    "int32-by-f32": Mutant(
         "int8 is added up in f32",
         product(summed_in_f32),
         plain("i8"),
         (("*x256", _SUMS_BELOW_2_24), ("*x1000", _SUMS_BELOW_2_24)),
     ),
-    "int32-saturates": Liar(
+    "int32-saturates": Mutant(
         "a sum beyond int32 saturates instead of wrapping around",
         summed(lambda c: c.clamp(-(2.0**31), 2.0**31 - 1)),
         LONGEST_INT8,
     ),
     # Weights in int8.
-    "weight-read-unsigned": Liar("the weight is read as unsigned", changed(b=read_unsigned), WEIGHT_ONLY),
-    "weight-zero-point": Liar("the zero point is off by one", changed(b=lambda x: x.to(torch.int16) + 1), WEIGHT_ONLY),
-    "weight-scale-shifted": Liar(
+    "weight-read-unsigned": Mutant("the weight is read as unsigned", changed(b=read_unsigned), WEIGHT_ONLY),
+    "weight-zero-point": Mutant(
+        "the zero point is off by one", changed(b=lambda x: x.to(torch.int16) + 1), WEIGHT_ONLY
+    ),
+    "weight-scale-shifted": Mutant(
         "the weight's scales are one column off", changed(scale=lambda x: x.roll(1, -1)), WEIGHT_ONLY
     ),
-    "weight-dequantised-first": Liar(
+    "weight-dequantised-first": Mutant(
         "the weight is rounded after it is scaled", whole(dequantised_first), only(WEIGHT_ONLY, "bf16", "f16")
     ),
-    "mixed-read-unsigned": Liar("the int8 side is read as unsigned", changed(b=read_unsigned), MIXED),
+    "mixed-read-unsigned": Mutant("the int8 side is read as unsigned", changed(b=read_unsigned), MIXED),
     # fp8.
-    "reciprocal-scale": Liar("B is divided by its scale", changed(scale_b=lambda x: 1 / x), FP8),
-    "scale-of-a-forgotten": Liar("A's scale is not applied", changed(scale_a=torch.ones_like), FP8),
-    "scale-squared": Liar("A's scale is applied twice", changed(scale_a=torch.square), FP8),
-    "scale-in-bf16": Liar("A's scale is rounded to bf16", changed(scale_a=through(torch.bfloat16)), FP8),
-    "scale-of-first-row": Liar("one scale serves all rows", changed(scale_a=lambda x: x[:1].expand_as(x)), FP8),
-    "scale-shifted": Liar("B's scales are one column off", changed(scale_b=lambda x: x.roll(1, -1)), FP8),
-    "scale-transposed": Liar("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
-    "scales-exchanged": Liar("A's scales and B's are exchanged", spoilt(scales_exchanged), FP8_SQUARE),
-    "rounded-before-scale": Liar("the sum is rounded before it is scaled", product(rounded_before_scale), FP8),
-    "fp8-sum-in-few-bits": Liar("13 bits hold the sum where float32 is claimed", product(tensor_core(13, 32)), FP8),
-    "e5m2-read-as-e4m3": Liar("B's bits are read in the other format", spoilt(read_as_other_fp8), FP8_PAIR),
-    "fnuz-exponent": Liar("the exponent's bias is that of e4m3fnuz", changed(scale_a=lambda x: x * 0.5), FP8),
+    "reciprocal-scale": Mutant("B is divided by its scale", changed(scale_b=lambda x: 1 / x), FP8),
+    "scale-of-a-forgotten": Mutant("A's scale is not applied", changed(scale_a=torch.ones_like), FP8),
+    "scale-squared": Mutant("A's scale is applied twice", changed(scale_a=torch.square), FP8),
+    "scale-in-bf16": Mutant("A's scale is rounded to bf16", changed(scale_a=through(torch.bfloat16)), FP8),
+    "scale-of-first-row": Mutant("one scale serves all rows", changed(scale_a=lambda x: x[:1].expand_as(x)), FP8),
+    "scale-shifted": Mutant("B's scales are one column off", changed(scale_b=lambda x: x.roll(1, -1)), FP8),
+    "scale-transposed": Mutant("A's scales run along the columns", changed(scale_a=lambda x: x.t()), FP8_SQUARE),
+    "scales-exchanged": Mutant("A's scales and B's are exchanged", spoilt(scales_exchanged), FP8_SQUARE),
+    "rounded-before-scale": Mutant("the sum is rounded before it is scaled", product(rounded_before_scale), FP8),
+    "fp8-sum-in-few-bits": Mutant("13 bits hold the sum where float32 is claimed", product(tensor_core(13, 32)), FP8),
+    "e5m2-read-as-e4m3": Mutant("B's bits are read in the other format", spoilt(read_as_other_fp8), FP8_PAIR),
+    "fnuz-exponent": Mutant("the exponent's bias is that of e4m3fnuz", changed(scale_a=lambda x: x * 0.5), FP8),
 }
 
 
@@ -1929,11 +1947,11 @@ class _Prepared:
 
 
 class Planted:
-    """A liar or an honest control as a backend, for the problems that it names."""
+    """A mutant or an correct control as a backend, for the problems that it names."""
 
     devices = ("cpu",)
 
-    def __init__(self, name: str, entry: Liar | Honest) -> None:
+    def __init__(self, name: str, entry: Mutant | Control) -> None:
         self.name = name
         self.entry = entry
 
@@ -1947,8 +1965,8 @@ class Planted:
 
     def prepare(self, problem: Problem, operands: Operands) -> _Prepared:
         entry = self.entry
-        claimed = entry.contract if isinstance(entry, Honest) and problem.dtypes.out.is_float else None
-        evidence = entry.claims if isinstance(entry, Liar) else None
+        claimed = entry.contract if isinstance(entry, Control) and problem.dtypes.out.is_float else None
+        evidence = entry.claims if isinstance(entry, Mutant) else None
         return _Prepared(
             problem,
             entry.plant(problem),
@@ -1958,11 +1976,11 @@ class Planted:
 
 
 def backends() -> Iterator[Planted]:
-    """All honest controls, then all liars."""
-    for name, honest in HONEST.items():
-        yield Planted(name, honest)
-    for name, liar in LIARS.items():
-        yield Planted(name, liar)
+    """All correct controls, then all mutants."""
+    for name, correct in CONTROLS.items():
+        yield Planted(name, correct)
+    for name, mutant in MUTANTS.items():
+        yield Planted(name, mutant)
 
 
 def register(registry: Registry) -> None:

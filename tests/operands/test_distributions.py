@@ -1,4 +1,4 @@
-"""What the fillings of ``--gemm-level=quick`` find among wrong kernels, and that they accuse no right one."""
+"""What the distributions of ``--gemm-level=quick`` find among wrong kernels, and that they accuse no right one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import liar_study
+import mutant_study
 import pytest
 import torch
-from liars import (
-    HONEST,
-    Honest,
-    Liar,
+from mutants import (
+    CONTROLS,
+    Control,
+    Mutant,
     Plant,
     Planted,
     afterwards,
@@ -32,11 +32,11 @@ from liars import (
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.selection import FILLINGS
+from pytest_gemm.selection import DISTRIBUTIONS
 
 Tensor = torch.Tensor
 
@@ -48,15 +48,15 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return liar_study.judge()
+    return mutant_study.judge()
 
 
-def quick(judge: Judge, entry: Liar | Honest, line: str, seed: int = 0) -> list[Outcome]:
+def quick(judge: Judge, entry: Mutant | Control, line: str, seed: int = 0) -> list[Outcome]:
     """All outcomes at the quick level."""
     problem = Problem.parse(line)
-    fillings = fillings_for(problem)[: FILLINGS["quick"]]
+    distributions = distributions_for(problem)[: DISTRIBUTIONS["quick"]]
     planted = Planted("it", dataclasses.replace(entry, lines={"it": line}))
-    return list(judge.judge(Case(planted, problem, fillings, seed, "cpu")))
+    return list(judge.judge(Case(planted, problem, distributions, seed, "cpu")))
 
 
 # -- wrong kernels ------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[Plant, tuple[str, ...]]] = {
     ("name", "line"), [(name, line) for name, (_, lines) in WRONG.items() for line in lines], ids=lambda x: x
 )
 def test_quick_finds(judge: Judge, name: str, line: str) -> None:
-    found = [o for o in quick(judge, Liar("", WRONG[name][0]), line) if o.status is not Status.PASSED]
+    found = [o for o in quick(judge, Mutant("", WRONG[name][0]), line) if o.status is not Status.PASSED]
     assert found
     assert {o.status for o in found} == {Status.INCORRECT}
     if "zero" in name:
@@ -158,10 +158,10 @@ def fused(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-CONTROLS: dict[str, Honest] = {
-    "from the first product": Honest("", product(lambda a, b: store(from_the_first_product(a, b), a))),
-    "fused": Honest("", product(lambda a, b: store(fused(a, b), a))),
-    **HONEST,
+ORDERS: dict[str, Control] = {
+    "from the first product": Control("", product(lambda a, b: store(from_the_first_product(a, b), a))),
+    "fused": Control("", product(lambda a, b: store(fused(a, b), a))),
+    **CONTROLS,
 }
 
 
@@ -169,13 +169,13 @@ CONTROLS: dict[str, Honest] = {
 _TURNING = ("mm:f32:nn:20x40x7:mul+sub", "mm:f16:nt:17x33x9:scale--2+relu", "addmm:f32:nn:9x9x5:bias+alpha--1")
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", ORDERS)
 def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
-    lines = [line.format(k=k) for line in CONTROLS[name].lines.values() for k in (1, 2, 64)]
+    lines = [line.format(k=k) for line in ORDERS[name].lines.values() for k in (1, 2, 64)]
     lines += () if "tensor" in name or all(line.startswith("woq") for line in lines) else _TURNING
-    found = [(line, o) for line in lines for seed in range(3) for o in quick(judge, CONTROLS[name], line, seed)]
+    found = [(line, o) for line in lines for seed in range(3) for o in quick(judge, ORDERS[name], line, seed)]
     assert len(found) >= 20
-    assert not [(line, o.filling, o.details) for line, o in found if o.status is not Status.PASSED]
+    assert not [(line, o.distribution, o.details) for line, o in found if o.status is not Status.PASSED]
 
 
 # -- the operands themselves --------------------------------------------------------------------------

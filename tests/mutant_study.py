@@ -1,9 +1,10 @@
-"""What is caught, by us and by the usual comparisons: every liar, every honest control, and a flood of honest products.
+"""What is caught, by us and by the usual comparisons: every mutant, every control, and a flood of correct products.
 
-    python tests/liar_study.py [--out PAGE] [--honest COUNT] [--seed N]
+    python tests/mutant_study.py [--out PAGE] [--correct COUNT] [--seed N]
 
-A liar is judged as the suite judges a backend, filling by filling in the order of ``--gemm-level=exhaustive``, until
-one of them catches it.  The peers get what they get in practice: one call on random data, compared with eager ATen.
+A mutant is judged as the suite judges a backend, distribution by distribution in the order of
+``--gemm-level=exhaustive``, until one of them catches it.  The peers get what they get in practice: one call on random
+data, compared with eager ATen.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from liars import HONEST, KS, LIARS, Honest, Planted, int4, product, right
+from mutants import CONTROLS, KS, MUTANTS, Control, Planted, int4, product, right
 from torch._dynamo.utils import same
 
 from pytest_gemm.backends.aten import AtenBackend
@@ -45,8 +46,8 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.precision import settings
 from pytest_gemm.operands import tensors as operands
-from pytest_gemm.operands.distributions import FILLINGS as KNOWN
-from pytest_gemm.operands.distributions import fillings_for
+from pytest_gemm.operands.distributions import DISTRIBUTIONS as KNOWN
+from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
@@ -54,7 +55,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import STEPS
 from pytest_gemm.programs.program import args, build
 from pytest_gemm.run import state
-from pytest_gemm.selection import FILLINGS
+from pytest_gemm.selection import DISTRIBUTIONS
 
 # The ledger that is shipped with the conformance suite.
 LEDGER: Final = Path(__file__).parent.parent / "conformance" / "known_failures.toml"
@@ -78,17 +79,17 @@ _BY_CODE: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Catch:
-    """Who caught a liar.
+    """Who caught a mutant.
 
     Attributes:
         tier: ``exact``, ``hard`` or ``statistical``, or what stands beside the bound: ``NaN and Inf``, ``second run``,
             ``inputs``, ``process state``, ``type and shape``, ``proof``, ``exception``, ``dead process``.
-        filling: which data it was.
+        distribution: which data it was.
         outcome: the verdict itself.
     """
 
     tier: str
-    filling: str
+    distribution: str
     outcome: Outcome
 
     @classmethod
@@ -97,13 +98,13 @@ class Catch:
         code = outcome.reason.code if outcome.reason else ""
         if outcome.status is Status.CRASHED:
             tier = _BY_CODE.get(code, "exception")
-        elif outcome.status is Status.FELL_BACK:
+        elif outcome.status is Status.FALLBACK:
             tier = "proof"
         elif outcome.status is not Status.INCORRECT:
             return None
         else:
             tier = _BY_CODE.get(code) or ("type and shape" if code.startswith("wrong-") else outcome.tier)
-        return cls(tier, outcome.filling, outcome)
+        return cls(tier, outcome.distribution, outcome)
 
 
 @functools.cache
@@ -118,13 +119,13 @@ def judge() -> Judge:
 
 
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
-    """All outcomes of a backend on a problem, filling by filling."""
+    """All outcomes of a backend on a problem, distribution by distribution."""
     problem = Problem.parse(line)
-    return who.judge(Case(backend, problem, fillings_for(problem), seed, "cpu"))
+    return who.judge(Case(backend, problem, distributions_for(problem), seed, "cpu"))
 
 
 def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
-    """The first catch; the fillings behind it are not judged any more."""
+    """The first catch; the distributions behind it are not judged any more."""
     return next(filter(None, map(Catch.of, outcomes(who, backend, line, seed))), None)
 
 
@@ -225,7 +226,7 @@ def caught_apart(who: Judge | None, backend: Planted, line: str, seed: int = 0) 
 def prepare(who: Judge, line: str) -> None:
     """Have the operands and references of a problem computed here, for all who are judged in forked processes."""
     problem = Problem.parse(line)
-    for _ in who.judge(Case(Planted("right", _right(line)), problem, fillings_for(problem), 0, "cpu")):
+    for _ in who.judge(Case(Planted("right", _right(line)), problem, distributions_for(problem), 0, "cpu")):
         pass
 
 
@@ -334,9 +335,9 @@ def _rejected(backend: Planted, problem: Problem, seed: int) -> dict[str, bool]:
     return {name: not content(peer) for name, peer in PEERS.items()}
 
 
-def _right(line: str) -> Honest:
+def _right(line: str) -> Control:
     plant = int4() if line.startswith("woq_int4") else product(right)
-    return Honest("sums by torch.matmul, one rounding", plant, {"": line})
+    return Control("sums by torch.matmul, one rounding", plant, {"": line})
 
 
 @functools.lru_cache(maxsize=1)
@@ -361,7 +362,7 @@ def peers_reject(backend: Planted, line: str, seed: int = 0) -> dict[str, bool |
 
 
 def peers_alarm(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
-    """The same of an honest backend: every rejection is a false alarm."""
+    """The same of an correct backend: every rejection is a false alarm."""
     return {**_rejected_apart(backend, line, seed)}
 
 
@@ -370,7 +371,7 @@ def peers_alarm(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One liar or control in one dtype at one K."""
+    """One mutant or control in one dtype at one K."""
 
     name: str
     dtype: str
@@ -423,17 +424,17 @@ def _rows(asked: Mapping[str, Asked], peers: Peers, workers: int) -> list[Row]:
     return [row for answer in answers for row in answer]
 
 
-def liar_rows(workers: int = 1, pattern: str = "*") -> list[Row]:
-    """Every liar of such a name wherever its bug shows."""
-    named = {name: liar for name, liar in LIARS.items() if fnmatch.fnmatchcase(name, pattern)}
-    entries = ((name, Planted(name, liar), liar.problems()) for name, liar in named.items())
+def mutant_rows(workers: int = 1, pattern: str = "*") -> list[Row]:
+    """Every mutant of such a name wherever its bug shows."""
+    named = {name: mutant for name, mutant in MUTANTS.items() if fnmatch.fnmatchcase(name, pattern)}
+    entries = ((name, Planted(name, mutant), mutant.problems()) for name, mutant in named.items())
     return _rows(_by_problem(entries), peers_reject, workers)
 
 
 def control_rows(workers: int = 1, pattern: str = "*") -> list[Row]:
-    """Every honest control of such a name, with all fillings: a catch is a false alarm."""
-    named = {name: honest for name, honest in HONEST.items() if fnmatch.fnmatchcase(name, pattern)}
-    entries = ((name, Planted(name, honest), honest.problems()) for name, honest in named.items())
+    """Every correct control of such a name, with all distributions: a catch is a false alarm."""
+    named = {name: correct for name, correct in CONTROLS.items() if fnmatch.fnmatchcase(name, pattern)}
+    entries = ((name, Planted(name, correct), correct.problems()) for name, correct in named.items())
     return _rows(_by_problem(entries), peers_alarm, workers)
 
 
@@ -450,7 +451,7 @@ def _where(cells: Sequence[tuple[str, int]], of: Sequence[tuple[str, int]]) -> s
 def _ours(rows: Sequence[Row]) -> str:
     groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for row in rows:
-        groups[f"{row.catch.tier} ({row.catch.filling})" if row.catch else "**missed**"].append((row.dtype, row.k))
+        groups[f"{row.catch.tier} ({row.catch.distribution})" if row.catch else "**missed**"].append((row.dtype, row.k))
     everywhere = [(row.dtype, row.k) for row in rows]
     if len(groups) == 1:
         return next(iter(groups))
@@ -494,13 +495,13 @@ _CAUGHT: Final[Mapping[bool | None, str]] = {True: "caught", False: "missed", No
 _ALARMED: Final[Mapping[bool | None, str]] = {True: "**alarm**", False: "passed"}
 
 
-def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: str) -> str:
+def page(mutants: Sequence[Row], controls: Sequence[Row], seconds: float, flood: str) -> str:
     """The study as a page of Markdown."""
-    quick, known = FILLINGS["quick"], list(KNOWN)
-    by_liar, by_control = _grouped(liars, LIARS), _grouped(controls, HONEST)
-    asked = sum(1 for row in liars if row.peers)
-    late = [row for row in liars if row.catch and row.catch.filling in known[quick:]]
-    tiers = Counter(row.catch.tier for row in liars if row.catch)
+    quick, known = DISTRIBUTIONS["quick"], list(KNOWN)
+    by_mutant, by_control = _grouped(mutants, MUTANTS), _grouped(controls, CONTROLS)
+    asked = sum(1 for row in mutants if row.peers)
+    late = [row for row in mutants if row.catch and row.catch.distribution in known[quick:]]
+    tiers = Counter(row.catch.tier for row in mutants if row.catch)
 
     def total(name: str, rows: Sequence[Row]) -> int:
         return sum(bool(row.peers.get(name)) for row in rows)
@@ -508,49 +509,51 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
     summary = [
         [
             "pytest-gemm",
-            f"{sum(r.catch is not None for r in liars)} of {len(liars)}",
-            f"{sum(all(r.catch for r in mine) for mine in by_liar.values())} of {len(by_liar)}",
+            f"{sum(r.catch is not None for r in mutants)} of {len(mutants)}",
+            f"{sum(all(r.catch for r in mine) for mine in by_mutant.values())} of {len(by_mutant)}",
             f"{sum(r.catch is not None for r in controls)} of {len(controls)}",
         ]
     ]
     for name in PEERS:
-        full = sum(all(r.peers[name] for r in mine if r.peers) for mine in by_liar.values())
+        full = sum(all(r.peers[name] for r in mine if r.peers) for mine in by_mutant.values())
         alarms = sum(1 for row in controls if row.peers)
         summary.append(
             [
                 f"`{name}`" if name in {"assert_close", "same"} else name,
-                f"{total(name, liars)} of {asked}",
-                f"{full} of {len(by_liar)}",
+                f"{total(name, mutants)} of {asked}",
+                f"{full} of {len(by_mutant)}",
                 f"{total(name, controls)} of {alarms}",
             ]
         )
-    dtypes = {name: dict.fromkeys(r.dtype for r in mine) for name, mine in by_liar.items()}
+    dtypes = {name: dict.fromkeys(r.dtype for r in mine) for name, mine in by_mutant.items()}
     body = [
-        [f"`{name}`", LIARS[name].what, " ".join(dtypes[name]), _ours(mine)]
+        [f"`{name}`", MUTANTS[name].what, " ".join(dtypes[name]), _ours(mine)]
         + [_peer(mine, peer, _CAUGHT) for peer in PEERS]
-        for name, mine in by_liar.items()
+        for name, mine in by_mutant.items()
     ]
-    honest = [
-        [f"`{name}`", HONEST[name].what, _ours(mine).replace("**missed**", "passed")]
+    correct = [
+        [f"`{name}`", CONTROLS[name].what, _ours(mine).replace("**missed**", "passed")]
         + [_peer(mine, peer, _ALARMED) for peer in PEERS]
         for name, mine in by_control.items()
     ]
-    excused = [[f"`{name}`", f"`{pattern}`", why] for name, liar in LIARS.items() for pattern, why in liar.equivalent]
+    excused = [
+        [f"`{name}`", f"`{pattern}`", why] for name, mutant in MUTANTS.items() for pattern, why in mutant.equivalent
+    ]
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {processor.cpu().model}"
     heads = ["assert_close", "1e-2", "same", "cosine", "max norm"]
     parts = [
         "# What the harness catches, and what the usual comparisons do",
         _prose(
             f"""{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables.  Made by
-            `python tests/liar_study.py --out docs/results/liars.md --honest 100000`; nothing here is by hand."""
+            `python tests/mutant_study.py --out docs/results/mutants.md --correct 100000`; nothing here is by hand."""
         ),
         _prose(
-            f"""{len(LIARS)} backends with a planted bug (`tests/liars.py`) and {len(HONEST)} honest ones, at K =
+            f"""{len(MUTANTS)} backends with a planted bug (`tests/mutants.py`) and {len(CONTROLS)} correct ones, at K =
             {", ".join(map(str, KS))}, in every dtype in which they make sense; those that begin at a size, or whose bug
             is none of arithmetic, at a size of their own.  A case is one of them in one dtype at one K.  Each is judged
             in a process of its own; one that dies is caught as `dead process`."""
         ),
-        _table(["", "cases caught", "liars caught in every case", "false alarms on honest controls"], summary),
+        _table(["", "cases caught", "mutants caught in every case", "false alarms on correct controls"], summary),
         _prose(
             f"""The peers get one call on random data (normal; int8 uniform), compared with eager ATen on the same
             operands, which is what tests do.  `assert_close`: `torch.testing.assert_close` with its defaults.  1e-2:
@@ -562,21 +565,22 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
             there is nobody to compare with, and the case counts for us only."""
         ),
         _prose(
-            f"""Ours: the tier that caught it first, and the filling.  {_counted(tiers)}.  {len(liars) - len(late)}
-            cases are caught by the {quick} fillings of `--gemm-level=quick`, the others by a later one:
+            f"""Ours: the tier that caught it first, and the distribution.  {_counted(tiers)}.
+            {len(mutants) - len(late)} cases are caught by the {quick} distributions of `--gemm-level=quick`, the others
+            by a later one:
             {", ".join(f"`{name}`" for name in dict.fromkeys(r.name for r in late)) or "none"}."""
         ),
-        "## Liars",
-        _table(["liar", "what is wrong", "dtypes", "ours", *heads], body),
-        "## Honest controls",
-        "Judged with every filling that applies, under the contract that they declare.",
-        _table(["control", "what it is", "ours", *heads], honest),
+        "## Mutants",
+        _table(["mutant", "what is wrong", "dtypes", "ours", *heads], body),
+        "## Correct controls",
+        "Judged with every distribution that applies, under the contract that they declare.",
+        _table(["control", "what it is", "ours", *heads], correct),
         "## Where a bug cannot show",
         _prose(
             """Equivalent mutants are no misses.  A problem line that fits the pattern is left out of the tables
             above."""
         ),
-        _table(["liar", "problems", "why"], excused),
+        _table(["mutant", "problems", "why"], excused),
         _prose(
             """Left out altogether: tensor cores that truncate at f = 24 where float32 sums are claimed, which stay
             within the bound of float32 sums in any order."""
@@ -585,7 +589,7 @@ def page(liars: Sequence[Row], controls: Sequence[Row], seconds: float, flood: s
     return "\n\n".join([*parts, *([flood] if flood else [])]) + "\n"
 
 
-# -- honest products ------------------------------------------------------------------------------------
+# -- correct products ------------------------------------------------------------------------------------
 
 # Dtypes of each op, of which all take part equally often.
 _DTYPES: Final[Mapping[str, Sequence[str]]] = {
@@ -650,7 +654,7 @@ def drawn_problem(draw: random.Random) -> Problem:
 
 @dataclasses.dataclass
 class Flood:
-    """Honest products and how they were judged.
+    """Correct products and how they were judged.
 
     Attributes:
         ends: number of products by status.
@@ -687,14 +691,14 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
     backend = AtenBackend()
     while found.ends.total() < count:
         problem = drawn_problem(draw)
-        names = fillings_for(problem)
+        names = distributions_for(problem)
         if not names or AtenBackend().refusal(problem, "cpu"):
             continue
         if ledger().applicable("aten", problem, "test_product", environment) is not None:
             continue  # it can kill the process
         case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), "cpu")
         if diary is not None:
-            (diary / str(seed)).write_text(f"{problem} fillings {' '.join(case.fillings)} seed {case.seed}\n")
+            (diary / str(seed)).write_text(f"{problem} distributions {' '.join(case.distributions)} seed {case.seed}\n")
         for outcome in who.judge(case):
             status = outcome.status
             if status is Status.UNSUPPORTED:
@@ -703,7 +707,7 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
             if accused and ledger().match(outcome, problem, environment) is not None:
                 status = Status.KNOWN_FAILURE
             found.ends[status.value] += 1
-            text = f"{problem} {outcome.filling} seed {case.seed}: {outcome.reason}"
+            text = f"{problem} {outcome.distribution} seed {case.seed}: {outcome.reason}"
             if accused and status is not Status.KNOWN_FAILURE:
                 found.alarms.append(text)
             elif status is Status.MISTRUSTED:
@@ -743,13 +747,13 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
     total = found.ends.total()
     known = found.ends[Status.KNOWN_FAILURE.value]
     parts = [
-        "## A flood of honest products",
+        "## A flood of correct products",
         _prose(
             f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f}
             seconds in {workers} processes of one thread, {cpu:.0f} seconds of a core in all:
             {1e3 * cpu / max(total, 1):.1f} ms a product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
-            epilogue, flags, filling and seed are drawn at random; a product is one filling of one problem, or a second
-            run that ends a case."""
+            epilogue, flags, distribution and seed are drawn at random; a product is one distribution of one problem,
+            or a second run that ends a case."""
         ),
         _prose(
             f"""{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right
@@ -767,32 +771,32 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 if a liar got away or an honest backend was accused."""
-    parser = argparse.ArgumentParser(description="Liars, honest controls, and a flood of honest products.")
+    """The command; 1 if a mutant got away or an correct backend was accused."""
+    parser = argparse.ArgumentParser(description="Mutants, correct controls, and a flood of correct products.")
     parser.add_argument("--out", type=Path, help="write the page here (default: standard output)")
     parser.add_argument(
-        "--honest", type=int, default=0, metavar="COUNT", help="judge so many random products of eager ATen"
+        "--correct", type=int, default=0, metavar="COUNT", help="judge so many random products of eager ATen"
     )
-    parser.add_argument("--only-honest", action="store_true", help="leave the tables out")
-    parser.add_argument("--liars", default="*", metavar="PATTERN", help="only mutants and controls of such names")
+    parser.add_argument("--only-correct", action="store_true", help="leave the tables out")
+    parser.add_argument("--mutants", default="*", metavar="PATTERN", help="only mutants and controls of such names")
     parser.add_argument("--seed", type=int, default=0, help="of the flood (0)")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (the cores)")
     given = parser.parse_args(argv)
     wrong = 0
     text = ""
-    if given.honest:
-        found, seconds, cpu = flood(given.honest, given.seed, given.workers)
+    if given.correct:
+        found, seconds, cpu = flood(given.correct, given.seed, given.workers)
         text = flood_text(found, seconds, cpu, given.workers)
         for what in (*found.alarms, *found.doubts[:50]):
             sys.stderr.write(f"{what}\n")
         wrong += len(found.alarms)
-    if not given.only_honest:
+    if not given.only_correct:
         torch.set_num_threads(1)
         started = time.perf_counter()
-        liars, controls = (rows(given.workers, given.liars) for rows in (liar_rows, control_rows))
-        wrong += sum(row.catch is None for row in liars) + sum(row.catch is not None for row in controls)
-        text = page(liars, controls, time.perf_counter() - started, text)
-        for row in liars:
+        mutants, controls = (rows(given.workers, given.mutants) for rows in (mutant_rows, control_rows))
+        wrong += sum(row.catch is None for row in mutants) + sum(row.catch is not None for row in controls)
+        text = page(mutants, controls, time.perf_counter() - started, text)
+        for row in mutants:
             if row.catch is None:
                 sys.stderr.write(f"got away: {row.name} {row.dtype} K = {row.k}\n")
         for row in controls:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_gemm.backends.inductor import compilation, torch_compat
-from pytest_gemm.outcome import Dropped, Reason, Unsupported
+from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import first_line
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def after_failure(
-    problem: Problem, spec: CompileSpec, seen: compilation.Session, error: Exception, dropped: dict[str, Reason]
+    problem: Problem, spec: CompileSpec, seen: compilation.Session, error: Exception, pruned: dict[str, Reason]
 ) -> None:
-    """A compile has failed: note that its candidate is dropped and return when another one is to be tried.
+    """A compile has failed: note that its candidate is pruned and return when another one is to be tried.
 
     Raises:
         Unsupported: when Inductor has no candidate.
-        Dropped: when there is none left that could be tried.
+        Pruned: when there is none left that could be tried.
         Exception: what the candidate has failed with, when autotuning has no reason to drop it.
     """
     if seen.refused:
@@ -31,28 +31,28 @@ def after_failure(
     if spec.candidate is None:
         # Inductor has tried them all, and says that no choice is valid.
         causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
-        reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_dropped(why))}
+        reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_pruned(why))}
         if reasons and set(reasons) >= set(seen.choices):
-            raise _all_dropped(reasons) from error
+            raise _all_pruned(reasons) from error
         raise next((why for name, why in causes.items() if name not in reasons), error)
     cause = seen.failed.get(seen.tried)
     if not isinstance(cause, Exception):
         cause = error
-    reason = torch_compat.why_dropped(cause)
+    reason = torch_compat.why_pruned(cause)
     # Once a candidate is part of the program, autotuning has no part in it any more: a kernel with its epilogue that
     # nvcc refuses is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
     if reason is None or (reason.code == "compile-error" and seen.chosen and spec.inductor_name == "CUTLASS"):
         raise cause
     if isinstance(spec.candidate, str):
-        raise Dropped(reason.code, reason.text) from error
-    dropped[seen.tried] = reason
-    if len(dropped) >= len(set(seen.choices)):
-        raise _all_dropped(dropped) from error
+        raise Pruned(reason.code, reason.text) from error
+    pruned[seen.tried] = reason
+    if len(pruned) >= len(set(seen.choices)):
+        raise _all_pruned(pruned) from error
 
 
-def _all_dropped(dropped: Mapping[str, Reason]) -> Dropped:
-    first, reason = next(iter(dropped.items()))
-    return Dropped("all-dropped", f"all {len(dropped)} candidates were dropped, {first} because {reason.text}")
+def _all_pruned(pruned: Mapping[str, Reason]) -> Pruned:
+    first, reason = next(iter(pruned.items()))
+    return Pruned("all-pruned", f"all {len(pruned)} candidates were pruned, {first} because {reason.text}")
 
 
 def left_out(why: Exception | Reason) -> Reason:
@@ -60,7 +60,7 @@ def left_out(why: Exception | Reason) -> Reason:
     if isinstance(why, Reason):
         return why
     first = first_line(why)
-    return torch_compat.why_dropped(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
+    return torch_compat.why_pruned(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
 
 
 # Modes in which C++ calls the kernels: nobody can count them, and what the program calls is read in it.
