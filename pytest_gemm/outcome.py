@@ -4,83 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from pytest_gemm.text import DETAILS, printable
 
 # The ways in which a user's program reaches a kernel, see docs/modes.md.
 MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
-
-
-class FileError(ValueError):
-    """A file of the user's that cannot be used; the message names file and line, and says what to do.
-
-    Attributes:
-        path: the file as it was named.
-        line: 1-based line number, 0 where the file as a whole is meant.
-    """
-
-    def __init__(self, path: Path | str, line: int, problem: str, remedy: str) -> None:
-        self.path = path
-        self.line = line
-        where = f"{path}:{line}" if line else str(path)
-        super().__init__(f"{where}: {problem}; {remedy}")
-
-
-# Characters of a foreign text that are kept, and of an outcome's details.
-_MOST = 4000
-_DETAILS = 20_000
-
-
-def printable(text: object, most: int = _MOST) -> str:
-    """Foreign text that a terminal, a file and another process can be given.
-
-    Newlines and tabs stay.  Every other character that is not printable is shown as its escape: control characters,
-    terminal escapes, lone surrogates.  A long text is cut.
-
-    Args:
-        text: of a backend; what is no ``str`` is shown as one.
-        most: characters of it that are kept.
-    """
-    if not isinstance(text, str):
-        text = _asked(str, text)
-    found = str.__getitem__(text, slice(most))  # a plain str, also of a subclass that overrides its methods
-    if (left := str.__len__(text) - most) > 0:
-        found += f"... ({left} more characters)"
-    if found.isprintable():
-        return found
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in found)
-
-
-def _asked(function: Callable[[Any], object], foreign: Any) -> str:
-    """What a function of a foreign object says; the name of the exception where it raises one."""
-    try:
-        said = function(foreign)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return f"<{function.__name__}() of it raised {kind_of(error)}>"
-    return said if isinstance(said, str) else ""
-
-
-def message(error: BaseException, most: int = _MOST) -> str:
-    """The message of an exception, :func:`printable`; of one whose ``__str__`` raises it says that."""
-    return printable(_asked(str, error), most)
-
-
-def kind_of(error: BaseException) -> str:
-    """The name of an exception's class, :func:`printable`."""
-    return printable(type.__dict__["__name__"].__get__(type(error)), 100)
-
-
-def described(error: BaseException) -> str:
-    """An exception in one line, :func:`printable`: its class, and the first line of its message."""
-    return ": ".join(filter(None, (kind_of(error), first_line(error))))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that says something, :func:`printable`; "" where none does."""
-    return next((line for line in message(error).splitlines() if line.strip()), "")
 
 
 class Status(enum.Enum):
@@ -223,7 +152,7 @@ class Outcome:
     fusions: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "details", printable(self.details, _DETAILS))
+        object.__setattr__(self, "details", printable(self.details, DETAILS))
         object.__setattr__(self, "choice", printable(self.choice))
         for name in ("kernels", "chosen", "configuration"):  # a backend's words
             object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))

@@ -15,7 +15,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 # Characters of a foreign text that are kept, and of an outcome's details.
 _MOST = 4000
-_DETAILS = 20_000
+DETAILS = 20_000
 
 
 def printable(text: object, most: int = _MOST) -> str:

@@ -1,0 +1,63 @@
+"""The identity of a case: the one type by which outcomes, journals, samples and baselines name what was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Device(str, enum.Enum):
+    """Where a case computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Mode(str, enum.Enum):
+    """How a user's program reaches a kernel; see docs/modes.md.  ``OWN`` is the backend's own way."""
+
+    OWN = ""
+    EAGER = "eager"
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+    CUDAGRAPHS = "cudagraphs"
+    AOTI = "aoti"
+    CPP_WRAPPER = "cpp-wrapper"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class CaseId:
+    """What was asked of whom.
+
+    Attributes:
+        backend: name of the backend.
+        problem: the canonical problem line.
+        candidate: the candidate that was asked for by name; "" where the backend selects one.
+        mode: how the kernel is reached.
+        isa: instruction set that the kernel is generated for, one of ``machine.isa.ISAS``; "": the machine's own.
+        threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
+        guard: which end of the operands is at a guard page, ``end`` or ``begin``; "": ordinary memory.
+    """
+
+    backend: str
+    problem: str
+    candidate: str = ""
+    mode: Mode = Mode.OWN
+    isa: str = ""
+    threads: int = 0
+    guard: str = ""
+
+    @property
+    def who(self) -> str:
+        """The backend with what was asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@avx2@2t``."""
+        threads = f"{self.threads}t" if self.threads else ""
+        return "@".join(filter(None, (self.backend, self.mode.value, self.isa, threads)))
+
+    def __str__(self) -> str:
+        return f"{self.who}-{self.problem}" + (f"@{self.candidate}" if self.candidate else "")
