@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.settings import Setting, one_of
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import (
     QUANTISED,
@@ -33,6 +34,7 @@ _DTYPES = frozenset({"f16", "bf16", "f32"})
 # The widest BLOCK_K among Inductor's configurations for fp8.
 _BLOCK_K = 256
 
+_SPACES = ("default", "exhaustive")
 _SPLITS = "triton.num_decompose_k_splits"
 # How much longer than M and N K must be for decompose-K, Inductor's own default.
 _DECOMPOSED_FROM = 32
@@ -55,11 +57,14 @@ class TritonBackend(InductorBackend):
     devices: tuple[str, ...] = ("cuda",)
     # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
     candidates: str = "one"
+    settings: Mapping[str, Setting] = {
+        "space": Setting("default", "default|exhaustive", "tiles, stages and warps to choose from", one_of(*_SPACES)),
+    }
     space: str = "default"
 
-    def configure(self, options: Mapping[str, str]) -> None:
-        """Take ``--gemm-triton-space``."""
-        self.space = options.get("triton-space", self.space)
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Take the settings."""
+        self.space = values["space"]
 
     def availability(self, device: str) -> Availability:
         """A CUDA device and the package ``triton``."""

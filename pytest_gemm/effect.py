@@ -6,12 +6,13 @@ tests before the first one runs.  An option in the ini file is a default for man
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Backend, Choosing, Configurable, Leveled, Tuning
+from pytest_gemm.api.protocols import Backend, Choosing, Leveled, Tuning
+from pytest_gemm.api.settings import configure, settings_of
 from pytest_gemm.config import GemmConfig, cores
 from pytest_gemm.options import OPTIONS, named_choices
 
@@ -34,31 +35,21 @@ _IGNORED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-class _Asked(Mapping[str, str]):
-    """The options, and which of them were read."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = options
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> str:
-        self.names.add(name)
-        return self._options[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._options)
-
-    def __len__(self) -> int:
-        return len(self._options)
+# Options that set what backends declare as settings of their own: the key of each.
+_OF_BACKENDS: Final[Mapping[str, str]] = {
+    "triton-space": "space",
+    "cutlass-allow": "allow",
+    "cutlass-swizzles": "swizzles",
+    "cutlass-level": "level",
+    "kernel-cache": "cache",
+}
 
 
 def read_by(backend: Backend, options: Mapping[str, str]) -> frozenset[str]:
-    """Configure a backend, and return the names of the options that it read."""
-    if not isinstance(backend, Configurable):
-        return frozenset()
-    asked = _Asked(options)
-    backend.configure(asked)
-    return frozenset(asked.names)
+    """Configure a backend, and return the names of the options that concern it."""
+    names = {name: key for name, key in _OF_BACKENDS.items() if key in settings_of(backend)}
+    configure(backend, {key: options[name] for name, key in names.items()})
+    return frozenset(names)
 
 
 def _on_cpu(config: GemmConfig, backend: Backend) -> bool:
@@ -89,8 +80,6 @@ _WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] =
     "arch": ("compiles ahead of the tests", lambda _, backend: hasattr(backend, "compiles_ahead")),
     "comparator": ("is another one than the comparator", lambda config, b: b.name != config.speed.comparator),
 }
-# Options that backends read themselves, see ``Configurable``.
-_OF_BACKENDS: Final = ("triton-space", "cutlass-allow", "cutlass-swizzles", "cutlass-level", "kernel-cache")
 
 
 def applies(name: str, config: GemmConfig, backend: Backend) -> bool:

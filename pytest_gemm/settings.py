@@ -374,7 +374,7 @@ def _threads(text: str) -> tuple[int, ...]:
 
 
 def _check_cutlass(values: Mapping[str, str]) -> None:
-    """The backend itself reads these, see ``Configurable``."""
+    """The backend itself reads these, see ``api.settings``."""
     try:
         re.compile(values["cutlass-allow"])
     except (re.error, OverflowError, RecursionError) as error:

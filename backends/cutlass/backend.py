@@ -7,12 +7,14 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import re
 import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.settings import Setting, natural
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutlass import compile_farm
 from pytest_gemm.backends.inductor.backend import (
@@ -125,6 +127,33 @@ def cutlass_tree() -> Path | None:
     return tree
 
 
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _swizzles(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not set(parts) <= {"1", "2", "4", "8"}:
+        raise ValueError("give some of 1, 2, 4, 8")
+    return tuple(map(int, parts))
+
+
+def _level(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{0,4}", text):
+        raise ValueError("give up to four digits, 0000 for instance")
+    return text
+
+
+def _architecture(text: str) -> str:
+    if text and not re.fullmatch(r"[1-9][0-9]{1,2}[af]?", text):
+        raise ValueError("give it as nvcc does without sm_, 90a for instance")
+    return text
+
+
 class CutlassBackend(InductorBackend):
     """The CUTLASS templates alone, held to TMA warp-specialised kernels.
 
@@ -133,7 +162,9 @@ class CutlassBackend(InductorBackend):
             copy with ``cp.async`` first.
         swizzles: orders of the tiles to offer.
         level: how many configurations CUTLASS's generator makes, its "instantiation level"; "" for Inductor's own.
+        architecture: to compile for ahead of the tests, ``90a``; "" for the device's.
         kernel_cache: where compiled kernels are kept; ``None`` takes :func:`kernel_cache_dir`.
+        compilers: that run at a time ahead of the tests; 0: one for each core.
     """
 
     name: str = "cutlass"
@@ -142,17 +173,29 @@ class CutlassBackend(InductorBackend):
     candidates: str = "one"
     device_kernel: str = r"\bcutlass(?:::device_kernel|::Kernel|3x_)"
     variety: int = 20  # the quick level then meets some fifty configurations in about 180 kernels
+    settings: Mapping[str, Setting] = {
+        "allow": Setting(
+            "", "REGEX", "which configurations are candidates; default: those that load with TMA", _expression
+        ),
+        "swizzles": Setting("1", "LIST", "orders of the tiles that candidates come in: some of 1, 2, 4, 8", _swizzles),
+        "level": Setting("", "DIGITS", "instantiation level of CUTLASS's generator, 0000 to 9999", _level),
+        "arch": Setting("", "ARCH", "to compile for, 90a say; default: the device's", _architecture),
+        "cache": Setting("", "DIR", "folder of compiled kernels, by content; valid on another machine, too"),
+        "jobs": Setting("", "N", "compilers at a time; default: one for each core", natural),
+    }
     allowlist: str = r"align(8|16)_.*warpspecialized.*epi_tma"
     swizzles: tuple[int, ...] = (1,)
     level: str = ""
+    architecture: str = ""
     kernel_cache: Path | None = None
+    compilers: int = 0
 
-    def configure(self, options: Mapping[str, str]) -> None:
-        """Which kernels to offer, and where compiled ones are kept; see ``Configurable`` in ``backend.py``."""
-        self.allowlist = options["cutlass-allow"] or type(self).allowlist
-        self.swizzles = tuple(int(part) for part in options["cutlass-swizzles"].split(","))
-        self.level = options["cutlass-level"]
-        self.kernel_cache = Path(options["kernel-cache"]).absolute() if options["kernel-cache"] else None
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Take the settings."""
+        self.allowlist = values["allow"] or type(self).allowlist
+        self.swizzles, self.level, self.architecture = values["swizzles"], values["level"], values["arch"]
+        self.kernel_cache = Path(values["cache"]).absolute() if values["cache"] else None
+        self.compilers = values["jobs"]
 
     @functools.cached_property
     def store(self) -> compile_farm.Store:

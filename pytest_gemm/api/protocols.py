@@ -302,16 +302,3 @@ def tuned(backend: Backend, choices: str) -> Backend:
 def names_candidates(choices: str) -> bool:
     """Whether a value of ``--gemm-choices`` is a pattern of candidates' names."""
     return choices not in {"", "one", "winner", "all"} and not choices.isdigit()
-
-
-@runtime_checkable
-class Configurable(Backend, Protocol):
-    """A backend that has options of its own on the command line."""
-
-    def configure(self, options: Mapping[str, str]) -> None:
-        """Take what concerns it, before anything else is asked.
-
-        Args:
-            options: every option's value as text, by its name without ``--gemm-``.
-        """
-        ...

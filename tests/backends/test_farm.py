@@ -30,6 +30,7 @@ import elsewhere
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+from pytest_gemm.api.settings import configure
 from pytest_gemm.backends.cutlass import backend as cutlass
 from pytest_gemm.backends.cutlass import compile_farm
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
@@ -291,7 +292,7 @@ def test_a_compile_that_takes_too_long_is_ended_with_all_its_processes(nvcc: Com
 def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_path: Path, how: signal.Signals) -> None:
     nvcc.set("slow", "60")
     wanted = (
-        "from pathlib import Path; from pytest_gemm.backends.farm import *; "
+        "from pathlib import Path; from pytest_gemm.backends.cutlass.compile_farm import *; "
         f"Store(Path({str(tmp_path / 'store')!r})).obtain(Job(Source.of({kernel()!r}), "
         f"Toolchain({nvcc.path!r}, '13.0.88', '90a', (), (), 'wheel 4.2')))"
     )
@@ -652,8 +653,7 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
 
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CutlassBackend()
-    given = {"cutlass-allow": "pingpong", "cutlass-swizzles": "1,2", "cutlass-level": "0000", "kernel-cache": "/kept"}
-    backend.configure(given)
+    configure(backend, {"allow": "pingpong", "swizzles": "1,2", "level": "0000", "cache": "/kept"})
     for one in (backend, backend.with_user_caches("tag"), backend.picking("winner")):
         assert isinstance(one, CutlassBackend)
         options = {name.partition(".")[2]: value for name, value in one.options(Problem.parse(LINES[0])).items()}
@@ -662,7 +662,7 @@ def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
         assert options["cutlass_instantiation_level"] == "0000"
         assert one.store.folder == Path("/kept")
     assert backend.with_user_caches("tag").store is not backend.store, "each counts for itself"
-    backend.configure(dict.fromkeys(given, "") | {"cutlass-swizzles": "1"})
+    configure(backend, {})
     assert backend.allowlist == CutlassBackend.allowlist
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert cutlass.kernel_cache_dir() == Path("/cache/pytest-gemm/cutlass-kernels")
@@ -809,10 +809,13 @@ def test_the_notes_say_what_was_compiled_ahead_and_during_the_tests() -> None:
 def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
         from pytest_gemm.api.callable import CallableBackend
+        from pytest_gemm.api.settings import Setting
 
         class Zero(CallableBackend):
-            def configure(self, options):
-                self.kernels = [options[f"cutlass-{name}"] for name in ("allow", "swizzles", "level")]
+            settings = {name: Setting("", "TEXT", "a part") for name in ("allow", "swizzles", "level")}
+
+            def configure(self, values):
+                self.kernels = list(values.values())
 
         def zero(a, b):
             return a.new_zeros(a.shape[0], b.shape[1])

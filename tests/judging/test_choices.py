@@ -24,6 +24,7 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 from pytest_gemm import records as records_module
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
+from pytest_gemm.api.settings import configure
 from pytest_gemm.backends import cutedsl, tensor_core
 from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -498,7 +499,7 @@ def test_triton_candidates_come_from_where_inductor_has_them() -> None:
     assert spaces("linear:f16:nt:2x64x64x2048") == [("", "*")]  # 128 rows
     assert spaces("linear:f16:nt:64x64x2048:bias") == [("", "*")]
     assert spaces("mm:f16:nn:16x16x2048::dyn-m") == [("", "*")]
-    backend.configure({"triton-space": "exhaustive"})
+    configure(backend, {"space": "exhaustive"})
     assert spaces("mm:f16:nn:64x64x64") == [("", "*"), (",tma-store", "triton_mm_persistent_tma*")]
     problem = Problem.parse("mm:f16:nn:64x64x64")
     assert backend.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"

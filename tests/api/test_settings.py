@@ -1,0 +1,43 @@
+"""Settings that backends declare: what is unknown or wrong is named, with what would be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gemm.api.settings import SettingError, configure, settings_of
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
+from pytest_gemm.backends.triton import TritonBackend
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "message"),
+    [
+        (TritonBackend, {"spce": "default"}, "triton has no setting 'spce' (did you mean 'space'?); known: space"),
+        (TritonBackend, {"space": "small"}, "triton.space='small': give one of default, exhaustive"),
+        (CutlassBackend, {"allow": "("}, "cutlass.allow='(': not a regular expression: "),
+        (CutlassBackend, {"swizzles": "3"}, "cutlass.swizzles='3': give some of 1, 2, 4, 8"),
+        (CutlassBackend, {"level": "x"}, "cutlass.level='x': give up to four digits, 0000 for instance"),
+        (CutlassBackend, {"arch": "sm_90a"}, "cutlass.arch='sm_90a': give it as nvcc does without sm_"),
+        (CutlassBackend, {"jobs": "0"}, "cutlass.jobs='0': give a whole number, 1 or more"),
+    ],
+)
+def test_a_wrong_setting_is_named(backend: Any, given: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        configure(backend(), given)
+    assert str(raised.value).startswith(message)
+
+
+def test_a_backend_gets_all_values_with_its_defaults() -> None:
+    backend = CutlassBackend()
+    configure(backend, {"swizzles": "1, 4", "jobs": "3", "arch": "90a"})
+    assert backend.swizzles == (1, 4)
+    assert (backend.compilers, backend.architecture) == (3, "90a")
+    assert backend.allowlist == CutlassBackend.allowlist
+    assert set(settings_of(backend)) == {"allow", "swizzles", "level", "arch", "cache", "jobs"}
+
+
+def test_a_backend_without_settings_has_none() -> None:
+    configure(object(), {})
+    assert not settings_of(object())
