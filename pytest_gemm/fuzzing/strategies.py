@@ -38,9 +38,9 @@ from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.ops import OPS, PACKED_OPS, PROGRAMS, QLINEAR_UNARY, Op
+from pytest_gemm.problem.ops import OPS, PACKED_OPS, PROGRAMS, Op
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.problem.steps import QLINEAR_UNARY, Step, StepKind
 
 # In the order in which they shrink: 0 is a case of its own, not the smallest one, so it stands last.
 SIZES: Final = (

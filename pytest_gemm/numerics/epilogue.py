@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -13,7 +14,7 @@ from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.numerics.span import F32_SMALLEST_NORMAL, Arithmetic, Span, keep_infinite, union
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.problem.steps import Domain, Step, StepKind
 
 
 def requantised(problem: Problem, span: Span) -> tuple[Span, Span]:
@@ -56,50 +57,18 @@ def as_f32(x: float) -> float:
 
 # -- epilogue ------------------------------------------------------------------------------------
 
-_UNARY: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "hardswish": lambda x: x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
-    "hardsigmoid": lambda x: torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
-}
-
-_BINARY: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
-    "add": lambda x, r: x + r,
-    "bias": lambda x, r: x + r,
-    "sum": lambda x, r: x + r,
-    "sub": lambda x, r: x - r,
-    "mul": lambda x, r: x * r,
-    "div": lambda x, r: x / r,
-}
-
-# Where the functions that first fall and then rise have their minimum: (argument, value a hair below it).
-_MINIMA: Final = {
-    "gelu": (-0.7517915249894, -0.16997120747),
-    "gelu_tanh": (-0.7524614115719, -0.17004075058),
-    "silu": (-1.2784645427610, -0.27846454277),
-    "hardswish": (-1.5, -0.375),
-}
+# Bound before any backend's code is there, which could replace a name in the module.
+_F: Final = types.SimpleNamespace(**vars(F))
 
 
 def apply(step: Step, x: torch.Tensor, r: torch.Tensor | None) -> torch.Tensor:
-    """One pass in float64, without rounding; a cast rounds, since that is what it is for."""
+    """One pass in float64, without rounding except for a cast."""
     if step.kind is StepKind.CAST:
         return round_to(x, step.dtype)
-    if step.name in _UNARY:
-        return _UNARY[step.name](x)
-    if step.name == "leaky_relu":
-        return torch.where(x > 0, x, x * step.numbers[0])
-    if step.name == "clamp":
-        return torch.clamp(x, step.numbers[0], step.numbers[1])
-    if step.name == "scale":
-        return x * step.numbers[0]
-    assert r is not None, step
-    return _BINARY[step.name](x, (r - step.numbers[1]) * step.numbers[0] if step.name == "sum" else r)
+    function = step.spec.function
+    assert function is not None, step
+    made: torch.Tensor = function(_F, x, *([] if r is None else [r]), *step.numbers)
+    return made
 
 
 def evaluate(
@@ -125,13 +94,13 @@ def evaluate(
 def undefined_at(step: Step, span: Span, r: torch.Tensor | None) -> torch.Tensor | None:
     """Elements about which nothing can be said: implementations of one function differ there.
 
-    gelu, silu and hardswish of -Inf are -Inf * 0 = NaN or the limit 0, depending on how they are written, and
-    a vectorised erf makes gelu(Inf) NaN (eager PyTorch on a CPU with AVX-512, bf16); a quotient by 0 jumps between the
-    infinities where the numerator's sign is open.
+    gelu, silu and hardswish of -Inf are -Inf * 0 = NaN or the limit 0, depending on how they are written; a quotient
+    by 0 jumps between the infinities where the numerator's sign is open.
     """
-    if step.name in _MINIMA:
+    curve = step.spec.curve
+    if curve is not None and curve.undefined_at:
         infinite = span.lo == -math.inf
-        if step.name == "gelu":
+        if math.inf in curve.undefined_at:
             infinite = infinite | (span.hi == math.inf)
         return infinite if bool(infinite.any()) else None
     if step.name == "div" and r is not None and not span.thin:
@@ -155,46 +124,42 @@ def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithm
     Exact steps (relu, clamp, sums and products that are representable) leave an enclosure without width
     as it is: the exact tier stays exact through them.
     """
-    name = step.name
-    if name == "relu":
-        return span.map(F.relu)
-    if name == "clamp":
-        return _clamp(step, span, dtype)
-    if name == "scale":
-        return arithmetic.basic(_either_factor(span, step.numbers[0], arithmetic))
-    if name == "leaky_relu":
-        slope = step.numbers[0]
-        steep = arithmetic.basic(_either_factor(span, slope, arithmetic))
-        # x > 0 ? x : slope * x.  For a span across 0 both branches count, and so does the value 0 itself.
-        if slope >= 0.0:
-            lo = torch.where(span.lo > 0, span.lo, steep.lo)
-            if span.thin and steep.thin:
-                return Span(lo, lo)
-            # The upper end of a factor's hull on negative numbers is the smaller magnitude: right for hi.
-            return Span(lo, torch.where(span.hi > 0, span.hi, steep.hi))
-        negative_lo, negative_hi = steep.lo, steep.hi  # of slope * [lo, hi], already in order
-        lo = torch.where(span.lo > 0, span.lo, torch.where(span.hi > 0, 0.0, negative_lo))
-        hi = torch.where(span.lo > 0, span.hi, torch.maximum(negative_hi, torch.where(span.hi > 0, span.hi, -math.inf)))
-        return Span(lo, hi)
-    if name == "sum":
+    if step.name in _WITH_RESIDUAL:
         assert r is not None
-        term = _accumulated(step, r, arithmetic)
-        return arithmetic.basic(Span(lo := span.lo + term.lo, lo if span.thin and term.thin else span.hi + term.hi))
-    if name in {"add", "sub", "bias"}:
-        assert r is not None
-        shift = -r if name == "sub" else r
-        return arithmetic.basic(span.map(lambda x: x + shift))
-    if name == "mul":
-        assert r is not None
-        return arithmetic.basic(times(span, r))
-    if name == "div":
-        assert r is not None
-        lo = span.lo / r
-        hi = lo if span.thin else span.hi / r
-        quotient = Span(torch.minimum(lo, hi), torch.maximum(lo, hi))
-        # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
-        return keep_infinite(quotient, quotient.widen(4 * arithmetic.u * torch.maximum(lo.abs(), hi.abs())))
-    return _function_span(name, span, arithmetic)
+        return _WITH_RESIDUAL[step.name](step, span, r, arithmetic)
+    if step.name in _WITH_NUMBERS:
+        return _WITH_NUMBERS[step.name](step, span, arithmetic, dtype)
+    return _curve_span(step, span, arithmetic)
+
+
+def _sum_span(step: Step, span: Span, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
+    term = _accumulated(step, r, arithmetic)
+    lo = span.lo + term.lo
+    return arithmetic.basic(Span(lo, lo if span.thin and term.thin else span.hi + term.hi))
+
+
+def _div_span(_: Step, span: Span, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
+    lo = span.lo / r
+    hi = lo if span.thin else span.hi / r
+    quotient = Span(torch.minimum(lo, hi), torch.maximum(lo, hi))
+    # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
+    return keep_infinite(quotient, quotient.widen(4 * arithmetic.u * torch.maximum(lo.abs(), hi.abs())))
+
+
+def _leaky_relu_span(step: Step, span: Span, arithmetic: Arithmetic, _: DType) -> Span:
+    """x > 0 ? x : slope * x.  For a span across 0 both branches count, and so does the value 0 itself."""
+    slope = step.numbers[0]
+    steep = arithmetic.basic(_either_factor(span, slope, arithmetic))
+    if slope >= 0.0:
+        lo = torch.where(span.lo > 0, span.lo, steep.lo)
+        if span.thin and steep.thin:
+            return Span(lo, lo)
+        # The upper end of a factor's hull on negative numbers is the smaller magnitude: right for hi.
+        return Span(lo, torch.where(span.hi > 0, span.hi, steep.hi))
+    # The ends of slope * [lo, hi] are in order already.
+    lo = torch.where(span.lo > 0, span.lo, torch.where(span.hi > 0, 0.0, steep.lo))
+    hi = torch.where(span.lo > 0, span.hi, torch.maximum(steep.hi, torch.where(span.hi > 0, span.hi, -math.inf)))
+    return Span(lo, hi)
 
 
 def _accumulated(step: Step, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
@@ -233,54 +198,49 @@ def _clamp(step: Step, span: Span, dtype: DType) -> Span:
     return Span(torch.clamp(span.lo, low_min, high_min), torch.clamp(span.hi, low_max, high_max))
 
 
-def _function_span(name: str, span: Span, arithmetic: Arithmetic) -> Span:
-    """Functions that no kernel rounds correctly: their range over the span, widened by an allowance.
-
-    Allowances in units of u (an ulp is at most 2 u), for libm, sleef and CUDA's libdevice, none of which
-    exceeds 4 ulp, plus what the usual formula around them loses.  ``exp`` is often exp2(x log2 e), whose
-    rounded argument costs |x| u relative; ``sigmoid`` and ``silu`` inherit it where x < 0.
-    gelu computes 1 + erf(x / sqrt 2), which cancels: an absolute term 8 u |x|.
-    Results below the smallest normal number may be flushed by exp's range reduction.
-    """
-    f = _UNARY[name]
-    u = arithmetic.u
-    flush = F32_SMALLEST_NORMAL if arithmetic.working.name != "f64" else 2.0**-1022
-    x_lo, x_hi = span.lo, span.hi
-    y_lo = f(x_lo)
-    y_hi = y_lo if span.thin else f(x_hi)
-    if name in _MINIMA:
-        at, least = _MINIMA[name]
-        lo, hi = torch.minimum(y_lo, y_hi), torch.maximum(y_lo, y_hi)
+def _curve_span(step: Step, span: Span, arithmetic: Arithmetic) -> Span:
+    """The range of an activation over the span, widened by the error that its table entry allows."""
+    curve = step.spec.curve
+    assert curve is not None, step
+    ends = span.map(lambda x: apply(step, x, None))
+    if curve.error is None:
+        return ends
+    lo, hi = ends.lo, ends.hi
+    if curve.minimum is not None:
+        at, least = curve.minimum
+        lo, hi = torch.minimum(lo, hi), torch.maximum(lo, hi)
         if not span.thin:
-            lo = torch.where((x_lo < at) & (x_hi > at), least, lo)
-    else:
-        lo, hi = y_lo, y_hi
-    size = torch.maximum(lo.abs(), hi.abs())
-    if name == "tanh":
-        allowance = size * (8 * u)
-    elif name == "exp":
-        allowance = size * ((8 + torch.maximum(x_lo.abs(), x_hi.abs()).clamp_(max=800)) * (2 * u)) + flush
-    elif name in {"sigmoid", "silu"}:
-        below = (-x_lo).clamp_(0.0, 800.0)
-        allowance = size * ((8 + below) * (2 * u)) + flush
-        if name == "silu":
-            allowance += flush * below
-    elif name == "hardsigmoid":
-        allowance = torch.full_like(lo, 4 * u)
-    else:  # gelu, gelu_tanh, hardswish
-        allowance = torch.maximum(x_lo.abs(), x_hi.abs()) * (8 * u if name != "hardswish" else 4 * u)
-    result = keep_infinite(Span(lo, hi), Span(lo - allowance, hi + allowance))
+            lo = torch.where((span.lo < at) & (span.hi > at), least, lo)
+    domain = Domain(
+        x=torch.maximum(span.lo.abs(), span.hi.abs()),
+        y=torch.maximum(lo.abs(), hi.abs()),
+        below=(-span.lo).clamp(0.0, 800.0),
+        u=arithmetic.u,
+        flush=F32_SMALLEST_NORMAL if arithmetic.working.name != "f64" else 2.0**-1022,
+    )
+    error = curve.error(domain)
+    result = keep_infinite(Span(lo, hi), Span(lo - error, hi + error))
     # Saturated ends are exact in every implementation, and no implementation leaves a function's range there.
-    if name in {"hardsigmoid", "hardswish"}:
-        zero = x_hi <= -3.0
+    zero = span.hi <= curve.zero_below
+    if math.isfinite(curve.zero_below):
         result = Span(torch.where(zero, 0.0, result.lo), torch.where(zero, 0.0, result.hi))
-    if name in {"sigmoid", "hardsigmoid"}:
-        result = Span(result.lo.clamp(0.0, 1.0), result.hi.clamp(0.0, 1.0))
-    if name == "tanh":
-        result = Span(result.lo.clamp(-1.0, 1.0), result.hi.clamp(-1.0, 1.0))
-    if name == "exp":
-        result = Span(result.lo.clamp(min=0.0), result.hi)
-    return result
+    low, high = curve.range
+    return Span(result.lo.clamp(low, high), result.hi.clamp(low, high))
+
+
+# Enclosures of the steps that meet a residual, and of those that have numbers.
+_WITH_RESIDUAL: Final[Mapping[str, Callable[[Step, Span, torch.Tensor, Arithmetic], Span]]] = {
+    **dict.fromkeys(("bias", "add"), lambda _, span, r, a: a.basic(span.map(lambda x: x + r))),
+    "sub": lambda _, span, r, a: a.basic(span.map(lambda x: x - r)),
+    "mul": lambda _, span, r, a: a.basic(times(span, r)),
+    "div": _div_span,
+    "sum": _sum_span,
+}
+_WITH_NUMBERS: Final[Mapping[str, Callable[[Step, Span, Arithmetic, DType], Span]]] = {
+    "clamp": lambda step, span, _, dtype: _clamp(step, span, dtype),
+    "scale": lambda step, span, a, _: a.basic(_either_factor(span, step.numbers[0], a)),
+    "leaky_relu": _leaky_relu_span,
+}
 
 
 def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:

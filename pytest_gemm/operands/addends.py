@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from pytest_gemm.operands.integers import magnitudes
-from pytest_gemm.operands.magnitudes import UNIT_RANGE, Draw, Drawn, Headroom, real_of, scaled_lines
+from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom, real_of, scaled_lines
 from pytest_gemm.operands.random_streams import Array, Stream, drawn_shape
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.steps import Step, StepKind
@@ -84,7 +84,7 @@ def residuals_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool) -> l
             dtype = step.dtype
         elif step.name == "scale":
             level, quantum = level * abs(step.numbers[0]), quantum * abs(step.numbers[0])
-        elif step.name in UNIT_RANGE:
+        elif step.spec.unit_range:
             level, quantum = 1.0, 0.0
         elif step.name == "gated":
             level, quantum = level**2 / 2.0, 0.0

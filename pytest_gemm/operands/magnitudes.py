@@ -28,12 +28,6 @@ from pytest_gemm.problem.steps import Step, StepKind
 _INT8_OPS: Final = frozenset({"qlinear", "da8w8"})
 # Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
 _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
-_SATURATING: Final = frozenset(
-    # A join multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
-    {"gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "clamp", "gated"},
-)
-# Of these the result has a magnitude of about one, whatever went in.
-UNIT_RANGE: Final = frozenset({"sigmoid", "tanh", "exp", "hardsigmoid"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +121,7 @@ def narrowest(problem: Problem) -> list[DType]:
 
 def saturating_steps(problem: Problem) -> list[Step]:
     """The steps of the epilogue whose result hardly changes any more where their argument is large."""
-    return [s for s in problem.epilogue if s.name in _SATURATING]
+    return [s for s in problem.epilogue if s.spec.saturates]
 
 
 def headroom_of(problem: Problem) -> Headroom:
@@ -156,7 +150,8 @@ def headroom_of(problem: Problem) -> Headroom:
         room = math.log(room)
     target = 0.0
     for step in saturating_steps(problem):
-        wanted = {"exp": 1.0, "clamp": max((abs(x) for x in step.numbers), default=0.0) or 1.0}.get(step.name, 2.0)
+        # The bounds of a clamp; 1 if both are 0.
+        wanted = (max(map(abs, step.numbers)) or 1.0) if step.numbers else step.spec.target
         target = min(target or wanted, wanted)
     if (
         problem.step("exp") is not None

@@ -65,10 +65,6 @@ _FLOAT_HELP: Final = f"{_UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted f
 THIRDS: Final = 3
 # Ops that add a bias of shape (N,) themselves.
 OWN_BIAS: Final = frozenset({"linear", "linears", "qlinear", "da8w8", "scaled_mm"})
-# Steps that the op qlinear takes behind its product, each in the order binary, unary.
-QLINEAR_UNARY: Final = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "hardswish", "leaky_relu", "clamp")
-QLINEAR_BINARY: Final = ("add", "sum")
-
 OPS: Final[Mapping[str, Op]] = {
     op.name: op
     for op in (

@@ -44,9 +44,9 @@ from pytest_gemm.problem.line import (
     read_op,
     read_shape,
 )
-from pytest_gemm.problem.ops import HALVES, OPS, OWN_BIAS, QLINEAR_BINARY, QLINEAR_UNARY, Op
+from pytest_gemm.problem.ops import HALVES, OPS, OWN_BIAS, Op
 from pytest_gemm.problem.rules import ALL_FLAGS, CONTRADICTIONS, RULES, TAKERS, by
-from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, Step, StepKind
 from pytest_gemm.text import did_you_mean
 
 _MOST_ELEMENTS: Final = 2**40

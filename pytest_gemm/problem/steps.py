@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.text import did_you_mean
+
+# A torch.Tensor; what collection imports must not import torch, not even for its types.
+Tensor = Any
 
 
 class StepKind(enum.Enum):
@@ -52,6 +56,11 @@ class Step:
     def kind(self) -> StepKind:
         """The step's kind, from :data:`STEPS`."""
         return STEPS[self.name].kind
+
+    @property
+    def spec(self) -> StepSpec:
+        """The step's facts."""
+        return STEPS[self.name]
 
     @functools.cached_property
     def numbers(self) -> tuple[float, ...]:
@@ -107,18 +116,83 @@ def _scale_and_zero(scale: float, zero: float) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Domain:
+    """Where an activation is evaluated, and in which arithmetic: what its error depends on.
+
+    Attributes:
+        x: the largest magnitude of the argument, elementwise.
+        y: the largest magnitude of the value.
+        below: how far the argument lies below 0, at most 800.
+        u: unit roundoff of the working precision.
+        flush: the smallest normal number of the working precision.
+    """
+
+    x: Tensor
+    y: Tensor
+    below: Tensor
+    u: float
+    flush: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The shape of an activation, and how accurately kernels compute it.
+
+    The function rises, or falls to its only minimum and rises from there.
+
+    Attributes:
+        error: absolute error of any sound implementation; ``None`` for an exact function.  In units of u (an ulp is at
+            most 2 u) for libm, sleef and CUDA's libdevice, none of which exceeds 4 ulp, plus what the usual formula
+            around them loses.
+        minimum: argument of the minimum, and a value a hair below it; ``None`` for a function that only rises.
+        range: smallest and largest value of any implementation.
+        zero_below: the argument up to which every implementation returns exactly 0; -inf for none.
+        undefined_at: infinite arguments at which implementations return NaN or the limit.
+    """
+
+    error: Callable[[Domain], Tensor | float] | None = None
+    minimum: tuple[float, float] | None = None
+    range: tuple[float, float] = (-math.inf, math.inf)
+    zero_below: float = -math.inf
+    undefined_at: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class StepSpec:
-    """What the grammar allows after a step's name."""
+    """The facts of a step: its parameter, its function, the accuracy of kernels and the magnitudes that suit it.
+
+    The module imports no torch: functions are given ``torch.nn.functional`` as their first argument.
+
+    Attributes:
+        kind: what the step does with the value.
+        parameter: "", "numbers", "shape" (the first of ``choices`` is the default), "choice" (no default) or "places".
+        defaults: the numbers that go without saying.
+        choices: what a parameter may be.
+        help: the parameter in words.
+        fits: which numbers make sense.
+        rule: the same in words.
+        function: ``function(f, x, *numbers)``, for a residual ``function(f, x, r, *numbers)``: eager PyTorch, and in
+            float64 the exact function.
+        curve: of an activation without numbers; ``None`` where the step has an enclosure of its own.
+        saturates: whether the result hardly changes any more where the argument is large.
+        unit_range: whether the result has a magnitude of about one, whatever went in.
+        target: wanted magnitude of an argument of a step that saturates.
+        onednn: name and algorithm in ``onednn::qlinear_pointwise``; "" where the op lacks the step.
+    """
 
     kind: StepKind
-    # "", "numbers", "shape" (the first of ``choices`` is the default), "choice" (no default) or "places"
     parameter: str = ""
     defaults: tuple[float, ...] = ()
     choices: tuple[str, ...] = ()
     help: str = ""
-    # Which numbers make sense, and the same in words.
     fits: Callable[..., bool] = _always
     rule: str = ""
+    function: Callable[..., Any] | None = None
+    curve: Curve | None = None
+    saturates: bool = False
+    unit_range: bool = False
+    target: float = 2.0
+    onednn: tuple[str, str] = ("", "")
 
     def canonical(self, name: str, text: str) -> str:
         """The one spelling of a parameter; "" for the default.
@@ -181,24 +255,119 @@ def _shortest(number: float) -> str:
     return repr(number).removesuffix(".0").replace("e+", "e").replace("e-0", "e-")
 
 
+def _of_exp(at: Domain) -> Tensor:
+    """Error of what divides by 1 + exp(-x): it inherits that of exp where x < 0."""
+    return at.y * ((8 + at.below) * (2 * at.u)) + at.flush
+
+
 _BIAS_SHAPES: Final = ("n", "1n", "m1", "mn")
 _RESIDUAL_SHAPES: Final = ("mn", "n", "m1", "at")
 _SCALE_RULE: Final = "scale and zero point"
 
 STEPS: Final[Mapping[str, StepSpec]] = {
-    "bias": StepSpec(StepKind.BIAS, "shape", choices=_BIAS_SHAPES, help="bias of shape (N,), or -1n, -m1, -mn"),
+    "bias": StepSpec(
+        StepKind.BIAS,
+        "shape",
+        choices=_BIAS_SHAPES,
+        help="bias of shape (N,), or -1n, -m1, -mn",
+        function=lambda _, x, r: x + r,
+    ),
     "alpha": StepSpec(StepKind.FACTOR, "numbers", (1.0,), help="alpha-0.5: factor of the product"),
     "beta": StepSpec(StepKind.FACTOR, "numbers", (1.0,), help="beta-2: factor of the bias"),
-    "relu": StepSpec(StepKind.UNARY),
-    "gelu": StepSpec(StepKind.UNARY),
-    "gelu_tanh": StepSpec(StepKind.UNARY),
-    "silu": StepSpec(StepKind.UNARY),
-    "sigmoid": StepSpec(StepKind.UNARY),
-    "tanh": StepSpec(StepKind.UNARY),
-    "exp": StepSpec(StepKind.UNARY),
-    "hardswish": StepSpec(StepKind.UNARY),
-    "hardsigmoid": StepSpec(StepKind.UNARY),
-    "leaky_relu": StepSpec(StepKind.UNARY, "numbers", (0.01,), help="leaky_relu-0.1: negative slope"),
+    "relu": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.relu(x),
+        curve=Curve(),
+        onednn=("relu", ""),
+    ),
+    # 1 + erf(x / sqrt 2) cancels: an absolute term.  A vectorised erf makes gelu(Inf) NaN (CPU with AVX-512, bf16).
+    "gelu": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.gelu(x),
+        curve=Curve(
+            error=lambda at: at.x * (8 * at.u),
+            minimum=(-0.7517915249894, -0.16997120747),
+            undefined_at=(-math.inf, math.inf),
+        ),
+        saturates=True,
+        onednn=("gelu", "none"),
+    ),
+    "gelu_tanh": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.gelu(x, approximate="tanh"),
+        curve=Curve(
+            error=lambda at: at.x * (8 * at.u),
+            minimum=(-0.7524614115719, -0.17004075058),
+            undefined_at=(-math.inf,),
+        ),
+        saturates=True,
+        onednn=("gelu", "tanh"),
+    ),
+    "silu": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.silu(x),
+        curve=Curve(
+            error=lambda at: _of_exp(at) + at.flush * at.below,
+            minimum=(-1.2784645427610, -0.27846454277),
+            undefined_at=(-math.inf,),
+        ),
+        saturates=True,
+        onednn=("swish", ""),
+    ),
+    "sigmoid": StepSpec(
+        StepKind.UNARY,
+        function=lambda _, x: x.sigmoid(),
+        curve=Curve(error=_of_exp, range=(0.0, 1.0)),
+        saturates=True,
+        unit_range=True,
+    ),
+    "tanh": StepSpec(
+        StepKind.UNARY,
+        function=lambda _, x: x.tanh(),
+        curve=Curve(error=lambda at: at.y * (8 * at.u), range=(-1.0, 1.0)),
+        saturates=True,
+        unit_range=True,
+        onednn=("tanh", ""),
+    ),
+    # Often exp2(x log2 e), whose rounded argument costs |x| u.  Small results may be flushed by the range reduction.
+    "exp": StepSpec(
+        StepKind.UNARY,
+        function=lambda _, x: x.exp(),
+        curve=Curve(
+            error=lambda at: at.y * ((8 + at.x.clamp(max=800)) * (2 * at.u)) + at.flush,
+            range=(0.0, math.inf),
+        ),
+        saturates=True,
+        unit_range=True,
+        target=1.0,
+    ),
+    "hardswish": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.hardswish(x),
+        curve=Curve(
+            error=lambda at: at.x * (4 * at.u),
+            minimum=(-1.5, -0.375),
+            zero_below=-3.0,
+            undefined_at=(-math.inf,),
+        ),
+        saturates=True,
+        onednn=("hardswish", ""),
+    ),
+    "hardsigmoid": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.hardsigmoid(x),
+        curve=Curve(error=lambda at: 4 * at.u, range=(0.0, 1.0), zero_below=-3.0),
+        saturates=True,
+        unit_range=True,
+    ),
+    "leaky_relu": StepSpec(
+        StepKind.UNARY,
+        "numbers",
+        (0.01,),
+        help="leaky_relu-0.1: negative slope",
+        function=lambda f, x, slope: f.leaky_relu(x, slope),
+        onednn=("leaky_relu", ""),
+    ),
     "clamp": StepSpec(
         StepKind.UNARY,
         "numbers",
@@ -206,14 +375,25 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         help="clamp-0_6: bounds LOW_HIGH, the lower one first",
         fits=_ascending,
         rule="range",
+        function=lambda _, x, low, high: x.clamp(low, high),
+        saturates=True,
+        onednn=("hardtanh", ""),
     ),
-    "scale": StepSpec(StepKind.UNARY, "numbers", (0.5,), help="scale-0.125: constant factor"),
+    "scale": StepSpec(
+        StepKind.UNARY,
+        "numbers",
+        (0.5,),
+        help="scale-0.125: constant factor",
+        function=lambda _, x, factor: x * factor,
+    ),
     # With a residual of the result's shape; of shape (N,), add-n; of (M, 1), add-m1; or, add-at, of the rows of a table
     # that an index for each row of the result looks up.
-    "add": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
-    "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
-    "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
-    "div": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES),
+    "add": StepSpec(
+        StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x + r, onednn=("add", "")
+    ),
+    "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x - r),
+    "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x * r),
+    "div": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x / r),
     "sum": StepSpec(
         StepKind.BINARY,
         "numbers",
@@ -222,6 +402,8 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         "above 0 and an integer",
         fits=_scale_and_zero,
         rule=_SCALE_RULE,
+        function=lambda _, x, r, scale, zero: x + (r - zero) * scale,
+        onednn=("sum", ""),
     ),
     "cast": StepSpec(
         StepKind.CAST,
@@ -239,6 +421,8 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         "choice",
         choices=("silu", "gelu", "gelu_tanh", "relu", "sigmoid"),
         help="gated-silu: silu of the first product times the second",
+        # It multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
+        saturates=True,
     ),
     # Scales of quantised operands; the ops that take them say so.
     "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
@@ -270,3 +454,7 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         rule=_SCALE_RULE,
     ),
 }
+
+# Steps that ``onednn::qlinear_pointwise`` takes behind its product, in the order binary, unary.
+QLINEAR_UNARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn[0] and spec.kind is StepKind.UNARY)
+QLINEAR_BINARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn[0] and spec.kind is StepKind.BINARY)

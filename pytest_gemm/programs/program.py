@@ -101,35 +101,12 @@ def _args_of_linears(problem: Problem, operands: Operands) -> dict[str, torch.Te
 
 def apply_step(step: Step, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     """One pass of an epilogue on ``x`` as eager PyTorch writes it."""
-    numbers = step.numbers
-    unary: dict[str, Callable[[], torch.Tensor]] = {
-        "relu": lambda: F.relu(x),
-        "gelu": lambda: F.gelu(x),
-        "gelu_tanh": lambda: F.gelu(x, approximate="tanh"),
-        "silu": lambda: F.silu(x),
-        "sigmoid": lambda: torch.sigmoid(x),
-        "tanh": lambda: torch.tanh(x),
-        "exp": lambda: torch.exp(x),
-        "hardswish": lambda: F.hardswish(x),
-        "hardsigmoid": lambda: F.hardsigmoid(x),
-        "leaky_relu": lambda: F.leaky_relu(x, numbers[0]),
-        "clamp": lambda: torch.clamp(x, numbers[0], numbers[1]),
-        "scale": lambda: x * numbers[0],
-    }
-    if step.name in unary:
-        return unary[step.name]()
     if step.kind is StepKind.CAST:
         return x.to(torch_dtype(step.dtype))
-    assert residual is not None, step
-    binary: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-        "add": torch.add,
-        "sum": lambda x, r: x + (r - numbers[1]) * numbers[0],
-        "sub": torch.sub,
-        "mul": torch.mul,
-        "div": torch.div,
-        "bias": torch.add,
-    }
-    return binary[step.name](x, residual)
+    function = step.spec.function
+    assert function is not None, step
+    made: torch.Tensor = function(F, x, *([] if residual is None else [residual]), *step.numbers)
+    return made
 
 
 def pack(problem: Problem, weight: torch.Tensor) -> torch.Tensor:
@@ -180,10 +157,6 @@ def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     return found if static else {**found, "b:sums": sums}
 
 
-# oneDNN's name of a unary step, and its algorithm.
-_ONEDNN = {"silu": ("swish", ""), "clamp": ("hardtanh", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
-
-
 def _qlinear(problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
     """``onednn::qlinear_pointwise`` in the overload that the problem's scales and steps ask for; ``b`` is packed.
 
@@ -195,7 +168,7 @@ def _qlinear(problem: Problem, t: dict[str, torch.Tensor]) -> torch.Tensor:
     out_scale, out_zero = requant.numbers if requant else (1.0, 0.0)
     binary = next((step for step in problem.passes if step.kind is StepKind.BINARY), None)
     unary = next((step for step in problem.passes if step.kind is StepKind.UNARY), None)
-    name, algorithm = _ONEDNN.get(unary.name, (unary.name, "")) if unary else ("none", "")
+    name, algorithm = unary.spec.onednn if unary else ("none", "")
     numbers = list(unary.numbers) if unary else []
     before = (t["a"], scale, int(zero) if static else zero, t["b"], t["scale_b"], t["zero_b"])
     after = (t.get("bias"), out_scale, int(out_zero), torch_dtype(problem.dtypes.out))
