@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint in brackets for a word that is nearly one of ``known``; "" where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def show(text: str) -> None:
+    """Print a text; what the terminal cannot show, and half a surrogate pair, is shown as an escape."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 # Characters of a foreign text that are kept, and of an outcome's details.

@@ -1,4 +1,4 @@
-"""A run record as a page: ``python -m pytest_gemm.run.page RECORD... > docs/results/mine.md``.
+"""A run record as a page: ``pytest-gemm results RECORD... > docs/results/mine.md``.
 
 A record (``--gemm-run-record=FILE``) begins with a line about the run (versions, machine, command), has a line for
 every outcome, and ends with a line of totals.  Records of several runs make one page.
@@ -6,6 +6,7 @@ every outcome, and ends with a line of totals.  Records of several runs make one
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import platform
@@ -24,8 +25,8 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import candidates, from_record, ratio_text, status_of
 from pytest_gemm.run.terminal import by_problem, pruned_by_cause
-from pytest_gemm.storage import commands
 from pytest_gemm.storage.datafile import mismatch
+from pytest_gemm.text import show
 
 # Distributions whose versions decide what a run shows; those that are not installed are left out.
 _DISTRIBUTIONS = (*software.PACKAGES, "pytest", "pytest-xdist")
@@ -309,19 +310,13 @@ def read(path: Path) -> Record:
         raise ValueError(f"{path}: {error}") from None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = commands.Parser(prog="python -m pytest_gemm.run.page", description="run records as a Markdown page")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm results``."""
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
     parser.add_argument("--title", default="Results", help="heading of the page")
-    given = parser.parse_args(arguments)
-    try:
-        records = [read(path) for path in given.records]
-    except ValueError as error:
-        parser.error(str(error))
-    commands.show(page(records, given.title))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the page."""
+    show(page([read(path) for path in given.records], given.title))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

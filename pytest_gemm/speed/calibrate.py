@@ -1,4 +1,4 @@
-"""What the gate is worth on a machine: ``python -m pytest_gemm.speed.calibrate SESSIONS_DIR > calibration.md``.
+"""What the gate is worth on a machine: ``pytest-gemm calibrate SESSIONS_DIR > calibration.md``.
 
 Many sessions of one and the same code (an A/A study) say how often a rule is red for nothing; multiplying one case's
 readings by 1.05 says how often it finds a slow-down of 5%.  Runs are drawn from the sessions without replacement and
@@ -8,10 +8,10 @@ scored on the same draws.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import statistics
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from pytest_gemm.speed.gate import confirm, estimates, screen
 from pytest_gemm.speed.gate import pairs as pairs_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.storage import commands
+from pytest_gemm.text import show
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
 """Slow-downs that are planted, as fractions."""
@@ -591,32 +591,28 @@ def _as_json(study: Study) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the study of the sessions that the arguments name to standard output; 0, or a usage error's exit."""
-    parser = commands.Parser(
-        prog="python -m pytest_gemm.speed.calibrate",
-        description="false alarms and power of the gate, from sessions of one code",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm calibrate``."""
     parser.add_argument("sessions", type=Path, help="folder of session files (*.jsonl), all of the same code")
     parser.add_argument("--runs", type=int, default=300, help="A/A runs to draw (default: 300)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
     parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
-    given = parser.parse_args(arguments)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the study of the sessions.
+
+    Raises:
+        ValueError: for a number out of its range, and for sessions that cannot be used.
+    """
     if given.runs < 1:
-        parser.error(f"--runs={given.runs}: it takes at least 1")
+        raise ValueError(f"--runs={given.runs}: it takes at least 1")
     fewest = Policy().fewest_stored
     if given.stored < fewest:
-        parser.error(f"--stored={given.stored}: a baseline takes at least {fewest}")
-    try:
-        study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
-        if given.json:
-            given.json.write_text(json.dumps(_as_json(study), indent=1) + "\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    sys.stdout.write(page(study))
+        raise ValueError(f"--stored={given.stored}: a baseline takes at least {fewest}")
+    study = calibrate(load(given.sessions), runs=given.runs, seed=given.seed, stored=given.stored)
+    if given.json:
+        given.json.write_text(json.dumps(_as_json(study), indent=1) + "\n", encoding="utf-8")
+    show(page(study))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

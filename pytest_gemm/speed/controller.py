@@ -61,7 +61,7 @@ def measure(
         raise pytest.UsageError(
             "--gemm-prune drops what the suite no longer has, so it needs the whole suite: give "
             "--gemm-level=exhaustive and nothing that selects a part of it, or drop single cases with "
-            "python -m pytest_gemm.speed.baseline.commands prune"
+            "pytest-gemm baseline prune"
         )
     of_device: dict[str, list[Timed]] = {}
     for case in dict.fromkeys(cases):
@@ -148,9 +148,8 @@ def _cut_short(config: GemmConfig, runner: Runner, made: Measured, command: Comm
     folder = runner.rescued()
     stay = "" if speed.samples else ", a folder that stays until you delete it"
     words = [
-        "python",
-        "-m",
-        "pytest_gemm.speed.baseline.commands",
+        "pytest-gemm",
+        "baseline",
         "record",
         str(folder),
         f"--sessions={min(done, asked)}",

@@ -1,4 +1,4 @@
-"""What runs keep for the next ones, and its limits: ``python -m pytest_gemm.storage.cache show|prune|clear``.
+"""What runs keep for the next ones, and its limits: ``pytest-gemm cache show|prune|clear``.
 
 Compiled kernels are kept in ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``: those of Inductor in a folder
 for each release of torch, CUTLASS objects in ``cutlass-kernels``.  Once a day at most a run begins by removing what has
@@ -11,17 +11,19 @@ everything in a folder that is named by a hash.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pytest_gemm.storage import commands, files
+from pytest_gemm.storage import files
+from pytest_gemm.text import show
 
 _DAY: Final = 86400.0
 _GB: Final = 10**9
@@ -232,44 +234,41 @@ def _show(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 1 while a process uses what is to be removed."""
-    parser = commands.Parser(prog="python -m pytest_gemm.storage.cache", description="what runs keep for the next ones")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm cache``."""
     tasks = parser.add_subparsers(required=True, metavar="COMMAND", dest="task")
     tasks.add_parser("show", help="how much is kept, by kind, with its age")
     pruning = tasks.add_parser("prune", help="remove what is beyond the limits")
     pruning.add_argument("--older-than", default="", metavar="DAYS", help="entries that were not used for so long")
     pruning.add_argument("--max-size", default="", metavar="GB", help="the least recently used beyond this size")
     tasks.add_parser("clear", help="remove everything")
-    given = parser.parse_args(arguments)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run one task; returns 1 while a process uses what is to be removed.
+
+    Raises:
+        ValueError: for a limit that is no number.
+    """
     folder = home()
-    try:
-        limits = Limits.from_environment()
-        if given.task == "prune":
-            limits = Limits(
-                _number("--older-than", given.older_than, limits.days),
-                _number("--max-size", given.max_size, limits.gigabytes),
-            )
-        if given.task == "show":
-            commands.show(_show(folder))
-            return 0
-    except ValueError as error:
-        parser.error(str(error))
+    limits = Limits.from_environment()
+    if given.task == "prune":
+        limits = Limits(
+            _number("--older-than", given.older_than, limits.days),
+            _number("--max-size", given.max_size, limits.gigabytes),
+        )
+    if given.task == "show":
+        show(_show(folder))
+        return 0
     if not folder.is_dir():
-        commands.show(f"{folder}: nothing is kept\n")
+        show(f"{folder}: nothing is kept\n")
         return 0
     try:
         with files.locked(folder / _LOCK, -1.0):
             clear = Limits(days=-1.0)  # what is used now goes too
             done = prune(folder, clear if given.task == "clear" else limits)
     except files.LockTimeoutError:
-        commands.show(f"{folder}: a running process uses it, so nothing was removed; try again when it has ended\n")
+        show(f"{folder}: a running process uses it, so nothing was removed; try again when it has ended\n")
         return 1
-    except OSError as error:
-        parser.error(f"{folder}: {error.strerror}")
-    commands.show(f"{folder}: removed {done.count} entries, {_size(done.size)}; {_size(done.left)} are left\n")
+    show(f"{folder}: removed {done.count} entries, {_size(done.size)}; {_size(done.left)} are left\n")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Which micro-kernels of the C++ templates were judged, and with which tails: a matrix from outcomes or run records.
 
-``pytest --gemm-coverage=FILE`` writes it at the end of a run, ``python -m pytest_gemm.tools.coverage RECORD...`` makes
+``pytest --gemm-coverage=FILE`` writes it at the end of a run, ``pytest-gemm coverage RECORD...`` makes
 it of run records.  A row is a micro-kernel with its register blocking and its types, a column a part of the template's
 code.
 It counts what the generated code says (``Outcome.configuration``), not what was asked for.
@@ -8,6 +8,7 @@ It counts what the generated code says (``Outcome.configuration``), not what was
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -26,7 +27,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import page
-from pytest_gemm.storage import commands
+from pytest_gemm.text import show
 
 # What each column counts.  With sizes M x N x K and a register block Mr x Nr x Kr:
 COLUMNS: Mapping[str, str] = {
@@ -385,29 +386,24 @@ def explained(record: page.Record, ledger: Ledger) -> list[Outcome]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = commands.Parser(
-        prog="python -m pytest_gemm.tools.coverage",
-        description="which micro-kernels of the C++ templates run records judged",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm coverage``."""
     parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
     parser.add_argument("--title", default="", help="heading of the page")
     parser.add_argument("--json", action="store_true", help="the data instead of a page")
     parser.add_argument(
         "--known-failures", type=Path, metavar="FILE", help="a ledger that knows what failed, in place of the runs' own"
     )
-    given = parser.parse_args(arguments)
-    try:
-        records = [page.read(path) for path in given.records]
-        ledger = Ledger.load(given.known_failures) if given.known_failures else Ledger()
-        outcomes = [outcome for record in records for outcome in explained(record, ledger)]
-    except ValueError as error:
-        parser.error(str(error))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the matrix."""
+    records = [page.read(path) for path in given.records]
+    ledger = Ledger.load(given.known_failures) if given.known_failures else Ledger()
+    outcomes = [outcome for record in records for outcome in explained(record, ledger)]
     levels = [str(record.run["isa"]) for record in records if record.run.get("isa")]
     heads = [line for record in records for line in _head(record)]
-    found = matrix(outcomes, levels)
-    commands.show(text(found, ".json" if given.json else ".md", heads, given.title))
+    show(text(matrix(outcomes, levels), ".json" if given.json else ".md", heads, given.title))
     return 0
 
 
@@ -415,7 +411,3 @@ def _head(record: page.Record) -> list[str]:
     run = record.run
     where = f"{run.get('cpu', 'unknown machine')}; torch {run.get('versions', {}).get('torch', '?')}"
     return [f"* {run.get('date', 'no date')}; {where}"]
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,8 +1,8 @@
 """Which micro-kernel and which blocking Inductor picks for which problem, as files that can be compared.
 
-    python -m pytest_gemm.tools.snapshot write baselines                  all levels, this torch
-    python -m pytest_gemm.tools.snapshot diff baselines/torch-2.12 baselines/torch-2.13
-    python -m pytest_gemm.tools.snapshot show baselines/torch-2.13
+    pytest-gemm snapshot write baselines                  all levels, this torch
+    pytest-gemm snapshot diff baselines/torch-2.12 baselines/torch-2.13
+    pytest-gemm snapshot show baselines/torch-2.13
 
 The C++ templates have one candidate for a problem, and a heuristic picks it: by instruction set, size, dtype and
 number of threads.  The pick is asked for without compiling or running anything, so every machine can ask it for every
@@ -35,9 +35,9 @@ from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage import commands, files
+from pytest_gemm.storage import files
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import did_you_mean
+from pytest_gemm.text import did_you_mean, show
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.cpp.backend import CppBackend
@@ -401,10 +401,8 @@ def _list(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 1 where ``diff`` finds that a release picks otherwise."""
-    about = "what Inductor's C++ templates pick for which problem"
-    parser = commands.Parser(prog="python -m pytest_gemm.tools.snapshot", description=about)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm snapshot``."""
     tasks = parser.add_subparsers(required=True, metavar="COMMAND")
 
     write = tasks.add_parser("write", help="ask this torch, for every instruction set, and store the answers")
@@ -421,28 +419,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="MODULE:FUNCTION",
         help="a function of the level that returns problems (default: those of the conformance suite)",
     )
-    write.set_defaults(run=_write)
+    write.set_defaults(task=_write)
 
     show = tasks.add_parser("show", help="how often each micro-kernel and blocking is picked")
     show.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder of them")
-    show.set_defaults(run=_show)
+    show.set_defaults(task=_show)
 
     diff = tasks.add_parser("diff", help="what is picked otherwise; exit status 1 if anything is")
     for name in ("old", "new"):
         diff.add_argument(name, type=Path, metavar=name.upper(), help="a file, or a folder of one release")
     diff.add_argument("--markdown", action="store_true", help="tables for a pull request")
-    diff.set_defaults(run=_diff)
+    diff.set_defaults(task=_diff)
 
-    given = parser.parse_args(arguments)
-    try:
-        lines, status = given.run(given)
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
-    commands.show("\n".join(lines) + "\n")
+
+def run(given: argparse.Namespace) -> int:
+    """Run one task; returns 1 where ``diff`` finds that a release selects otherwise."""
+    lines, status = given.task(given)
+    show("\n".join(lines) + "\n")
     return int(status)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

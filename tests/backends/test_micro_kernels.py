@@ -36,7 +36,7 @@ from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import page as results
-from pytest_gemm.tools import coverage
+from pytest_gemm.tools import cli, coverage
 
 needs_compiler = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"
@@ -466,12 +466,12 @@ def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.Cap
     lines += [records.record_line(records.to_record(one)) for one in outcomes()]
     path.write_text("".join(lines))
     # In a process of its own, where nothing of Inductor has been imported before.
-    command = [sys.executable, "-m", "pytest_gemm.tools.coverage", str(path), "--json"]
+    command = [sys.executable, "-m", "pytest_gemm.tools.cli", "coverage", str(path), "--json"]
     rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["rows"]
     assert sum(sum(row["cases"].values()) for row in rows) == 6
     path.write_text("no record\n")
     with pytest.raises(SystemExit):
-        coverage.main([str(path)])
+        cli.main(["coverage", str(path)])
     assert "line 1 is no line of a run record" in capsys.readouterr().err
 
 

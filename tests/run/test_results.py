@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from pytest_gemm import records
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.run import page as results
-from pytest_gemm.tools import coverage
+from pytest_gemm.tools import cli
 
 PASSED = Outcome(
     "triton",
@@ -76,7 +75,7 @@ def row(page: str, *cells: str) -> list[str]:
 
 
 def test_the_page_counts_what_the_record_holds(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert results.main([str(record), "--title", "Mine"]) == 0
+    assert cli.main(["results", str(record), "--title", "Mine"]) == 0
     page = capsys.readouterr().out
     assert page.startswith("# Mine\n")
     assert "`pytest --gemm-backends=triton`" in page
@@ -104,7 +103,7 @@ def test_the_page_says_which_epilogues_another_kernel_did() -> None:
 
 def test_a_run_that_was_killed_says_so(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record.write_text("\n".join(record.read_text(encoding="utf-8").splitlines()[:-1]), encoding="utf-8")
-    results.main([str(record)])
+    cli.main(["results", str(record)])
     assert "7 outcomes, did not end" in capsys.readouterr().out
 
 
@@ -139,14 +138,14 @@ def changed(**facts: object) -> str:
         ('{"totals": {"notes": "none"}}\n', "notes is 'none'"),
     ],
 )
-@pytest.mark.parametrize("tool", [results, coverage])
+@pytest.mark.parametrize("tool", ["results", "coverage"])
 def test_a_line_that_is_none_is_named(
-    record: Path, line: str, says: str, tool: ModuleType, capsys: pytest.CaptureFixture[str]
+    record: Path, line: str, says: str, tool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with record.open("a", encoding="utf-8") as file:
         file.write(line)
     with pytest.raises(SystemExit) as ended:
-        tool.main([str(record)])
+        cli.main([tool, str(record)])
     assert ended.value.code == 4
     assert f"run.jsonl: line 10 is no line of a run record: {says}" in capsys.readouterr().err
 
@@ -155,14 +154,14 @@ def test_a_line_that_is_none_is_named(
     ("content", "says"),
     [(b"", "it has no line of a run record"), (b"\xff\n", "is not UTF-8"), (None, "cannot be read (Is a directory)")],
 )
-@pytest.mark.parametrize("tool", [results, coverage])
+@pytest.mark.parametrize("tool", ["results", "coverage"])
 def test_a_file_that_is_no_record_is_named(
-    tmp_path: Path, content: bytes | None, says: str, tool: ModuleType, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: bytes | None, says: str, tool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.jsonl"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(SystemExit) as ended:
-        tool.main([str(path)])
+        cli.main([tool, str(path)])
     assert ended.value.code == 4
     assert f"run.jsonl: {says}" in capsys.readouterr().err
 
@@ -170,7 +169,7 @@ def test_a_file_that_is_no_record_is_named(
 def test_half_a_line_at_the_end_is_left_out_and_said(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with record.open("a", encoding="utf-8") as file:
         file.write(changed()[:-9])
-    assert results.main([str(record)]) == 0
+    assert cli.main(["results", str(record)]) == 0
     page = capsys.readouterr().out
     assert "7 outcomes" in page
     assert "* the last line is torn and was left out" in page
@@ -179,7 +178,7 @@ def test_half_a_line_at_the_end_is_left_out_and_said(record: Path, capsys: pytes
 def test_what_a_terminal_cannot_show_is_escaped(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with record.open("a", encoding="utf-8") as file:
         file.write(changed(status="crashed", backend="c\ud800pp", problem="mm", fused=False))
-    assert results.main([str(record)]) == 0
+    assert cli.main(["results", str(record)]) == 0
     assert "c\\ud800pp" in capsys.readouterr().out
 
 

@@ -21,7 +21,6 @@ from typing import Any, TextIO
 import pytest
 
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed.baseline import commands
 from pytest_gemm.speed.baseline import entry as entry_module
 from pytest_gemm.speed.baseline import record as record_module
 from pytest_gemm.speed.baseline import store as store_module
@@ -30,6 +29,7 @@ from pytest_gemm.speed.baseline.store import Store
 from pytest_gemm.speed.data import CaseKey, Ceilings, Sample, Session, sample_line, session_line
 from pytest_gemm.speed.gate import estimates
 from pytest_gemm.speed.gate import policy as policy_module
+from pytest_gemm.tools import cli
 
 KEY = "amd-epyc-avx2-4c"
 SMALL, MIDDLE, LARGE = (f"mm:f32:nn:{n}x64x64" for n in (16, 32, 64))
@@ -78,7 +78,7 @@ def record(store: Store, *entries: Baseline) -> store_module.Recorded:
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """What the command line prints."""
-    assert commands.main([*map(str, words)]) == 0
+    assert cli.main(["baseline", *map(str, words)]) == 0
     return capsys.readouterr().out
 
 
@@ -508,8 +508,8 @@ def test_pruning_deletes_what_the_suite_no_longer_has(store: Store) -> None:
 def test_the_command_that_prunes_prunes(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     odd = entry(case=CaseKey("cpp", SMALL, "tile [4]"))
     record(store, entry(SMALL), entry(LARGE), odd)
-    program, option, module, *words = shlex.split(store.prune_command([odd.case]))
-    assert (program, option, module) == ("python", "-m", "pytest_gemm.speed.baseline.commands")
+    program, option, *words = shlex.split(store.prune_command([odd.case]))
+    assert (program, option) == ("pytest-gemm", "baseline")
     assert run(capsys, *words) == f"deleted {odd.case}\n"
     assert run(capsys, "prune", store.folder, KEY, "*64x64x64") == f"deleted cpp-{LARGE}\n"
     assert list(store.load_all()) == [entry(SMALL).case]
@@ -863,7 +863,7 @@ def test_a_wrong_command_is_told_what_would_be_right(
         git(repo, "tag", "broken")
     (repo / "empty").mkdir()
     with pytest.raises(SystemExit) as ended:
-        commands.main(words)
+        cli.main(["baseline", *words])
     assert ended.value.code == 4
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
@@ -874,14 +874,14 @@ def test_kept_sessions_are_recorded_but_for_those_that_were_cut_short(
     folder = tmp_path / "samples"
     folder.mkdir()
     with pytest.raises(SystemExit):
-        commands.main(["record", str(folder)])
+        cli.main(["baseline", "record", str(folder)])
     assert "holds no sessions" in capsys.readouterr().err
     for one in sessions(*([sample(10.0 + 0.01 * i), sample(20.0, LARGE)] for i in range(6))):
         end = '{"end": {"seconds": 1.0}}\n' if one.index < 5 else ""
         text = session_line(one) + "".join(map(sample_line, one.samples)) + end
         (folder / f"cpu-head-{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("record", folder, "--baselines", store.folder)
-    assert commands.main(list(map(str, words))) == 1
+    assert cli.main(["baseline", *map(str, words)]) == 1
     said = capsys.readouterr().out
     assert "cpu-head-005.jsonl did not come to its end and is left out" in said
     assert f"nothing was recorded in {store.place}:" in said
@@ -905,7 +905,7 @@ def test_a_slower_case_is_told_the_options_of_the_command_and_the_rest_is_record
             (tmp_path / name / f"{one.index:03}.jsonl").write_text(text, encoding="utf-8")
     words = ("--baselines", str(store.folder))
     run(capsys, "record", tmp_path / "then", *words)
-    assert commands.main(["record", str(tmp_path / "now"), *words]) == 1
+    assert cli.main(["baseline", "record", str(tmp_path / "now"), *words]) == 1
     said = capsys.readouterr().out
     assert f"to store it, add --accept=cpp-{SMALL} --reason='why it may be slower'" in said
     assert f"updated cpp-{LARGE}" in said

@@ -12,6 +12,7 @@ from pytest_gemm.outcome import Status
 from pytest_gemm.speed import calibrate
 from pytest_gemm.speed.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
 from pytest_gemm.speed.data import CaseKey, Sample, Session, sample_line, session_line
+from pytest_gemm.tools import cli
 
 SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
 
@@ -120,7 +121,7 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
     facts = tmp_path / "study.json"
     folder = tmp_path / "sessions"
     folder.mkdir()
-    assert calibrate.main([str(write(folder, some)), "--runs=2", f"--json={facts}"]) == 0
+    assert cli.main(["calibrate", str(write(folder, some)), "--runs=2", f"--json={facts}"]) == 0
     page = capsys.readouterr().out
     for expected in (
         "6 cases, 48 sessions of the same code on `cpu-x`; 2 runs",
@@ -168,12 +169,12 @@ def test_sessions_that_make_no_study_are_refused(
     some = sessions(5, copies=1)
     change(some)  # type: ignore[operator]
     with pytest.raises(SystemExit) as ended:
-        calibrate.main([str(write(tmp_path, some)), *arguments])
+        cli.main(["calibrate", str(write(tmp_path, some)), *arguments])
     assert ended.value.code == 4
     assert message in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        calibrate.main([str(tmp_path / "nowhere")])
+        cli.main(["calibrate", str(tmp_path / "nowhere")])
     assert "nowhere: no such folder" in capsys.readouterr().err

@@ -29,7 +29,6 @@ from pytest_gemm.run import state
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import commands, controller
 from pytest_gemm.speed import runner as runner_module
-from pytest_gemm.speed.baseline import commands as commands_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.commands import Command
@@ -37,6 +36,7 @@ from pytest_gemm.speed.data import CaseKey, Sample, Session, read_session, sampl
 from pytest_gemm.speed.replay import Replay
 from pytest_gemm.speed.runner import Measured
 from pytest_gemm.speed.worker import SESSION, Meter, Request
+from pytest_gemm.tools import cli
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
 
@@ -360,13 +360,13 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
     assert ("stays until you delete it" in first) is not kept
-    _, _, command = then.partition(": to record from these: ")
-    python, flag, module, *words = shlex.split(command)
-    assert (python, flag, module, words[0]) == ("python", "-m", "pytest_gemm.speed.baseline.commands", "record")
+    _, _, line = then.partition(": to record from these: ")
+    program, command, *words = shlex.split(line)
+    assert (program, command, words[0]) == ("pytest-gemm", "baseline", "record")
     assert (words[1] == str(tmp_path / "mine")) is kept
     assert words[-2:] == ["--accept=a *", "--reason=so be it"]
     assert not (tmp_path / "b").exists()
-    assert commands_module.main(words) == 0
+    assert cli.main([command, *words]) == 0
     ((key, stored),) = store.Store(tmp_path / "b", "amd").load("several").items()
     assert (key.problem, len(stored.subject_us)) == (MM.line, 3)
 

@@ -14,6 +14,7 @@ from pytest_gemm.backends.cutlass import compile_farm
 from pytest_gemm.backends.inductor import backend
 from pytest_gemm.storage import cache, files
 from pytest_gemm.storage.cache import Limits
+from pytest_gemm.tools import cli
 
 DAY = 86400.0
 HASH = "c" + 50 * "a"
@@ -108,11 +109,14 @@ def test_a_run_tidies_once_a_day_and_never_beside_another(home: Path, monkeypatc
 
 def test_whoever_asks_for_the_folder_holds_it_until_the_process_ends(home: Path) -> None:
     old = keep(home / "inductor-2.13" / "ab" / "c1.so", 40)
-    code = "from pytest_gemm.backends import cutlass; cutlass.kernel_cache_dir(); print('ready', flush=True); input()"
+    code = (
+        "from pytest_gemm.backends.cutlass import backend; backend.kernel_cache_dir(); "
+        "print('ready', flush=True); input()"
+    )
     using = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert using.stdout is not None
     assert using.stdout.readline() == "ready\n"
-    command = [sys.executable, "-m", "pytest_gemm.storage.cache", "clear"]
+    command = [sys.executable, "-m", "pytest_gemm.tools.cli", "cache", "clear"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, old.exists()) == (1, True)
     assert "a running process uses it, so nothing was removed" in done.stdout
@@ -144,7 +148,7 @@ def test_the_command_shows_prunes_and_clears(home: Path, capsys: pytest.CaptureF
     keep(home / "cutlass-kernels" / "123.o", 5)
 
     def said(*words: str) -> str:
-        assert cache.main(words) == 0
+        assert cli.main(["cache", *words]) == 0
         return capsys.readouterr().out
 
     shown = said("show").splitlines()
@@ -171,7 +175,7 @@ def test_the_command_shows_prunes_and_clears(home: Path, capsys: pytest.CaptureF
 )
 def test_a_wrong_command_line_is_told(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cache.main(words)
+        cli.main(["cache", *words])
     assert ended.value.code == 4
     assert says in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.run import page
+from pytest_gemm.tools import cli
 
 CONFTEST = """
     def off(a, b):
@@ -70,7 +70,7 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
     assert all(json.loads(line) for line in whole)
     with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
         json.loads(torn)
-    assert page.main([str(path)]) == 0
+    assert cli.main(["results", str(path)]) == 0
     said = capsys.readouterr()
     assert "did not end" in said.out
     assert "last line is torn and was left out" in said.out

@@ -10,7 +10,7 @@ import torch
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.machine import processor
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.tools import snapshot
+from pytest_gemm.tools import cli, snapshot
 from pytest_gemm.tools.snapshot import Kind, Pick, Snapshot, SnapshotError
 
 FACTS = {
@@ -118,17 +118,17 @@ def releases(tmp_path: Path) -> tuple[Path, Path]:
 def test_folders_of_two_releases_are_compared_file_by_file(
     releases: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert snapshot.main(["diff", *map(str, releases)]) == 1
+    assert cli.main(["snapshot", "diff", *map(str, releases)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "torch 2.12.1 cpp amx -> torch 2.13.0 cpp amx: 1 pick changed",
         "  pick changed     mm:f32:nn:2x2x2: CppMicroGemmAMX-32x32x32 -> CppMicroGemmFP32Vec-8x48x1",
         "torch 2.12.1 cpp avx2 -> torch 2.13.0 cpp avx2: no difference",
     ]
-    assert snapshot.main(["diff", "--markdown", *map(str, releases)]) == 1
+    assert cli.main(["snapshot", "diff", "--markdown", *map(str, releases)]) == 1
     row = "| pick changed | `mm:f32:nn:2x2x2` | CppMicroGemmAMX-32x32x32 | CppMicroGemmFP32Vec-8x48x1 |"
     assert row in capsys.readouterr().out
-    assert snapshot.main(["diff", *(str(folder / "cpp-avx2.tsv") for folder in releases)]) == 0
-    assert snapshot.main(["show", str(releases[0])]) == 0
+    assert cli.main(["snapshot", "diff", *(str(folder / "cpp-avx2.tsv") for folder in releases)]) == 0
+    assert cli.main(["snapshot", "show", str(releases[0])]) == 0
     assert "    1  CppMicroGemmAMX-32x32x32" in capsys.readouterr().out
 
 
@@ -146,7 +146,7 @@ def test_a_command_that_cannot_be_done_says_what_would_be_right(
     releases: tuple[Path, Path], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(SystemExit):
-        snapshot.main([word.format(releases[0].parent) for word in words])
+        cli.main(["snapshot", *(word.format(releases[0].parent) for word in words)])
     assert told in capsys.readouterr().err
 
 

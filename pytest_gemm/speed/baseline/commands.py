@@ -7,7 +7,6 @@ import dataclasses
 import datetime
 import fnmatch
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,7 @@ from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
 from pytest_gemm.speed.data import CaseKey, Session, read_session
-from pytest_gemm.storage.commands import Parser
-from pytest_gemm.text import did_you_mean
+from pytest_gemm.text import did_you_mean, show
 
 if TYPE_CHECKING:
     pass
@@ -293,15 +291,14 @@ def _record(given: argparse.Namespace) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 1 when a case was not recorded, 0 otherwise."""
-    parser = Parser(prog="python -m pytest_gemm.speed.baseline.commands", description="stored baselines of speed")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm baseline``."""
     parser.set_defaults(status=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="hardware keys, backends, cases, dates")
     show.add_argument("dir", nargs="?", type=Path, default=Path("baselines"), metavar="DIR")
-    show.set_defaults(run=_show)
+    show.set_defaults(task=_show)
 
     diff = commands.add_parser("diff", help="what changed between two states of the store")
     for name in ("old", "new"):
@@ -309,17 +306,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     diff.add_argument("--repo", type=Path, default=Path(), metavar="DIR", help="of the revisions (default: here)")
     diff.add_argument("--inside", default="baselines", metavar="PATH", help="where they have them, from their root")
     diff.add_argument("--markdown", action="store_true", help="a table for a pull request")
-    diff.set_defaults(run=_diff)
+    diff.set_defaults(task=_diff)
 
     prune = commands.add_parser("prune", help="delete the baselines of cases")
     prune.add_argument("dir", type=Path, metavar="DIR")
     prune.add_argument("hardware", metavar="HARDWARE")
     prune.add_argument("cases", nargs="+", metavar="CASE", help="name of a case, or a shell pattern over names")
-    prune.set_defaults(run=_prune)
+    prune.set_defaults(task=_prune)
 
     resolve = commands.add_parser("resolve", help="after a merge: keep the newest line of each case")
     resolve.add_argument("file", type=Path, metavar="FILE")
-    resolve.set_defaults(run=_resolve)
+    resolve.set_defaults(task=_resolve)
 
     record = commands.add_parser("record", help="record from the sessions that a run kept with --gemm-samples")
     record.add_argument("samples", type=Path, metavar="SAMPLES")
@@ -328,17 +325,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.add_argument("--force", action="store_true", help="as --gemm-force")
     record.add_argument("--accept", action="append", default=[], metavar="CASE", help="as --gemm-accept")
     record.add_argument("--reason", default="", metavar="TEXT", help="as --gemm-reason")
-    record.set_defaults(run=_record)
+    record.set_defaults(task=_record)
 
-    given = parser.parse_args(arguments)
-    try:
-        lines = given.run(given)
-    except (BaselineError, ValueError) as error:
-        parser.error(str(error))
-    text = "\n".join(lines) + "\n"
-    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+def run(given: argparse.Namespace) -> int:
+    """Run one task; returns 1 when a case was not recorded, 0 otherwise."""
+    lines = given.task(given)
+    show("\n".join(lines) + "\n")
     return int(given.status)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

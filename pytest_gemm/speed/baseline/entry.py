@@ -443,4 +443,4 @@ def read_text(path: Path) -> str:
 
 def command(*words: object) -> str:
     """A command line for baselines."""
-    return shlex.join(["python", "-m", "pytest_gemm.speed.baseline.commands", *map(str, words)])
+    return shlex.join(["pytest-gemm", "baseline", *map(str, words)])

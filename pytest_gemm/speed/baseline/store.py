@@ -5,10 +5,10 @@ digits, and a recording rewrites the lines of its own cases only.  ``docs/baseli
 
 Writing is atomic and serialised.  A file that cannot be read is never written over.
 
-    python -m pytest_gemm.speed.baseline.commands show [DIR]
-    python -m pytest_gemm.speed.baseline.commands diff OLD NEW          folders or git revisions
-    python -m pytest_gemm.speed.baseline.commands prune DIR HARDWARE CASE...
-    python -m pytest_gemm.speed.baseline.commands resolve FILE          after a merge that left one case twice
+    pytest-gemm baseline show [DIR]
+    pytest-gemm baseline diff OLD NEW          folders or git revisions
+    pytest-gemm baseline prune DIR HARDWARE CASE...
+    pytest-gemm baseline resolve FILE          after a merge that left one case twice
 """
 
 from __future__ import annotations
