@@ -1,4 +1,4 @@
-"""PyTorch's own tests of the C++ templates beside this suite's: ``python -m pytest_gemm.conformance.families``.
+"""PyTorch's own tests of the C++ templates beside this suite's: ``pytest-gemm families``.
 
 The table is data, ``pytorch_families.toml``: each test function of ``test_cpu_select_algorithm.py`` with the lines that
 ask the same here.  The command prints it as a page; ``tests/conformance/test_families.py`` holds the lines against the
@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import show
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -108,7 +109,7 @@ def page(families: Iterable[Family]) -> str:
         "# PyTorch's test_cpu_select_algorithm.py, family by family",
         "",
         "Each test function of PyTorch's own tests of the C++ templates, and the problems of this suite that ask the",
-        "same. Made by `python -m pytest_gemm.conformance.families` of `conformance/pytorch_families.toml`, whose",
+        "same. Made by `pytest-gemm families` of `conformance/pytorch_families.toml`, whose",
         "lines a test holds against the matrix.",
         "",
         f"{len(families)} functions make {total} tests. A line is an example of its kind: the axes around it are the",
@@ -129,16 +130,14 @@ def page(families: Iterable[Family]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page; returns the exit code, 1 where a line is no problem of the suite."""
-    about = "PyTorch's own tests of the C++ templates beside this suite's, as a page"
-    argparse.ArgumentParser(prog="python -m pytest_gemm.conformance.families", description=about).parse_args(arguments)
+def add_arguments(_parser: argparse.ArgumentParser) -> None:
+    """``pytest-gemm families`` has no arguments."""
+
+
+def run(_given: argparse.Namespace) -> int:
+    """Print the page; returns 1 where a line is no problem of the suite."""
     families = load()
     wrong = complaints(families)
     sys.stderr.write("".join(f"{line}\n" for line in wrong))
-    sys.stdout.write(page(families))
+    show(page(families))
     return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

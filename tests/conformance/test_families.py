@@ -16,9 +16,7 @@ def test_every_family_is_covered_by_problems_of_the_matrix() -> None:
 
 
 def test_the_page_is_made_of_the_table() -> None:
-    assert PAGE.read_text(encoding="utf-8") == families.page(families.load()), (
-        "python -m pytest_gemm.conformance.families"
-    )
+    assert PAGE.read_text(encoding="utf-8") == families.page(families.load()), "pytest-gemm families"
 
 
 def test_a_table_that_has_rotted_says_where() -> None:
