@@ -312,7 +312,7 @@ def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.Mon
     asked = "avx512" if HERE[-1] == "avx2" else "avx2"
     monkeypatch.setattr(isa_module, "isas", lambda _: isa_module.ISAS)
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda _: "")
-    monkeypatch.setattr(cpu_isa, "generating_for", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch_compat, "generating_for", lambda *_, **__: contextlib.nullcontext())
     case = Case(CppBackend(threads=1), MM, ("rand",), 0, "cpu", isa=asked)
     (outcome,) = Judge().judge(case)
     assert outcome.status is Status.FALLBACK

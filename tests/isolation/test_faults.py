@@ -139,7 +139,7 @@ PLANTED = """
 
 
     def pytest_gemm_register_backends(registry):
-        registry.add(Control())
+        registry.add(Correct())
         registry.add(Planted())
         registry.add(Choosing())
 """

@@ -163,7 +163,7 @@ def test_a_ledger_entry_may_speak_of_modes(tmp_path: Path, patterns: str, explai
 def test_a_loaded_package_is_let_go_of_when_the_process_ends() -> None:
     text = """
 import ctypes
-from pytest_gemm.backends import torch_compat
+from pytest_gemm.backends.inductor import torch_compat
 class Package:
     def __call__(self): print("called")
     def __del__(self): print("folder removed")

@@ -360,7 +360,7 @@ LEDGERS = wrong(
     ('[[known-failure]]\nid = "x"\nreason = "y"\n', "backend"),
     (ENTRY.replace('"x"', "7"), "ledger.toml:2", "id"),
     (f"{ENTRY}{ENTRY}", "ledger.toml", "'x'"),
-    (f'{ENTRY}filing = "rand"\n', "ledger.toml:5", "did you mean 'distribution'?"),
+    (f'{ENTRY}distrbution = "rand"\n', "ledger.toml:5", "did you mean 'distribution'?"),
     (f'{ENTRY}status = "wrong"\n', "ledger.toml:5", "wrong"),
     (f'{ENTRY}torch = "2.12 or so"\n', "ledger.toml:5", "torch"),
     (f'{ENTRY}crashes = "yes"\n', "ledger.toml:5", "crashes"),
