@@ -3,7 +3,7 @@
 ::
 
     from hypothesis import given
-    from pytest_gemm import strategies
+    from pytest_gemm.fuzzing import strategies
 
     @given(strategies.problems(ops=["mm", "linear"]))
     def test_mine(problem): ...
