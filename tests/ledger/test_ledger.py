@@ -245,7 +245,11 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        (SECOND + 'distrbution = "int-1"', 9, ["unknown key 'distrbution' (did you mean 'distribution'?)", "known: id reason"]),
+        (
+            SECOND + 'distrbution = "int-1"',
+            9,
+            ["unknown key 'distrbution' (did you mean 'distribution'?)", "known: id reason"],
+        ),
         (SECOND + 'm = ">1"', 9, ["unknown key 'm' (it belongs into where = { m = ... })"]),
         (SECOND + 'where = { epilog = "relu" }', 9, ["unknown key 'epilog' in where (did you mean 'epilogue'?)"]),
         (SECOND + 'where.kk = ">1"', 9, ["unknown key 'kk' in where"]),
