@@ -7,20 +7,21 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session
+from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
 from pytest_gemm.speed.report.rows import Past, Run
 
-CEILINGS = Ceilings({"f16": 790e12, "bf16": 810e12, "f32": 52e12, "i8": 1450e12, "f8e4m3fn": 1500e12}, 4.1e12)
+PEAKS = Peaks({"f16": 790e12, "bf16": 810e12, "f32": 52e12, "i8": 1450e12, "f8e4m3fn": 1500e12}, 4.1e12)
 NK = ("11008x4096", "4096x12288", "22016x4096", "4096x4096", "4096x65536")
 KINDS = ("mm:f16:nt", "mm:bf16:nt", "mm:f32:nt", "int_mm:i8-i8-i32:nt")
 REASONS = {
     Verdict.SAME: Reason("within", "within the tolerance of 1%"),
     Verdict.SLOWER: Reason("slower-confirmed", "slower in the screen and in 5 of 5 new processes"),
     Verdict.FASTER: Reason("faster-confirmed", "faster in the screen and in 5 of 5 new processes"),
-    Verdict.UNDECIDED: Reason("too-noisy", "a slow-down below 12% could not be seen", "measure with more sessions"),
+    Verdict.UNDECIDED: Reason("underpowered", "a slow-down below 12% could not be seen", "measure with more sessions"),
     Verdict.NO_BASELINE: Reason("no-baseline", "nothing is stored for it on this hardware"),
 }
 
@@ -45,11 +46,11 @@ def example(
     for line in lines:
         problem = Problem.parse(line)
         dtype = roofline.dtype_name(problem)
-        best = roofline.attainable_seconds(roofline.work(problem), dtype, CEILINGS)
+        best = roofline.attainable_seconds(roofline.work(problem), dtype, PEAKS)
         assert best
         aten = best / rng.uniform(0.6, 0.9)
         for backend in backends:
-            case = CaseKey(backend, line)
+            case = CaseId(backend, line)
             seconds = aten / rng.lognormvariate(0.0, 0.2) if backend != "aten" else aten
             seconds = max(seconds, best / 0.97)
             figures = []
@@ -81,7 +82,7 @@ def example(
         ],
         hardware="nvidia-h200-sm90-700w",
         software={"torch": "2.13.0", "triton": "3.6.0", "driver": "570.86"},
-        ceilings=CEILINGS,
+        peaks=PEAKS,
         history=history,
         seconds=612.0,
         harness_seconds=34.0,
@@ -90,7 +91,7 @@ def example(
     )
 
 
-def judged(case: CaseKey, verdict: Verdict, figures: Sequence[tuple[float, float]], rng: random.Random) -> Judgement:
+def judged(case: CaseId, verdict: Verdict, figures: Sequence[tuple[float, float]], rng: random.Random) -> Judgement:
     """A judgement whose change suits its verdict."""
     change = {Verdict.SLOWER: 0.06, Verdict.FASTER: -0.05}.get(verdict, 0.0) + rng.gauss(0, 0.003)
     half = 0.09 if verdict is Verdict.UNDECIDED else rng.uniform(0.004, 0.012)
@@ -103,7 +104,7 @@ def judged(case: CaseKey, verdict: Verdict, figures: Sequence[tuple[float, float
         change=change if known else None,
         low=change - half if known else None,
         high=change + half if known else None,
-        detectable=2 * half if known else None,
+        minimum_effect=2 * half if known else None,
         seconds=seconds,
         comparator_seconds=statistics.median(comparator for _, comparator in figures),
         stored_seconds=seconds / (1 + change) if known else None,
@@ -113,10 +114,10 @@ def judged(case: CaseKey, verdict: Verdict, figures: Sequence[tuple[float, float
 
 
 LINE, OTHER = "mm:f16:nt:1024x4096x4096", "mm:f16:nt:16x4096x4096"
-CASE = CaseKey("triton", LINE)
+CASE = CaseId("triton", LINE)
 
 
-def measured(figures: Sequence[tuple[float, float | None]], case: CaseKey = CASE, **changes: Any) -> list[Sample]:
+def measured(figures: Sequence[tuple[float, float | None]], case: CaseId = CASE, **changes: Any) -> list[Sample]:
     """A sample for each (subject, comparator) in seconds."""
     return [
         Sample(
@@ -139,7 +140,7 @@ def run_of(*cases: Sequence[Sample], verdict: Verdict = Verdict.SAME, **changes:
             samples[0].case,
             verdict,
             REASONS[verdict],
-            seconds=statistics.median(s.figure for s in samples if s.is_timed) if samples[0].is_timed else None,
+            seconds=statistics.median(s.estimate for s in samples if s.is_timed) if samples[0].is_timed else None,
             sessions=len(samples),
         )
         for samples in cases

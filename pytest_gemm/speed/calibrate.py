@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
-from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, SessionError, read_session
+from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
 from pytest_gemm.speed.gate import confirm, estimates, screen
 from pytest_gemm.speed.gate import pairs as pairs_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
@@ -95,7 +96,7 @@ class CaseFacts:
         seconds: median over the sessions of their figures.
         raw, ratio: session-to-session scale of the logarithm of the time and of the ratio (1.4826 MAD).
         weights: how often each share of the comparator was chosen.
-        stored, against: smallest detectable slow-downs that the gate stated, one a run.
+        stored, against: minimum detectable effects that the gate stated, one a run.
     """
 
     seconds: float
@@ -132,8 +133,8 @@ class Study:
     stored_sessions: int
     pairs: int
     scores: dict[str, Score] = dataclasses.field(default_factory=lambda: defaultdict(Score))
-    cases: dict[CaseKey, CaseFacts] = dataclasses.field(default_factory=dict)
-    left_out: dict[CaseKey, int] = dataclasses.field(default_factory=dict)
+    cases: dict[CaseId, CaseFacts] = dataclasses.field(default_factory=dict)
+    left_out: dict[CaseId, int] = dataclasses.field(default_factory=dict)
 
 
 def load(folder: Path) -> list[Session]:
@@ -143,11 +144,11 @@ def load(folder: Path) -> list[Session]:
         SessionError: for a file that is none, for a folder without any, and for sessions that cannot be compared.
     """
     if not folder.is_dir():
-        raise SessionError(f"{folder}: no such folder; name one with session files (*.jsonl)")
+        raise SessionError(folder, 0, "no such folder", "name one with session files (*.jsonl)")
     sessions = [read_session(path) for path in sorted(folder.rglob("*.jsonl"))]
     sessions = [s for s in sessions if s.complete and s.samples]
     if not sessions:
-        raise SessionError(f"{folder}: no complete session (*.jsonl) in it")
+        raise SessionError(folder, 0, "no complete session (*.jsonl) in it", "see why the sessions ended")
     facts: tuple[tuple[str, Callable[[Session], Collection[str]]], ...] = (
         ("hardware", lambda s: {s.hardware}),
         ("contract", lambda s: {s.contract}),
@@ -156,7 +157,7 @@ def load(folder: Path) -> list[Session]:
     for name, of in facts:
         values = sorted({value for s in sessions for value in of(s)})
         if len(values) > 1:
-            raise SessionError(f"{folder}: sessions of more than one {name}: {', '.join(values)}; study each alone")
+            raise SessionError(folder, 0, f"sessions of more than one {name}: {', '.join(values)}", "study each alone")
     return sorted(sessions, key=lambda s: (s.date, s.index))
 
 
@@ -217,20 +218,21 @@ def _slowed(some: Iterable[Reading], factor: float) -> list[Reading]:
 class _Sessions:
     """The sessions as tables: one reading, or none, a case and session."""
 
-    def __init__(self, sessions: Sequence[Session], cases: Collection[CaseKey]) -> None:
-        self.samples: list[dict[CaseKey, Sample]] = [
+    def __init__(self, sessions: Sequence[Session], cases: Collection[CaseId]) -> None:
+        self.samples: list[dict[CaseId, Sample]] = [
             {s.case: s for s in session.samples if s.is_timed and s.case in cases} for session in sessions
         ]
         self.cases = tuple(cases)
-        self._took_turns = [session.took_turns for session in sessions]
+        self._took_turns = [session.is_interleaved for session in sessions]
         self._readings = [
-            {case: Reading(s.figure, s.comparator_figure, s.disturbed) for case, s in by.items()} for by in self.samples
+            {case: Reading(s.estimate, s.comparator_estimate, s.disturbed) for case, s in by.items()}
+            for by in self.samples
         ]
 
-    def take(self, numbers: Iterable[int], cases: Iterable[CaseKey] | None = None) -> dict[CaseKey, list[Reading]]:
+    def take(self, numbers: Iterable[int], cases: Iterable[CaseId] | None = None) -> dict[CaseId, list[Reading]]:
         """The readings of these sessions by case, numbered in this order."""
         wanted = self.cases if cases is None else cases
-        found: dict[CaseKey, list[Reading]] = {case: [] for case in wanted}
+        found: dict[CaseId, list[Reading]] = {case: [] for case in wanted}
         for position, number in enumerate(numbers):
             for case, some in found.items():
                 reading = self._readings[number].get(case)
@@ -240,8 +242,8 @@ class _Sessions:
 
     def take_pairs(
         self, base: Sequence[int], head: Sequence[int]
-    ) -> tuple[dict[CaseKey, list[Reading]], dict[CaseKey, list[Reading]]]:
-        """The readings of the sessions of two arms, as the gate reads pairs."""
+    ) -> tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]:
+        """The readings of the sessions of two groups, as the gate reads pairs."""
         then, now = self.take(base), self.take(head)
         for position, (one, other) in enumerate(zip(base, head, strict=True)):
             if self._took_turns[one] and self._took_turns[other]:
@@ -261,22 +263,22 @@ class _Draw:
     """
 
     policy: Policy
-    stored: dict[CaseKey, Stored] | None
-    base_first: dict[CaseKey, list[Reading]]
-    base_more: dict[CaseKey, list[Reading]]
-    first: dict[CaseKey, list[Reading]]
-    more: dict[CaseKey, list[Reading]]
+    stored: dict[CaseId, Stored] | None
+    base_first: dict[CaseId, list[Reading]]
+    base_more: dict[CaseId, list[Reading]]
+    first: dict[CaseId, list[Reading]]
+    more: dict[CaseId, list[Reading]]
 
-    def screen(self, head: Mapping[CaseKey, Sequence[Reading]]) -> Screened:
+    def screen(self, head: Mapping[CaseId, Sequence[Reading]]) -> Screened:
         """The gate's screen of these readings of the head."""
         if self.stored is None:
             return pairs_module.screen_pair(self.base_first, head, self.policy)
         return screen.screen(self.stored, head, self.policy)
 
-    def confirm(self, head: Mapping[CaseKey, Sequence[Reading]], screened: Screened) -> dict[CaseKey, Judgement]:
+    def confirm(self, head: Mapping[CaseId, Sequence[Reading]], screened: Screened) -> dict[CaseId, Judgement]:
         """The gate's confirmation by these readings of the head, look by look."""
 
-        def look(cases: tuple[CaseKey, ...], count: int, known: Screened, last: bool) -> dict[CaseKey, Judgement]:
+        def look(cases: tuple[CaseId, ...], count: int, known: Screened, last: bool) -> dict[CaseId, Judgement]:
             mine = {case: head[case][:count] for case in cases}
             if self.stored is None:
                 base = {case: self.base_more[case][:count] for case in cases}
@@ -288,12 +290,12 @@ class _Draw:
             screened, policy, policy.confirm_pairs if self.stored is None else policy.confirm_sessions, look
         )
 
-    def idle(self) -> tuple[Screened, dict[CaseKey, Judgement]]:
+    def idle(self) -> tuple[Screened, dict[CaseId, Judgement]]:
         """The A/A run."""
         screened = self.screen(self.first)
         return screened, self.confirm({case: self.more[case] for case in screened.wanted}, screened)
 
-    def finds(self, cases: Collection[CaseKey], change: float, idle: Screened) -> set[CaseKey]:
+    def finds(self, cases: Collection[CaseId], change: float, idle: Screened) -> set[CaseId]:
         """Which of the cases are called slower when each of them, alone, is slower by ``change``.
 
         They are screened together, for a case's screen knows nothing of the others' subjects, and confirmed one by one,
@@ -342,18 +344,18 @@ def _pair_draw(table: _Sessions, rng: np.random.Generator, policy: Policy) -> _D
 def _suite_draw(table: _Sessions, rng: np.random.Generator, policy: Policy, k: int) -> _Draw:
     """A run of 200 cases: copies of the suite, each with an order of the sessions of its own."""
     whole = _Draw(policy, {}, {}, {}, {}, {})
-    stored: dict[CaseKey, Stored] = {}
+    stored: dict[CaseId, Stored] = {}
     for copy in range(-(-_SUITE // len(table.cases))):
         part = _stored_draw(table, [int(i) for i in rng.permutation(len(table.samples))], policy, k)
         for case in table.cases[: _SUITE - len(stored)]:
-            name = dataclasses.replace(case, choice=f"{case.choice}#{copy}")
+            name = dataclasses.replace(case, candidate=f"{case.candidate}#{copy}")
             stored[name] = dataclasses.replace((part.stored or {})[case], case=name)
             whole.first[name], whole.more[name] = part.first[case], part.more[case]
     whole.stored = stored
     return whole
 
 
-def _count(score: Score, screened: Screened, judgements: Mapping[CaseKey, Judgement]) -> None:
+def _count(score: Score, screened: Screened, judgements: Mapping[CaseId, Judgement]) -> None:
     verdicts = Counter(j.verdict for j in judgements.values())
     score.add(verdicts[Verdict.SLOWER], len(judgements))
     score.faster += verdicts[Verdict.FASTER]
@@ -407,13 +409,13 @@ def calibrate(
     return study
 
 
-def _facts(table: _Sessions, case: CaseKey) -> CaseFacts:
+def _facts(table: _Sessions, case: CaseId) -> CaseFacts:
     def scale(values: Sequence[float]) -> float:
         return float(stats.median_abs_deviation(np.log(values), scale="normal"))
 
     some = [by[case] for by in table.samples if case in by]
-    ratios = [s.figure / s.comparator_figure for s in some if s.comparator_figure is not None]
-    figures = [s.figure for s in some]
+    ratios = [s.estimate / s.comparator_estimate for s in some if s.comparator_estimate is not None]
+    figures = [s.estimate for s in some]
     return CaseFacts(statistics.median(figures), scale(figures), scale(ratios) if len(ratios) == len(some) else None)
 
 
@@ -422,9 +424,9 @@ def _gate_run(study: Study, name: str, draw: _Draw, *, plant: bool) -> Screened:
     screened, judgements = draw.idle()
     _count(score, screened, judgements)
     for case, judgement in screened.judgements.items():
-        if judgement.detectable is not None:
+        if judgement.minimum_effect is not None:
             facts = study.cases[case]
-            (facts.against if name == AGAINST else facts.stored).append(judgement.detectable)
+            (facts.against if name == AGAINST else facts.stored).append(judgement.minimum_effect)
     if plant:
         cases = list(study.cases)
         for change in PLANTED:
@@ -541,7 +543,7 @@ def page(study: Study) -> str:
     return "\n".join(lines)
 
 
-def _case_row(case: CaseKey, facts: CaseFacts) -> tuple[str, ...]:
+def _case_row(case: CaseId, facts: CaseFacts) -> tuple[str, ...]:
     def middle(values: Sequence[float]) -> str:
         return f"{100 * statistics.median(values):.1f}%" if values else "-"
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Ceilings, Judgement, Sample
+from pytest_gemm.speed.data import Judgement, Peaks, Sample
 from pytest_gemm.speed.report import rows, terminal
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SpeedCheck:
 
     def _show(self, case: Case, made: Measured, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
         """Hand the readings of the case, of its fastest choice, to pytest-benchmark."""
-        first = min(samples, key=lambda s: s.figure).case
+        first = min(samples, key=lambda s: s.estimate).case
         of_it = [s for s in samples if s.case == first]
         readings = [seconds for sample in of_it for seconds in sample.subject]
         judgement = next((j for j in judged if j.case == first), None)
@@ -104,7 +104,7 @@ class SpeedCheck:
         line = made.stored.get(judgement.case)
         past = rows.Past(*line.history[-1]) if line is not None else None
         case = judgement.case
-        outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.choice)
+        outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.candidate)
         rerun = self._check.rerun.line(outcome)
         mode: Any = "against" if made.mode == "against" else "baseline"
         return terminal.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
@@ -114,27 +114,27 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
     """A sample as the outcome of a case, for the ledger, the run record and JUnit."""
     case = sample.case
     outcome = Outcome(
-        case.backend, case.problem, sample.distribution, seed, sample.status, sample.reason, choice=case.choice
+        case.backend, case.problem, sample.distribution, seed, sample.status, sample.reason, choice=case.candidate
     )
-    return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.picked)
+    return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.selected)
 
 
 def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
     """What stands beside the rounds in pytest-benchmark's JSON."""
     work = roofline.work(problem)
-    figure = statistics.median(s.figure for s in samples)
-    ratios = [s.comparator_figure / s.figure for s in samples if s.comparator_figure is not None]
-    ceilings = Ceilings.of(made.sessions)
+    figure = statistics.median(s.estimate for s in samples)
+    ratios = [s.comparator_estimate / s.estimate for s in samples if s.comparator_estimate is not None]
+    peaks = Peaks.of(made.sessions)
     facts: dict[str, Any] = {
         "backend": samples[0].case.backend,
         "problem": problem.line,
-        "choice": ", ".join(samples[0].picked) or samples[0].case.choice,
+        "choice": ", ".join(samples[0].selected) or samples[0].case.candidate,
         "hardware": made.hardware,
         "sessions": len(samples),
-        "figure_us": figure * 1e6,
+        "estimate_us": figure * 1e6,
         "tflops": work.flops / figure / 1e12,
         "gbs": work.bytes / figure / 1e9,
-        "roofline_share": roofline.share(figure, work, roofline.dtype_name(problem), ceilings),
+        "roofline_share": roofline.share(figure, work, roofline.dtype_name(problem), peaks),
         "comparator": samples[0].comparator_name,
         "speed_up": statistics.median(ratios) if ratios else None,
     }
@@ -145,7 +145,7 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
             "verdict": str(judgement.verdict),
             "verdict_code": judgement.reason.code,
             "change": judgement.change,
-            "detectable": judgement.detectable,
+            "detectable": judgement.minimum_effect,
             "regret": judgement.regret,
             "faster_choice": judgement.faster,
         }

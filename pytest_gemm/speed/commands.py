@@ -100,7 +100,7 @@ def _without_the_run_s_own(arguments: Sequence[str]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
+class Group:
     """An environment that is measured.
 
     Attributes:
@@ -116,8 +116,8 @@ class Arm:
     label: str = "this environment"
 
 
-def resolve(text: str, scratch: Path) -> Arm:
-    """The arm that ``--gemm-against`` names.
+def resolve(text: str, scratch: Path) -> Group:
+    """The group that ``--gemm-against`` names.
 
     Args:
         text: an interpreter, a virtual environment, a wheel, or a folder to import from first.
@@ -128,42 +128,42 @@ def resolve(text: str, scratch: Path) -> Arm:
     """
     flag = f"--gemm-against={text}"
     path = Path(text).absolute()
-    arm = Arm("base", label=text)
+    group = Group("base", label=text)
     if path.is_file() and path.suffix == ".whl":
         target = scratch / "wheel"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise pytest.UsageError(f"{flag}: pip cannot unpack the wheel: {done.stderr.strip()[-300:]}")
-        arm = dataclasses.replace(arm, first=target)
+        group = dataclasses.replace(group, first=target)
     elif path.is_dir() and (python := path / "bin" / "python").exists():
-        arm = dataclasses.replace(arm, python=str(python))
+        group = dataclasses.replace(group, python=str(python))
     elif path.is_dir():
-        arm = dataclasses.replace(arm, first=path)
+        group = dataclasses.replace(group, first=path)
     elif (found := shutil.which(text)) is not None:
-        arm = dataclasses.replace(arm, python=found)
+        group = dataclasses.replace(group, python=found)
     else:
         raise pytest.UsageError(
             f"{flag}: name an interpreter, a virtual environment, a wheel, or a folder to import from first"
         )
-    if arm.first is not None and not (arm.first / "torch" / "__init__.py").is_file():
+    if group.first is not None and not (group.first / "torch" / "__init__.py").is_file():
         raise pytest.UsageError(
             f"{flag}: holds no torch, so both sides would run the same one; name where one is installed "
             "(pip install --target), or a virtual environment"
         )
-    if arm.python != sys.executable:
+    if group.python != sys.executable:
         has_torch = "import importlib.util as u; assert u.find_spec('torch'), 'no torch'"
-        asked = [arm.python, "-c", f"import pytest_gemm; print(pytest_gemm.__version__); {has_torch}"]
+        asked = [group.python, "-c", f"import pytest_gemm; print(pytest_gemm.__version__); {has_torch}"]
         try:
             done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise pytest.UsageError(f"{flag}: {arm.python} does not run: {error}") from None
+            raise pytest.UsageError(f"{flag}: {group.python} does not run: {error}") from None
         version = done.stdout.strip()
         if done.returncode and version == __version__:
-            raise pytest.UsageError(f"{flag}: holds no torch: {arm.python} -m pip install torch")
+            raise pytest.UsageError(f"{flag}: holds no torch: {group.python} -m pip install torch")
         if done.returncode or version != __version__:
             has = f"has pytest-gemm {version}" if version and not done.returncode else "has no pytest-gemm"
             raise pytest.UsageError(
-                f"{flag}: {has}, and both arms need {__version__}: {arm.python} -m pip install the same pytest-gemm"
+                f"{flag}: {has}, and both groups need {__version__}: {group.python} -m pip install the same pytest-gemm"
             )
-    return arm
+    return group

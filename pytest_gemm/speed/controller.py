@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.commands import Arm, Command, resolve
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Session, by_case
+from pytest_gemm.speed.commands import Command, Group, resolve
+from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
 from pytest_gemm.speed.gate import confirm, estimates, pairs, screen, selection
 from pytest_gemm.speed.gate import policy as policy_module
 from pytest_gemm.speed.report import rows
@@ -85,7 +86,7 @@ def _measure(
     command: Command,
     display: Display,
     device: str,
-    base: Arm | None,
+    base: Group | None,
     scratch: Path,
     *,
     whole: bool,
@@ -102,10 +103,10 @@ def _measure(
     if base is None:  # a store that cannot be read is said before anything is measured
         made.stored = store.load_all(dict.fromkeys(backend for backend, _ in cases))
     try:
-        head = Arm("head")
+        head = Group("head")
         with clock("compile"):
-            for arm in (head, *([base] if base else [])):
-                runner.compile(arm, cases)
+            for group in (head, *([base] if base else [])):
+                runner.compile(group, cases)
         made.notes += runner.notes
         if config.speed.record:
             made.mode = "record"
@@ -175,28 +176,30 @@ class _Clock:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
-def _sessions(runner: Runner, arm: Arm, cases: Sequence[Timed], count: int, made: Measured, what: str) -> list[Session]:
+def _sessions(
+    runner: Runner, group: Group, cases: Sequence[Timed], count: int, made: Measured, what: str
+) -> list[Session]:
     fresh = []
     for number in range(1, count + 1):
         if not runner.left(cases):
             break
-        session = runner.session(arm, cases, len(made.sessions), f"{what}, session {number} of {count}")
+        session = runner.session(group, cases, len(made.sessions), f"{what}, session {number} of {count}")
         fresh.append(session)
         made.sessions.append(session)
     return fresh
 
 
 def _pairs(
-    runner: Runner, head: Arm, base: Arm, cases: Sequence[Timed], count: int, made: Measured, what: str
+    runner: Runner, head: Group, base: Group, cases: Sequence[Timed], count: int, made: Measured, what: str
 ) -> tuple[list[Session], list[Session]]:
-    """Sessions of both arms in alternation; who begins changes from pair to pair, so that a drift hits both alike."""
+    """Sessions of both groups in alternation; who begins changes from pair to pair, so that a drift hits both alike."""
     fresh: dict[str, list[Session]] = {"head": [], "base": []}
     for number in range(1, count + 1):
         if not runner.left(cases):
             break
         index = len(made.sessions)
-        arms = (base, head) if index % 2 == 0 else (head, base)
-        for name, session in runner.pair(arms, cases, index, f"{what}, pair {number} of {count}").items():
+        groups = (base, head) if index % 2 == 0 else (head, base)
+        for name, session in runner.pair(groups, cases, index, f"{what}, pair {number} of {count}").items():
             fresh[name].append(session)
         made.sessions += fresh["head"][-1:]
         made.base += fresh["base"][-1:]
@@ -205,14 +208,14 @@ def _pairs(
 
 def _gate(
     runner: Runner,
-    head: Arm,
+    head: Group,
     cases: list[Timed],
     policy: policy_module.Policy,
     store: store_module.Store,
     made: Measured,
     clock: _Clock,
 ) -> None:
-    runner.before = {key: line.picked for key, line in made.stored.items()}
+    runner.before = {key: line.selected for key, line in made.stored.items()}
     with clock("screen"):
         first = _sessions(runner, head, cases, policy.screen_sessions, made, "screening")
     if not first:
@@ -221,10 +224,10 @@ def _gate(
     screened = screen.screen(stored, estimates.readings(first), policy)
     more: list[Session] = []
 
-    def look(cases: tuple[CaseKey, ...], count: int, known: estimates.Screened, last: bool) -> dict[CaseKey, Judgement]:
+    def look(cases: tuple[CaseId, ...], count: int, known: estimates.Screened, last: bool) -> dict[CaseId, Judgement]:
         with clock("confirm"):
             if not more:
-                runner.pick_again(head, set(cases).intersection(selection.moved(runner.before, first)))
+                runner.select_again(head, set(cases).intersection(selection.changed(runner.before, first)))
             more.extend(_sessions(runner, head, named(cases), count - len(more), made, "confirming"))
         return confirm.confirm(stored, _only(estimates.readings(more), cases), known, policy, last=last)
 
@@ -239,29 +242,29 @@ def _gate(
 
 def _against(
     runner: Runner,
-    head: Arm,
-    base: Arm,
+    head: Group,
+    base: Group,
     cases: list[Timed],
     policy: policy_module.Policy,
     made: Measured,
     clock: _Clock,
 ) -> None:
-    runner.before = runner.picked(base)
+    runner.before = runner.selected(base)
     with clock("screen"):
         first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
     screened = pairs.screen_pair(*estimates.pair_readings(first_base, first_head), policy)
     more: tuple[list[Session], list[Session]] = ([], [])
 
-    def look(cases: tuple[CaseKey, ...], count: int, known: estimates.Screened, last: bool) -> dict[CaseKey, Judgement]:
+    def look(cases: tuple[CaseId, ...], count: int, known: estimates.Screened, last: bool) -> dict[CaseId, Judgement]:
         with clock("confirm"):
             if not more[0]:
-                again = set(cases).intersection(selection.moved(runner.before, first_head))
+                again = set(cases).intersection(selection.changed(runner.before, first_head))
                 for side in (head, base):
-                    runner.pick_again(side, again)
-                runner.before = runner.picked(base)
+                    runner.select_again(side, again)
+                runner.before = runner.selected(base)
             fresh = _pairs(runner, head, base, named(cases), count - len(more[0]), made, "confirming")
-        for arm, some in zip(more, fresh, strict=True):
-            arm.extend(some)
+        for group, some in zip(more, fresh, strict=True):
+            group.extend(some)
         of_base, of_head = (_only(some, cases) for some in estimates.pair_readings(*more))
         return pairs.confirm_pair(of_base, of_head, known, policy, last=last)
 
@@ -271,12 +274,12 @@ def _against(
 
 
 def _only(
-    found: Mapping[CaseKey, list[estimates.Reading]], cases: Collection[CaseKey]
-) -> dict[CaseKey, list[estimates.Reading]]:
+    found: Mapping[CaseId, list[estimates.Reading]], cases: Collection[CaseId]
+) -> dict[CaseId, list[estimates.Reading]]:
     return {case: found[case] for case in cases if case in found}
 
 
-def _with_every_case(judgements: Mapping[CaseKey, Judgement], made: Measured) -> dict[CaseKey, Judgement]:
+def _with_every_case(judgements: Mapping[CaseId, Judgement], made: Measured) -> dict[CaseId, Judgement]:
     """The judgements in the order of measurement; a timed case that the gate said nothing of has no baseline."""
     found = {}
     for key, samples in by_case(made.sessions).items():
@@ -284,8 +287,8 @@ def _with_every_case(judgements: Mapping[CaseKey, Judgement], made: Measured) ->
             key,
             Verdict.NO_BASELINE,
             Reason("no-baseline", "nothing is stored for it on this hardware"),
-            seconds=samples[0].figure,
-            comparator_seconds=samples[0].comparator_figure,
+            seconds=samples[0].estimate,
+            comparator_seconds=samples[0].comparator_estimate,
             sessions=len(samples),
         )
     return found
@@ -337,7 +340,7 @@ def as_run(made: Measured, speed: SpeedConfig) -> rows.Run:
         sessions=tuple(made.sessions),
         hardware=made.hardware,
         software=made.sessions[0].software if made.sessions else {},
-        ceilings=Ceilings.of(made.sessions),
+        peaks=Peaks.of(made.sessions),
         mode=mode,
         anchor=made.anchor,
         notes=tuple(made.notes),

@@ -1,101 +1,82 @@
-"""Plain data of speed: what one process measured of a case, and what the gate says of it.
+"""Plain data of speed: what one process measured of a case, and what the gate concludes.
 
-A *session* is one fresh process.  However many times it times a case, it yields one figure: what repeats within a
-process is not independent (the same memory, the same clock, the same neighbours).  So a :class:`Sample` keeps all its
-readings and the gate takes one number of each.
+A *session* is one fresh process.  However many times it times a case, it yields one estimate: repeats within a process
+are not independent (the same memory, the same clock, the same neighbours).  A :class:`Sample` keeps all its readings;
+the gate uses one number of each.
 
-Everything here is frozen, knows no torch, and becomes JSON and back without loss.
+Everything here is frozen, needs no torch, and is stored as lines of JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
 import itertools
-import json
 import math
 import statistics
-import sys
-import types
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
+
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
+from pytest_gemm.storage.errors import FileError
 
-TURNS: Final = "-turns"
-"""How the contract of a session ends that was timed in alternation with another one."""
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class CaseKey:
-    """What is timed: a problem on a backend, with the choice that was asked for.
-
-    Attributes:
-        backend: name of the backend.
-        problem: the canonical problem line.
-        choice: the candidate that was asked for by name, "" for the backend's own.
-    """
-
-    backend: str
-    problem: str
-    choice: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.backend}-{self.problem}" + (f"@{self.choice}" if self.choice else "")
+INTERLEAVED: Final = "-interleaved"
+"""Suffix of the contract of a session that was timed in alternation with another one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ceilings:
-    """What the machine reached when it was asked for nothing else.
+class Peaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The highest rates that the machine reached in microbenchmarks.
 
     Attributes:
         flops: highest matrix rate by name of the input dtype, in FLOP/s (operations, for integers).
         bandwidth: of the memory in byte/s, the better of copying (read and written bytes together) and reading.
-        disturbed: why one of them is missing that was asked for: others kept the cores busy in every try; "" when none.
+        disturbed: why a requested rate is missing: other processes kept the cores busy in every try; "" when none is.
     """
 
-    flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    flops: Mapping[str, float] = msgspec.field(default_factory=dict)
     bandwidth: float = 0.0
     disturbed: str = ""
 
     @classmethod
-    def of(cls, sessions: Iterable[Session]) -> Ceilings:
-        """Those of the first session that could measure all of them; the last one's where none could."""
-        found = [session.ceilings for session in sessions]
+    def of(cls, sessions: Iterable[Session]) -> Peaks:
+        """Those of the first session that measured all of them; of the last session where none did."""
+        found = [session.peaks for session in sessions]
         return next((one for one in found if not one.disturbed), found[-1] if found else cls())
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one process measured of one case.
 
     Attributes:
         case: what was timed.
         device: ``cpu`` or ``cuda``.
-        status: how the case ended when its result was judged after timing; only ``passed`` counts as a figure.
+        status: how the case ended when its result was judged after timing; only ``passed`` gives an estimate.
         reason: why it is not ``passed``.
-        subject: seconds a call, one for each visit of the subject in order of time (four arms of a block, two of them
-            the subject's).
+        subject: seconds a call, one for each reading of the subject in order of time (a block has four readings, two of
+            them of the subject).
         comparator: the same of the comparator, as long as ``subject``; empty without one.
-        comparator_name: who that was, "" for nobody.
-        windows: how many of the readings each span of the session holds, in order; empty: all are of one span.
-        calls: calls in one visit.
-        retaken: blocks that the guard threw away and measured again.
-        disturbed: why the figure is not to be trusted although it was retaken; "" when it is.
-        picked: choices that the backend chose, as its proof says.
-        ranking: candidates that the backend timed in order to choose, the fastest first.
+        comparator_name: name of the comparator, "" without one.
+        windows: how many of the readings each window of the session holds, in order; empty: all are of one window.
+        calls: calls in one reading.
+        retaken: blocks that the guard rejected and that were measured again.
+        disturbed: why the estimate is not reliable although blocks were retaken; "" when it is.
+        selected: candidates that the backend selected, as its proof shows.
+        ranking: candidates that the backend timed in order to select one, the fastest first.
         ranking_seconds: seconds a call of each of them, as the backend measured it.
         kernels: names of the kernels that ran.
-        rivals: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
+        candidates: seconds a call of other candidates measured in the same blocks, by name; see autotune regret.
         telemetry: clocks, power, load and such, by name with the unit in it (``sm_mhz_min``).
         phases: seconds that this process spent on the case: ``prepare``, ``judge``, ``time``.
-        distribution: of the operands that were timed, "" where it did not come to that.
+        distribution: of the operands that were timed, "" where none were.
+
+    Raises:
+        ValueError: for readings that are no times, or that are not as many as they have to be.
     """
 
-    case: CaseKey
+    case: CaseId
     device: str
     status: Status
     reason: Reason | None = None
@@ -106,47 +87,57 @@ class Sample:
     calls: int = 0
     retaken: int = 0
     disturbed: str = ""
-    picked: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
     ranking: tuple[str, ...] = ()
     ranking_seconds: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
-    rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    telemetry: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    candidates: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    telemetry: Mapping[str, float] = msgspec.field(default_factory=dict)
+    phases: Mapping[str, float] = msgspec.field(default_factory=dict)
     distribution: str = ""
+
+    def __post_init__(self) -> None:
+        named = (("subject", self.subject), ("comparator", self.comparator), *self.candidates.items())
+        for name, readings in named:
+            for seconds in readings:
+                if not 0.0 < seconds < math.inf:
+                    raise ValueError(f"{name} has {seconds:g}, which is not a time")
+        counts = {len(self.subject), sum(self.windows or [len(self.subject)]), len(self.comparator or self.subject)}
+        if len(counts) > 1 or not all(count > 0 for count in self.windows):
+            raise ValueError("subject, comparator and windows do not have the same number of readings")
 
     @property
     def is_timed(self) -> bool:
-        """Whether there is a figure: the result was right, and readings were taken."""
+        """Whether there is an estimate: the result was right, and readings were taken."""
         return self.status is Status.PASSED and bool(self.subject)
 
     @property
-    def figure(self) -> float:
-        """What the session says of the subject, in seconds a call: the median over its windows of their medians.
+    def estimate(self) -> float:
+        """Seconds a call of the subject in this session: the median over its windows of their medians.
 
-        A window lasts for a fraction of a second, in which a shared machine is in one state; a session visits a case
-        in several windows that lie far apart, and the median over these is what repeats in the next process
-        (docs/gate.md has the measurement).
+        A window lasts for a fraction of a second, in which a shared machine is in one state.  A session times a case
+        in several windows that lie far apart; the median over these is what repeats in the next process (docs/gate.md
+        has the measurement).
         """
         return statistics.median(statistics.median(some) for some in self._windows(self.subject))
 
     @property
-    def comparator_figure(self) -> float | None:
-        """The same of the comparator, so that the quotient of both is the median over the windows of *their* quotients.
+    def comparator_estimate(self) -> float | None:
+        """The same of the comparator, such that the quotient of both is the median of the windows' quotients.
 
-        In a window both saw the same state of the machine, which the quotient cancels.  ``None`` without a comparator.
+        In a window both met the same state of the machine, which the quotient cancels.  ``None`` without a comparator.
         """
         if not self.comparator:
             return None
         pairs = zip(self._windows(self.comparator), self._windows(self.subject), strict=True)
-        return self.figure * statistics.median(statistics.median(c) / statistics.median(s) for c, s in pairs)
+        return self.estimate * statistics.median(statistics.median(c) / statistics.median(s) for c, s in pairs)
 
     def times(self, base: Sample) -> tuple[float, float | None] | None:
-        """How many times as long as in ``base`` subject and comparator took: medians of the windows' quotients.
+        """Time of subject and comparator as multiples of those of ``base``: medians of the windows' quotients.
 
-        Of two sessions that took turns (``turns``): window i of one comes right before or after window i
-        of the other, so that each quotient is of one state of the machine.  ``None`` where the windows are not as many;
-        the second is ``None`` where either has no comparator.
+        For two interleaved sessions: window i of one comes right before or after window i of the other, so that each
+        quotient is of one state of the machine.  ``None`` where the numbers of windows differ; the second is ``None``
+        where either has no comparator.
         """
 
         def quotient(mine: Sequence[float], theirs: Sequence[float]) -> float:
@@ -174,40 +165,39 @@ class Sample:
         return statistics.median(abs(x - middle) for x in self.subject) / middle
 
 
-@dataclasses.dataclass(frozen=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One process: where and with what it ran, and its samples.
 
     Attributes:
         hardware: the hardware key, for instance ``amd-epyc-avx2-4c``.
         software: versions by name: torch, triton, driver ...
-        contract: hash of how it was timed and of the inputs; figures of two contracts are not compared.
-        arm: ``head``, or ``base`` for the environment of ``--gemm-against``.
-        index: which of the arm's sessions.
+        contract: hash of how it was timed and of the inputs; estimates of two contracts are not compared.
+        group: ``head``, or ``base`` for the environment of ``--gemm-against``.
+        index: number of the session within its group.
         date: ISO 8601, when it began.
         commit: of the checkout that was measured, "" where unknown; with ``+dirty`` for a changed tree.
-        ceilings: of the machine, as measured by this run.
+        peaks: of the machine, as measured by this run.
         samples: in order of measurement.
         seconds: wall-clock time of the whole process, 0.0 while it is unknown.
         complete: whether the process came to its end.
     """
 
     hardware: str
-    software: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    software: Mapping[str, str] = msgspec.field(default_factory=dict)
     contract: str = ""
-    arm: str = "head"
+    group: str = "head"
     index: int = 0
     date: str = ""
     commit: str = ""
-    ceilings: Ceilings = Ceilings()
+    peaks: Peaks = msgspec.field(default_factory=Peaks)
     samples: tuple[Sample, ...] = ()
     seconds: float = 0.0
     complete: bool = True
 
     @property
-    def took_turns(self) -> bool:
-        """Whether it was timed in alternation with a session of the other arm."""
-        return self.contract.endswith(TURNS)
+    def is_interleaved(self) -> bool:
+        """Whether it was timed in alternation with a session of the other group."""
+        return self.contract.endswith(INTERLEAVED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,27 +208,27 @@ class Judgement:
         case: which.
         verdict: the word.
         reason: a stable code and a sentence, for every verdict: ``within``, ``slower-confirmed``, ``not-confirmed``,
-            ``anchor-shift``, ``too-noisy``, ``disturbed``, ``drift``, ``guard``, ``no-baseline`` ...
+            ``anchor-shift``, ``underpowered``, ``disturbed``, ``drift``, ``guard``, ``no-baseline`` ...
         change: relative change of the time against what was stored, 0.05 for 5% slower; ``None`` without a baseline.
         low, high: 95% interval of ``change``.
-        detectable: the smallest slow-down that would have been seen with a power of 95%; ``None`` where unknown.
-        seconds: median over the sessions of the subject's figure.
+        minimum_effect: the smallest slow-down that would have been seen with a power of 95%; ``None`` where unknown.
+        seconds: median over the sessions of the subject's estimate.
         comparator_seconds: the same of the comparator, ``None`` without one.
         stored_seconds: the baseline's, ``None`` without one.
         weight: share of the comparator that was taken off, 0 for raw time, 1 for the ratio.
         sessions: processes that were looked at, those of the confirmation included.
         selection: what changed about the choice ("was ..., is ..."), "" for nothing.
-        regret: how much longer than the fastest candidate the picked one takes, as a fraction; ``None`` unmeasured.
-        faster: that candidate's name, "" where the picked one is the fastest.
+        regret: how much longer than the fastest candidate the selected one takes, as a fraction; ``None`` unmeasured.
+        faster: that candidate's name, "" where the selected one is the fastest.
     """
 
-    case: CaseKey
+    case: CaseId
     verdict: Verdict
     reason: Reason
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    detectable: float | None = None
+    minimum_effect: float | None = None
     seconds: float | None = None
     comparator_seconds: float | None = None
     stored_seconds: float | None = None
@@ -252,121 +242,81 @@ class Judgement:
 # -- as lines of JSON ----------------------------------------------------------------------------------------
 
 
-class SessionError(ValueError):
-    """A file that is no record of a session, with the line that is wrong."""
+class SessionError(FileError):
+    """A file that is not the record of a session."""
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no measurement")
-    return value
+class _End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    seconds: float
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A line of a session file has one of these keys."""
+
+    session: Session | None = None
+    sample: Sample | None = None
+    end: _End | None = None
+
+
+_LINES: Final = msgspec.json.Decoder(_Line)
+
+
+def _text(line: _Line) -> str:
+    return msgspec.json.encode(line).decode() + "\n"
 
 
 def sample_line(sample: Sample) -> str:
     """A sample as one line of JSON, with its newline."""
-    return json.dumps({"sample": _plain(sample)}) + "\n"
+    return _text(_Line(sample=sample))
 
 
 def session_line(session: Session) -> str:
-    """The head of a session as one line of JSON: everything but its samples."""
-    facts = _plain(dataclasses.replace(session, samples=()))
-    del facts["samples"]
-    return json.dumps({"session": facts}) + "\n"
+    """A session without its samples as one line of JSON."""
+    return _text(_Line(session=msgspec.structs.replace(session, samples=())))
 
 
-_hints: Final = functools.cache(typing.get_type_hints)
-
-
-def _built(kind: Any, value: Any, place: str) -> Any:
-    """What :func:`_plain` made ``value`` of, checked against its type.
-
-    Raises:
-        ValueError: for anything else; it names the place.
-    """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in {typing.Union, types.UnionType}:  # X | None
-        return None if value is None else _built(inner[0], value, place)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_built(inner[0], one, place) for one in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {key: _built(inner[1], one, f"{place}.{key}") for key, one in value.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = _hints(kind)
-        if unknown := sorted(value.keys() - hints.keys()):
-            raise ValueError(f"{place} has {', '.join(unknown)}, which is unknown")
-        fields = {field.name for field in dataclasses.fields(kind) if field.default is field.default_factory}
-        if missing := sorted(fields - value.keys()):
-            raise ValueError(f"{place} has no {', '.join(missing)}")
-        return kind(**{key: _built(hints[key], one, key) for key, one in value.items()})
-    if isinstance(kind, enum.EnumMeta):
-        return kind(value)
-    if kind is float and type(value) in {int, float} and abs(value) < sys.float_info.max:  # neither NaN nor infinite
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{place} is {value!r:.40}")
-    return value
-
-
-def _sample(data: Any) -> Sample:
-    found: Sample = _built(Sample, data, "sample")
-    for name, readings in (("subject", found.subject), ("comparator", found.comparator), *found.rivals.items()):
-        if not all(seconds > 0.0 for seconds in readings):
-            raise ValueError(f"{name} has {min(readings):g}, which is no time")
-    counts = {len(found.subject), sum(found.windows or [len(found.subject)]), len(found.comparator or found.subject)}
-    if len(counts) > 1 or not all(count > 0 for count in found.windows):
-        raise ValueError("subject, comparator and windows do not have as many readings")
-    return found
+def end_line(seconds: float) -> str:
+    """The last line of a session that came to its end."""
+    return _text(_Line(end=_End(round(seconds, 3))))
 
 
 def read_session(path: Path) -> Session:
     """The session in a file of one head line, any number of samples and, when it came to its end, ``{"end": ...}``.
 
-    A process that was killed leaves a torn last line: what stands before it is read, and ``complete`` is ``False``.
+    A process that was killed leaves a torn last line: the lines before it are read, and ``complete`` is ``False``.
 
     Raises:
         SessionError: for any other line that cannot be read, with the file and the line's number.
     """
+    remedy = "delete the file, or measure again"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SessionError(f"{path}: {error}") from None
-    return _session(path, lines)
-
-
-def _session(path: Path, lines: Sequence[str]) -> Session:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise SessionError(path, 0, f"cannot be read: {error.strerror}", remedy) from None
     head: Session | None = None
     samples: list[Sample] = []
-    end: Mapping[str, float] | None = None
-    for number, line in enumerate(lines, 1):
+    end: _End | None = None
+    for number, text in enumerate(lines, 1):
         try:
-            data = json.loads(line)
-            if "session" in data:
-                head = _built(Session, data["session"], "session")
-            elif "sample" in data:
-                samples.append(_sample(data["sample"]))
-            else:
-                end = {"seconds": _built(float, data["end"]["seconds"], "seconds")}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # it names the line
-            if number == len(lines) and not line.endswith("\n"):
+            line = _LINES.decode(text)
+            if line == _Line():
+                raise ValueError("none of the keys session, sample, end")
+        except (ValueError, RecursionError) as error:
+            if number == len(lines) and not text.endswith(b"\n"):
                 break
-            raise SessionError(f"{path}, line {number}: no line of a session: {error}") from None
+            raise SessionError(path, number, f"not a line of a session: {error}", remedy) from None
+        head = line.session or head
+        samples += [line.sample] if line.sample else []
+        end = line.end or end
     if head is None:
-        raise SessionError(f"{path}: the line about the session is missing")
-    seconds = end["seconds"] if end else 0.0
-    return dataclasses.replace(head, samples=tuple(samples), complete=end is not None, seconds=seconds)
+        raise SessionError(path, 0, "the line about the session is missing", remedy)
+    seconds = end.seconds if end else 0.0
+    return msgspec.structs.replace(head, samples=tuple(samples), complete=end is not None, seconds=seconds)
 
 
-def by_case(sessions: Iterable[Session]) -> dict[CaseKey, list[Sample]]:
+def by_case(sessions: Iterable[Session]) -> dict[CaseId, list[Sample]]:
     """The timed samples of several sessions by case, in order."""
-    found: dict[CaseKey, list[Sample]] = {}
+    found: dict[CaseId, list[Sample]] = {}
     for session in sessions:
         for sample in session.samples:
             if sample.is_timed:

@@ -30,7 +30,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-class Turns:
+class Interleaving:
     """One side of the alternation.
 
     Args:
@@ -39,7 +39,7 @@ class Turns:
 
     Example::
 
-        turns = Turns(descriptor, first=True)
+        turns = Interleaving(descriptor, first=True)
         with turns.round():              # begins when the other side is as far, too
             for window in windows:
                 with turns.turn():       # begins when the other side has had its turn

@@ -2,7 +2,7 @@
 
 The model is the roofline (Williams, Waterman and Patterson, 2009, doi:10.1145/1498765.1498785): a product takes at
 least as long as its operations take at the highest matrix rate, and at least as long as its operands and results take
-to cross the memory bus once.  Both ceilings are measured, by the same PyTorch that is under test; nothing is taken from
+to cross the memory bus once.  Both peaks are measured, by the same PyTorch that is under test; nothing is taken from
 a data sheet.
 
 torch is imported by :func:`measure` alone, so that reports can do without.
@@ -22,7 +22,7 @@ from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.timing import cpu
 
 if TYPE_CHECKING:
@@ -115,70 +115,68 @@ def _residual_bits(problem: Problem) -> int:
 
 
 def dtype_name(problem: Problem) -> str:
-    """Under which name of :attr:`speed.Ceilings.flops` a problem's rate is looked up: what its product multiplies."""
+    """Under which name of :attr:`speed.Peaks.flops` a problem's rate is looked up: what its product multiplies."""
     if problem.has("tf32") and problem.input_dtype.name == "f32":
         return TF32.name
     return problem.input_dtype.name
 
 
-# -- against the ceilings ----------------------------------------------------------------------------------------
+# -- against the peaks ----------------------------------------------------------------------------------------
 
-# A rate may lie this far above a measured ceiling: that is the best of a second's calls in one process, and the rate is
-# that of the luckiest visit of many.  On eight cores of a shared Xeon correct kernels came to 1.21 times the ceiling.
+# A rate may lie this far above a measured peak: that is the best of a second's calls in one process, and the rate is
+# that of the luckiest visit of many.  On eight cores of a shared Xeon correct kernels came to 1.21 times the peak.
 MARGIN: Final = 1.3
 
 # Types that the hardware treats as another one of which there may be a measurement.
 _ALIKE: Final = {"u8": "i8", "f8e5m2": "f8e4m3fn", "i4": "i8", "tf32": "f32"}
 
 
-def peak(name: str, ceilings: Ceilings) -> float | None:
+def peak_rate(name: str, peaks: Peaks) -> float | None:
     """The highest measured rate of products of a dtype, in FLOP/s; ``None`` where none was measured."""
-    return ceilings.flops.get(name) or ceilings.flops.get(_ALIKE.get(name, "")) or None
+    return peaks.flops.get(name) or peaks.flops.get(_ALIKE.get(name, "")) or None
 
 
-def attainable_seconds(work: Work, dtype_name: str, ceilings: Ceilings) -> float | None:
+def attainable_seconds(work: Work, dtype_name: str, peaks: Peaks) -> float | None:
     """The least time of a call by the roofline, data coming from memory.
 
     Args:
         work: of the problem.
         dtype_name: of its inputs, see :func:`dtype_name`.
-        ceilings: of the machine.
+        peaks: of the machine.
 
     Returns:
-        Seconds; ``None`` where a ceiling that is needed was not measured.
+        Seconds; ``None`` where a peak that is needed was not measured.
     """
-    rate = peak(dtype_name, ceilings)
-    if rate is None or ceilings.bandwidth <= 0.0:
+    rate = peak_rate(dtype_name, peaks)
+    if rate is None or peaks.bandwidth <= 0.0:
         return None
-    return max(work.flops / rate, work.bytes / ceilings.bandwidth)
+    return max(work.flops / rate, work.bytes / peaks.bandwidth)
 
 
-def bound(work: Work, dtype_name: str, ceilings: Ceilings) -> Literal["compute", "memory"] | None:
-    """Which ceiling a problem meets first; ``None`` where one was not measured."""
-    rate = peak(dtype_name, ceilings)
-    if rate is None or ceilings.bandwidth <= 0.0:
+def bound(work: Work, dtype_name: str, peaks: Peaks) -> Literal["compute", "memory"] | None:
+    """Which peak a problem meets first; ``None`` where one was not measured."""
+    rate = peak_rate(dtype_name, peaks)
+    if rate is None or peaks.bandwidth <= 0.0:
         return None
-    return "compute" if work.flops / rate >= work.bytes / ceilings.bandwidth else "memory"
+    return "compute" if work.flops / rate >= work.bytes / peaks.bandwidth else "memory"
 
 
-def share(seconds: float, work: Work, dtype_name: str, ceilings: Ceilings) -> float | None:
+def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | None:
     """How much of the attainable rate a call of ``seconds`` reached, 1.0 for all of it.
 
     Operands that stay in a cache between the calls can bring it above 1 for a problem that is bound by memory;
     :func:`excess` says when it is too much.
     """
-    least = attainable_seconds(work, dtype_name, ceilings)
+    least = attainable_seconds(work, dtype_name, peaks)
     return None if least is None else least / seconds
 
 
-def excess(
-    seconds: float, work: Work, dtype_name: str, ceilings: Ceilings, *, cache: int | None = None
-) -> Reason | None:
+def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: int | None = None) -> Reason | None:
     """Why a time is too good to be true: the kernel did not do the work, or the clock did not see it.
 
     The bound is weaker than the roofline, so that only what is impossible is an error:
 
-    * The compute ceiling of a dtype is what PyTorch's own product reached, and PyTorch may be bad at it: bf16 without
+    * The compute peak of a dtype is what PyTorch's own product reached, and PyTorch may be bad at it: bf16 without
       bf16 instructions runs at a hundredth of f32, and cuBLAS's int8 on an H200 at 1.3 times f16 where CUTLASS reaches
       1.8.  A unit that multiplies elements of ``wide`` bits multiplies ``wide / bits`` times as many narrow ones, so
       that multiple of every wider type's rate is allowed as well.
@@ -189,52 +187,50 @@ def excess(
         seconds: of a call.
         work: of the problem.
         dtype_name: of its inputs.
-        ceilings: of the machine.
+        peaks: of the machine.
         cache: bytes of last-level cache; ``None`` for ``machine.processor.last_level_cache``.
 
     Returns:
         ``above-roofline`` for a rate above 1.3 times the bound (:data:`MARGIN`); ``None`` for a possible one, and
-        where the ceiling was not measured.
+        where the peak was not measured.
     """
-    rates = [rate for rate in (peak(dtype_name, ceilings), _by_width(dtype_name, ceilings)) if rate]
+    rates = [rate for rate in (peak_rate(dtype_name, peaks), _by_width(dtype_name, peaks)) if rate]
     if rates and work.flops > MARGIN * max(rates) * seconds:
         rate, most = work.flops / seconds, max(rates)
         text = f"{rate / 1e12:.3g} TFLOP/s in {dtype_name} is {rate / most:.2f} times the {most / 1e12:.3g} TFLOP/s"
         text += " that this machine can reach"
         return Reason("above-roofline", text, _REMEDY)
     crossing = work.bytes - (processor.last_level_cache() if cache is None else cache)
-    if ceilings.bandwidth > 0.0 and crossing > MARGIN * ceilings.bandwidth * seconds:
+    if peaks.bandwidth > 0.0 and crossing > MARGIN * peaks.bandwidth * seconds:
         text = (
             f"{crossing / seconds / 1e9:.3g} GB/s of data that no cache holds is "
-            f"{crossing / seconds / ceilings.bandwidth:.2f} times the {ceilings.bandwidth / 1e9:.3g} GB/s of the memory"
+            f"{crossing / seconds / peaks.bandwidth:.2f} times the {peaks.bandwidth / 1e9:.3g} GB/s of the memory"
         )
         return Reason("above-roofline", text, _REMEDY)
     return None
 
 
-_REMEDY: Final = (
-    "check that every call computes the whole product; if the ceilings were measured beside a load, run again"
-)
+_REMEDY: Final = "check that every call computes the whole product; if the peaks were measured beside a load, run again"
 
 
-def _by_width(name: str, ceilings: Ceilings) -> float | None:
+def _by_width(name: str, peaks: Peaks) -> float | None:
     """What units could reach in a narrow type, going by the rates of wider ones."""
     dtype = DTYPES.get(name)
     if dtype is None:
         return None
-    wider = {other: DTYPES[other].bits for other in ceilings.flops if other in DTYPES}
-    return max((ceilings.flops[o] * bits / dtype.bits for o, bits in wider.items() if bits >= dtype.bits), default=None)
+    wider = {other: DTYPES[other].bits for other in peaks.flops if other in DTYPES}
+    return max((peaks.flops[o] * bits / dtype.bits for o, bits in wider.items() if bits >= dtype.bits), default=None)
 
 
-# -- measuring the ceilings ---------------------------------------------------------------------------------------
+# -- measuring the peaks ---------------------------------------------------------------------------------------
 
 
-def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
+def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
     """Measure what this machine reaches when it is asked for nothing else.
 
     The matrix rate of a dtype is the best call of square products ``M = N = K``, in the layouts ``nn`` and ``nt``; on
     the CPU from 256 up to 4096, as far as about 1.5 s a dtype allow, on CUDA from 2048 up to 8192.  f32 is always
-    measured.  A product of a narrow type can be computed in a wider one, so no ceiling is below that of a wider type.
+    measured.  A product of a narrow type can be computed in a wider one, so no peak is below that of a wider type.
 
     The bandwidth is the best of copying (``b.copy_(a)``, read and written bytes together) and of reading (a dot product
     on the CPU, a sum on CUDA), over arrays of at least four last-level caches.  Reading matters because a product reads
@@ -242,7 +238,7 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
 
     Takes 1.5 to 3 s a dtype on the CPU and less than 1 s on CUDA.
 
-    A call during which a thread waited for its core, because others kept it busy, does not count.  A ceiling of which
+    A call during which a thread waited for its core, because others kept it busy, does not count.  A peak of which
     no call is left after three times the usual time is missing: a figure that is far too low would make every kernel a
     miracle.
 
@@ -273,7 +269,7 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Ceilings:
         torch.set_num_threads(before)
     missing = [f"the rate of {name}" for name, rate in rates.items() if not rate.calm]
     missing += ["the bandwidth"] * (not bandwidth.calm)
-    return Ceilings(
+    return Peaks(
         _levelled({name: rate.value for name, rate in rates.items() if rate.calm}),
         bandwidth.value if bandwidth.calm else 0.0,
         f"{' and '.join(missing)} could not be measured: others kept the cores busy" if missing else "",

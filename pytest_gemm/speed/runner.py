@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import random
 import shutil
@@ -18,21 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gemm.api.protocols import Sparing, Tuning
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import lockstep
 from pytest_gemm.speed.baseline import entry
-from pytest_gemm.speed.commands import Arm, Command
+from pytest_gemm.speed.commands import Command, Group
 from pytest_gemm.speed.data import (
-    CaseKey,
-    Ceilings,
     Judgement,
+    Peaks,
     Sample,
     Session,
     SessionError,
+    end_line,
     read_session,
     sample_line,
     session_line,
@@ -92,10 +93,10 @@ class Measured:
     sessions: list[Session] = dataclasses.field(default_factory=list)
     base: list[Session] = dataclasses.field(default_factory=list)
     failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
-    judgements: dict[CaseKey, Judgement] = dataclasses.field(default_factory=dict)
-    stored: dict[CaseKey, entry.Baseline] = dataclasses.field(default_factory=dict)
+    judgements: dict[CaseId, Judgement] = dataclasses.field(default_factory=dict)
+    stored: dict[CaseId, entry.Baseline] = dataclasses.field(default_factory=dict)
     anchor: Reason | None = None
-    refused: dict[CaseKey, str] = dataclasses.field(default_factory=dict)
+    refused: dict[CaseId, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -154,28 +155,28 @@ class Runner:
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
         self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
-        self.before: dict[CaseKey, tuple[str, ...]] = {}
-        self.ceilings: Ceilings | None = None
+        self.before: dict[CaseId, tuple[str, ...]] = {}
+        self.peaks: Peaks | None = None
         self.notes: list[str] = []
         self.lost: dict[str, str] = {}
 
-    def compile(self, arm: Arm, cases: Sequence[Timed]) -> None:
+    def compile(self, group: Group, cases: Sequence[Timed]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
 
         Backends that pick a candidate by timing do it here, in one process and alone on the device, and all sessions
-        time that candidate: what a session says is then of a kernel, and what was picked is said once.
+        time that candidate: what a session says is then of a kernel, and what was selected is said once.
         """
         jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
-        # On a CPU Inductor's own rule picks; whether anything was timed shows once it is compiled.
+        # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
         tuned = {case for case in cases if self._device != "cpu" and isinstance(self._config.registry[case[0]], Tuning)}
         crowded: list[Sample] = []
         if jobs > 1:
-            crowded = self._compile(arm, cases, jobs, "compiling and judging")
+            crowded = self._compile(group, cases, jobs, "compiling and judging")
             tuned = {(s.case.backend, s.case.problem) for s in crowded if s.ranking}
         if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
-            self._pick(arm, todo, crowded)
+            self._pick(group, todo, crowded)
 
-    def _pick(self, arm: Arm, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:
+    def _pick(self, group: Group, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:
         """Have backends pick their candidates; ``crowded`` is what they measured when all were at work at once."""
         started = time.perf_counter()
         spared = {
@@ -184,33 +185,33 @@ class Runner:
             if isinstance(self._config.registry[sample.case.backend], Sparing)
             and (names := slow(sample, max(_SHORTEST_LIST, 1 + self._config.speed.regret)))
         }
-        alone = [s for s in self._compile(arm, cases, 1, "picking candidates for", spared) if s.ranking]
+        alone = [s for s in self._compile(group, cases, 1, "selecting candidates for", spared) if s.ranking]
         for sample in alone:
-            if sample.picked:
-                others = (name for name in sample.ranking if name not in sample.picked)
-                self._pinned[arm.name][case_key(sample.case)] = (sample.picked[0], *others)
+            if sample.selected:
+                others = (name for name in sample.ranking if name not in sample.selected)
+                self._pinned[group.name][case_key(sample.case)] = (sample.selected[0], *others)
         if alone:
             seconds = time.perf_counter() - started
-            self.notes.append(f"picking in {arm.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
+            self.notes.append(f"selecting in {group.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
 
     def _compile(
         self,
-        arm: Arm,
+        group: Group,
         cases: Sequence[Timed],
         jobs: int,
         what: str,
-        spared: Mapping[str, Sequence[str]] | None = None,
+        spared: Mapping[str, tuple[str, ...]] | None = None,
     ) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
         dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
         requests = [Request(tuple(dealt[i::jobs]), self._device, timed=False, spared=spared or {}) for i in range(jobs)]
-        open_ = [_Open(self, arm, request) for request in requests]
+        open_ = [_Open(self, group, request) for request in requests]
         with contextlib.ExitStack() as stack:
             for one in open_:
                 stack.enter_context(one)
             while sum(not one.poll() for one in open_):  # all of them are asked each time
                 done = sum(one.done for one in open_)
-                self._display.progress(f"speed: {what} {done} of {len(cases)} cases on {arm.label}")
+                self._display.progress(f"speed: {what} {done} of {len(cases)} cases on {group.label}")
                 time.sleep(0.2)
         samples = [sample for one in open_ for sample in one.result().samples]
         self._note_failures(samples)
@@ -220,45 +221,45 @@ class Runner:
         """The cases that have not failed."""
         return [case for case in cases if case not in self.failed]
 
-    def pick_again(self, arm: Arm, cases: Iterable[CaseKey]) -> None:
-        """Have the candidates of these cases picked anew, where a backend picks by timing.
+    def select_again(self, group: Group, cases: Iterable[CaseId]) -> None:
+        """Have the candidates of these cases selected anew, where a backend selects by timing.
 
-        A pick is one observation as well: what a confirmation times is to have been picked twice.
+        A pick is one observation as well: what a confirmation times is to have been selected twice.
         """
-        names = [(key.backend, key.problem) for key in cases if case_key(key) in self._pinned[arm.name]]
+        names = [(key.backend, key.problem) for key in cases if case_key(key) in self._pinned[group.name]]
         if todo := self.left(dict.fromkeys(names)):
-            self.compile(arm, todo)
+            self.compile(group, todo)
 
-    def picked(self, arm: Arm) -> dict[CaseKey, tuple[str, ...]]:
-        """What the backends that pick by timing have picked."""
+    def selected(self, group: Group) -> dict[CaseId, tuple[str, ...]]:
+        """What the backends that pick by timing have selected."""
         found = {}
-        for key, candidates in self._pinned[arm.name].items():
+        for key, candidates in self._pinned[group.name].items():
             backend, problem = key.split(" ", 1)
-            found[CaseKey(backend, problem)] = candidates[:1]
+            found[CaseId(backend, problem)] = candidates[:1]
         return found
 
-    def session(self, arm: Arm, cases: Sequence[Timed], index: int, label: str) -> Session:
+    def session(self, group: Group, cases: Sequence[Timed], index: int, label: str) -> Session:
         """One session over the cases that have not failed."""
-        with self._open(arm, cases, index) as one:
+        with self._open(group, cases, index) as one:
             while not one.poll():
                 self._display.progress(f"speed: {label}, {one.now or 'starting'}")
                 time.sleep(0.2)
-        return self._ended(one, arm, index)
+        return self._ended(one, group, index)
 
-    def pair(self, arms: tuple[Arm, Arm], cases: Sequence[Timed], index: int, label: str) -> dict[str, Session]:
-        """A session of each arm, the first of which begins.
+    def pair(self, groups: tuple[Group, Group], cases: Sequence[Timed], index: int, label: str) -> dict[str, Session]:
+        """A session of each group, the first of which begins.
 
         On a CPU both processes live at once and time in alternation, a window each, so that they meet the same
         neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
         """
         if self._device != "cpu":
-            return {arm.name: self.session(arm, cases, index, f"{label}, {arm.label}") for arm in arms}
+            return {group.name: self.session(group, cases, index, f"{label}, {group.label}") for group in groups}
         ends = lockstep.pair()
         with contextlib.ExitStack() as stack:
             try:
                 pair = [
-                    stack.enter_context(self._open(arm, cases, index, end=end.fileno(), begins=arm is arms[0]))
-                    for arm, end in zip(arms, ends, strict=True)
+                    stack.enter_context(self._open(group, cases, index, end=end.fileno(), begins=group is groups[0]))
+                    for group, end in zip(groups, ends, strict=True)
                 ]
             finally:
                 for end in ends:  # the processes have them; one that dies is to be the last to hold its own
@@ -267,36 +268,38 @@ class Runner:
                 now = next((one.now for one in pair if one.now), "starting")
                 self._display.progress(f"speed: {label}, {now}")
                 time.sleep(0.2)
-        return {arm.name: self._ended(one, arm, index) for arm, one in zip(arms, pair, strict=True)}
+        return {group.name: self._ended(one, group, index) for group, one in zip(groups, pair, strict=True)}
 
     def _open(
-        self, arm: Arm, cases: Sequence[Timed], index: int, *, end: int | None = None, begins: bool = False
+        self, group: Group, cases: Sequence[Timed], index: int, *, end: int | None = None, begins: bool = False
     ) -> _Open:
         request = Request(
             tuple(self._shuffled(self.left(cases), index)),
             self._device,
-            arm.name,
+            group.name,
             index,
-            ceilings=self.ceilings,
-            pinned=self._pinned[arm.name],
+            peaks=self.peaks,
+            pinned=self._pinned[group.name],
             before={
-                case_key(key): picked[0] for key, picked in self.before.items() if len(picked) == 1 and not key.choice
+                case_key(key): selected[0]
+                for key, selected in self.before.items()
+                if len(selected) == 1 and not key.candidate
             }
-            if arm.name == "head"
+            if group.name == "head"
             else {},
-            commit=self.commit if arm.name == "head" else "",
-            turns=end,
+            commit=self.commit if group.name == "head" else "",
+            socket=end,
             begins=begins,
         )
-        return _Open(self, arm, request)
+        return _Open(self, group, request)
 
-    def _ended(self, one: _Open, arm: Arm, index: int) -> Session:
+    def _ended(self, one: _Open, group: Group, index: int) -> Session:
         session = one.result()
-        if not session.ceilings.disturbed:  # the next session tries again otherwise
-            self.ceilings = session.ceilings
+        if not session.peaks.disturbed:  # the next session tries again otherwise
+            self.peaks = session.peaks
         self._note_failures(session.samples)
         try:
-            one.keep(self._samples / f"{self._device}-{arm.name}-{index:03}.jsonl")
+            one.keep(self._samples / f"{self._device}-{group.name}-{index:03}.jsonl")
         except OSError as error:  # the session itself has been read
             self.lost.setdefault(f"--gemm-samples={self._samples}", error.strerror or str(error))
         return session
@@ -326,29 +329,29 @@ class Runner:
     def _note_failures(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             # A candidate that was dropped, or that the ledger forbids to run, is none of the others' faults.
-            withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.choice)
+            withheld = sample.status is Status.KNOWN_FAILURE and bool(sample.case.candidate)
             if sample.status not in {Status.PASSED, Status.PRUNED} and not withheld:
                 self.failed.setdefault((sample.case.backend, sample.case.problem), sample)
 
-    def start(self, arm: Arm, request: Request, folder: Path) -> subprocess.Popen[bytes]:
+    def start(self, group: Group, request: Request, folder: Path) -> subprocess.Popen[bytes]:
         """A process that answers the request."""
         request.write(folder)
         environment = dict(os.environ)
         if self._device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
-        if arm.first is not None:
+        if group.first is not None:
             before = environment.get("PYTHONPATH")
-            environment["PYTHONPATH"] = os.pathsep.join([str(arm.first), *([before] if before else [])])
+            environment["PYTHONPATH"] = os.pathsep.join([str(group.first), *([before] if before else [])])
         arguments = self._command.session(folder, self._config.speed.threads)
         with (folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                [arm.python, "-m", "pytest", *arguments],
+                [group.python, "-m", "pytest", *arguments],
                 cwd=self._command.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=() if request.turns is None else (request.turns,),
+                pass_fds=() if request.socket is None else (request.socket,),
             )
 
     def folder(self) -> Path:
@@ -395,9 +398,9 @@ def _timed_alone(samples: Iterable[Sample], spared: Mapping[str, Sequence[str]])
 class _Open:
     """A session under way, over as many processes as it takes."""
 
-    def __init__(self, runner: Runner, arm: Arm, request: Request) -> None:
+    def __init__(self, runner: Runner, group: Group, request: Request) -> None:
         self._runner = runner
-        self._arm = arm
+        self._arm = group
         self._request = request
         self._folder = runner.folder()
         self._parts: list[Session] = []
@@ -461,7 +464,7 @@ class _Open:
                 f"{_RESTARTS} processes died one after the other while they timed; the last log:", self._log()
             )
         # The other session of a pair has gone on alone.
-        self._request = dataclasses.replace(self._request, cases=rest, ceilings=part.ceilings, turns=None)
+        self._request = replace(self._request, cases=rest, peaks=part.peaks, socket=None)
         self._folder = self._runner.folder()
         self._process = self._runner.start(self._arm, self._request, self._folder)
         return False
@@ -469,7 +472,7 @@ class _Open:
     def result(self) -> Session:
         """All that it measured, as of one process."""
         first = self._parts[0]
-        return dataclasses.replace(
+        return replace(
             first, samples=(*self._all(), *self._crashed), seconds=time.perf_counter() - self._started, complete=True
         )
 
@@ -479,8 +482,9 @@ class _Open:
             shutil.copyfile(self._files[0], path)
             return
         whole = self.result()
-        end = json.dumps({"end": {"seconds": round(whole.seconds, 3)}}) + "\n"
-        path.write_text("".join([session_line(whole), *map(sample_line, whole.samples), end]), encoding="utf-8")
+        path.write_text(
+            "".join([session_line(whole), *map(sample_line, whole.samples), end_line(whole.seconds)]), encoding="utf-8"
+        )
 
     def _all(self) -> list[Sample]:
         return [sample for part in self._parts for sample in part.samples]
@@ -502,7 +506,7 @@ class _Open:
         backend, _, line = (self._folder / NOW).read_text(encoding="utf-8").partition(" ")
         how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"status {status}"
         reason = Reason("process-died", f"the process that timed it ended with {how}")
-        return Sample(CaseKey(backend, line), self._request.device, Status.CRASHED, reason)
+        return Sample(CaseId(backend, line), self._request.device, Status.CRASHED, reason)
 
     def _log(self) -> str:
         try:
@@ -539,11 +543,11 @@ def _commit(root: Path) -> str:
     return f"{head}+dirty" if changed else head
 
 
-def case_key(case: CaseKey) -> str:
+def case_key(case: CaseId) -> str:
     """A case as reports name it."""
     return f"{case.backend} {case.problem}"
 
 
-def named(keys: Iterable[CaseKey]) -> list[Timed]:
+def named(keys: Iterable[CaseId]) -> list[Timed]:
     """Backend and problem of each case, once."""
     return list(dict.fromkeys((key.backend, key.problem) for key in keys))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import random
@@ -19,18 +18,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
 from pytest_gemm.outcome import Activity, Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import TURNS, CaseKey, Ceilings, Sample, Session, sample_line, session_line
-from pytest_gemm.speed.lockstep import Turns
+from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
+from pytest_gemm.speed.lockstep import Interleaving
 from pytest_gemm.speed.timing import blocks, cpu, cuda
 from pytest_gemm.speed.timing import plan as plan_module
 from pytest_gemm.text import first_line
@@ -46,55 +48,52 @@ SESSION: Final = "session.jsonl"
 NOW: Final = "now.txt"
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one session is asked for.
 
     Attributes:
         cases: backend and problem line of each, in the order in which they are to be timed.
         device: all of them compute there.
-        arm, index: see ``speed.Session``.
+        group, index: see ``speed.Session``.
         timed: ``False`` to compile and judge only, which fills the compilers' caches and may be done in parallel.
-        ceilings: of the machine; ``None``: measure them.
-        pinned: candidates of cases whose backend picks by timing, the one to time first and its rivals behind it, by
-            "backend problem"; an earlier process of the run has picked.
+        peaks: of the machine; ``None``: measure them.
+        pinned: candidates of cases whose backend selects by timing, the one to time first and the others behind it,
+            by "backend problem"; an earlier process of the run has selected.
         spared: candidates that a backend need not time to pick one, by "backend problem"; see
             ``backend.Sparing``.
         commit: of the tree that is measured.
-        turns: descriptor of this process's end where a session of another environment is timed in alternation with this
-            one; ``None``: nobody else times.
+        socket: descriptor of this process's end where a session of another environment is interleaved with this one;
+            ``None`` without one.
         begins: this session has the first turn.
-        before: candidate that was picked for the baseline, or in the base environment, by "backend problem"; where
-            another one is picked now it is timed beside that.
+        before: candidate that was selected for the baseline, or in the base environment, by "backend problem"; where
+            another one is selected now it is timed beside that.
     """
 
     cases: tuple[tuple[str, str], ...]
     device: str
-    arm: str = "head"
+    group: str = "head"
     index: int = 0
     timed: bool = True
-    ceilings: Ceilings | None = None
-    pinned: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    spared: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    peaks: Peaks | None = None
+    pinned: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    spared: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     commit: str = ""
-    turns: int | None = None
+    socket: int | None = None
     begins: bool = False
-    before: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    before: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
         """The candidates of a case, the one to time first; empty where the backend goes its own way."""
-        return tuple(self.pinned.get(f"{backend} {problem}", ()))
+        return self.pinned.get(f"{backend} {problem}", ())
 
     def write(self, folder: Path) -> None:
         """Leave it for the process that is to answer."""
-        (folder / REQUEST).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+        (folder / REQUEST).write_bytes(msgspec.json.encode(self))
 
     @classmethod
     def read(cls, folder: Path) -> Request:
         """The request in a folder."""
-        data = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
-        ceilings = Ceilings(**data["ceilings"]) if data["ceilings"] else None
-        return cls(**{**data, "cases": tuple(map(tuple, data["cases"])), "ceilings": ceilings})
+        return msgspec.json.decode((folder / REQUEST).read_bytes(), type=cls)
 
 
 @dataclasses.dataclass
@@ -104,7 +103,7 @@ class _Work:
     Attributes:
         case: as it was judged, for its one choice.
         prepared, given: what is called, on which operands.
-        comparator, rivals: what is timed beside it, by name.
+        comparator, candidates: what is timed beside it, by name.
         first: the result that was judged.
         last: what the last timed call returned.
         outcome: of the judgement.
@@ -117,7 +116,7 @@ class _Work:
     prepared: Prepared
     given: Operands
     comparator: tuple[str, Prepared | None]
-    rivals: Mapping[str, Prepared]
+    candidates: Mapping[str, Prepared]
     first: Any
     last: Any = None
     outcome: Outcome | None = None
@@ -171,14 +170,16 @@ class Meter:
         self._watch = watch
         self._timer: plan_module.Timer = cuda.CudaTimer() if self.request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
-        self._turns = Turns(self.request.turns, first=self.request.begins) if self.request.turns is not None else None
+        self._interleaving = (
+            Interleaving(self.request.socket, first=self.request.begins) if self.request.socket is not None else None
+        )
         self._parent = os.getppid()
         self._is_cross_checked = False
         self._timings: Mapping[str, float] = {}
         self._test = ""
         self._fresh: list[_Work] = []
         self._works: list[_Work] = []
-        self._ceilings = self.request.ceilings
+        self._ceilings = self.request.peaks
         self._write(session_line(self._head()))
 
     def __call__(self, case: Case, test: str) -> None:
@@ -211,13 +212,13 @@ class Meter:
         taking = self._take if self.request.timed else self._note_timings
 
         def withheld(choice: str) -> Outcome | None:
-            return None if pinned else self._withheld(case, choice)  # the backend itself has picked what is pinned
+            return None if pinned else self._withheld(case, choice)  # the backend itself has selected what is pinned
 
         for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
             compiled += outcome.seconds.compile
             if outcome.status is Status.PRUNED and outcome.choice != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
-            if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has picked it here
+            if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it here
                 lost = outcome.status is Status.PRUNED
                 outcome = dataclasses.replace(  # noqa: PLW2901  # the same outcome under the case's own name
                     outcome, choice="", status=Status.CRASHED if lost else outcome.status
@@ -243,9 +244,9 @@ class Meter:
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
         ranking = tuple(sorted(self._timings, key=self._timings.__getitem__))
         for outcome in last.values():
-            sample = dataclasses.replace(_sample(case, outcome, spent), ranking=ranking)
+            sample = replace(_sample(case, outcome, spent), ranking=ranking)
             seconds = tuple(self._timings[name] for name in ranking)
-            self._write(sample_line(dataclasses.replace(sample, ranking_seconds=seconds)))
+            self._write(sample_line(replace(sample, ranking_seconds=seconds)))
         self._timings = {}
         self._end()
         if self._judge.has_lost(case.device):
@@ -256,9 +257,9 @@ class Meter:
     def close(self) -> None:
         """All cases have been asked for."""
         self._time_all()
-        if self._turns:
-            self._turns.close()
-        self._write(json.dumps({"end": {"seconds": round(time.perf_counter() - self._started, 3)}}) + "\n")
+        if self._interleaving:
+            self._interleaving.close()
+        self._write(end_line(time.perf_counter() - self._started))
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
@@ -291,12 +292,12 @@ class Meter:
             hardware=key,
             software=software.software("cuda" if device == "cuda" else "cpu"),
             contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}"
-            f"{TURNS if self._turns else ''}",
-            arm=request.arm,
+            f"{INTERLEAVED if self._interleaving else ''}",
+            group=request.group,
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             commit=request.commit,
-            ceilings=self._ceilings or Ceilings(),
+            peaks=self._ceilings or Peaks(),
         )
 
     def _write(self, line: str) -> None:
@@ -311,12 +312,12 @@ class Meter:
 
     def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
-        comparator, rivals = self._comparator(case, given), self._rivals(case, prepared, given)
-        rivals = self._earlier(case, prepared, given) | rivals
+        comparator, candidates = self._comparator(case, given), self._candidates(case, prepared, given)
+        candidates = self._earlier(case, prepared, given) | candidates
         with _timed(prepared, given) as call:
             first = call()
         _wait_for(case.device)
-        self._fresh.append(_Work(case, prepared, given, comparator, rivals, first))
+        self._fresh.append(_Work(case, prepared, given, comparator, candidates, first))
         return first
 
     def _time_all(self) -> None:
@@ -341,10 +342,10 @@ class Meter:
         self._works.clear()
 
     def _round(self) -> AbstractContextManager[None]:
-        return self._turns.round() if self._turns else contextlib.nullcontext()
+        return self._interleaving.round() if self._interleaving else contextlib.nullcontext()
 
     def _turn(self) -> AbstractContextManager[None]:
-        return self._turns.turn() if self._turns else contextlib.nullcontext()
+        return self._interleaving.turn() if self._interleaving else contextlib.nullcontext()
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""
@@ -359,10 +360,10 @@ class Meter:
                 _, comparator = work.comparator
                 subject = self._calls(stack, work.prepared, work)
                 beside = self._calls(stack, comparator, work) if comparator else None
-                rivals = {name: self._calls(stack, one, work) for name, one in work.rivals.items()}
+                candidates = {name: self._calls(stack, one, work) for name, one in work.candidates.items()}
                 # The order of visits is drawn anew in each window.
                 plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-                readings = blocks.measure(subject, beside, rivals, timer=self._timer, plan=plan, calls=work.calls)
+                readings = blocks.measure(subject, beside, candidates, timer=self._timer, plan=plan, calls=work.calls)
                 if case.device == "cuda":
                     readings = self._cross_checked(_with_latency(readings, subject, beside), subject)
                 work.last = subject[0]()
@@ -386,19 +387,19 @@ class Meter:
             return _sample(work.case, outcome, work.phases)
         readings = plan_module.merged(work.windows)
         sample = readings.sample(
-            CaseKey(outcome.backend, outcome.problem, outcome.choice),
+            CaseId(outcome.backend, outcome.problem, outcome.choice),
             work.case.device,
             outcome.status,
             comparator_name=work.comparator[0],
-            picked=outcome.chosen,
+            selected=outcome.chosen,
             kernels=outcome.kernels,
             phases=work.phases,
             distribution=outcome.distribution,
         )
         excess = self._excess(work.case, sample)
         if excess is not None:
-            # The result was right, so the fault is the clock's or the ceilings': no figure to keep, and no failure.
-            sample = dataclasses.replace(sample, disturbed=str(excess))
+            # The result was right, so the fault is the clock's or the peaks': no figure to keep, and no failure.
+            sample = replace(sample, disturbed=str(excess))
         return sample
 
     def _cross_checked(self, readings: plan_module.Readings, calls: list[Callable[[], object]]) -> plan_module.Readings:
@@ -435,7 +436,7 @@ class Meter:
             return "", None
         return name, comparator
 
-    def _rivals(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
+    def _candidates(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
         from pytest_gemm.judging.judge import picked
 
@@ -457,7 +458,7 @@ class Meter:
         return found
 
     def _earlier(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
-        """The pick of the baseline, where another one is picked now and it is still a candidate."""
+        """The pick of the baseline, where another one is selected now and it is still a candidate."""
         backend, found = case.backend, {}
         earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
         if earlier and isinstance(backend, Choosing):
@@ -484,11 +485,11 @@ class Meter:
 def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
     """An outcome as a sample without readings."""
     return Sample(
-        case=CaseKey(outcome.backend, outcome.problem, outcome.choice),
+        case=CaseId(outcome.backend, outcome.problem, outcome.choice),
         device=case.device,
         status=outcome.status,
         reason=outcome.reason,
-        picked=outcome.chosen,
+        selected=outcome.chosen,
         kernels=outcome.kernels,
         phases=phases,
         distribution=outcome.distribution,

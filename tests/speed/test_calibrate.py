@@ -7,18 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Status
 from pytest_gemm.speed import calibrate
 from pytest_gemm.speed.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE, Study
-from pytest_gemm.speed.data import CaseKey, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.data import Sample, Session, sample_line, session_line
 from pytest_gemm.tools import cli
 
 SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
 
 
 def sessions(count: int = 48, *, seed: int = 0, copies: int = 2) -> list[Session]:
-    """A shared machine: 2% from session to session in both arms, 0.8% in a case, exponential noise in a visit."""
+    """A shared machine: 2% from session to session in both groups, 0.8% in a case, exponential noise in a visit."""
     rng, found = np.random.default_rng(seed), []
 
     def heavy(scale: float) -> float:
@@ -27,17 +29,17 @@ def sessions(count: int = 48, *, seed: int = 0, copies: int = 2) -> list[Session
     for index in range(count):
         machine, samples = heavy(0.02), []
         for number, seconds in enumerate(SECONDS * copies):
-            arms = [
+            groups = [
                 seconds * math.exp(machine + heavy(noise)) * np.exp(rng.exponential(0.01, 30))
                 for noise in (0.008, 0.003)
             ]
             samples.append(
                 Sample(
-                    CaseKey("cpp", f"mm:f32:nn:{number + 1}x64x64"),
+                    CaseId("cpp", f"mm:f32:nn:{number + 1}x64x64"),
                     "cpu",
                     Status.PASSED,
-                    subject=tuple(arms[0].tolist()),
-                    comparator=tuple(arms[1].tolist()),
+                    subject=tuple(groups[0].tolist()),
+                    comparator=tuple(groups[1].tolist()),
                     comparator_name="aten",
                 )
             )
@@ -97,7 +99,7 @@ def test_the_bound_of_no_red_run_is_the_rule_of_three(study: Study) -> None:
 
 
 def test_a_case_is_described(study: Study) -> None:
-    facts = study.cases[CaseKey("cpp", "mm:f32:nn:3x64x64")]
+    facts = study.cases[CaseId("cpp", "mm:f32:nn:3x64x64")]
     assert facts.kind == "0.3 to 3 ms"
     assert facts.seconds == pytest.approx(1e-3, rel=0.05)
     assert facts.ratio is not None
@@ -116,8 +118,8 @@ def test_the_same_seed_draws_the_same_runs() -> None:
 
 def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     some = sessions(copies=1)
-    rare = Sample(CaseKey("cpp", "mm:f32:nn:99x64x64"), "cpu", Status.PASSED, subject=(1e-3,))
-    some[0] = dataclasses.replace(some[0], samples=(*some[0].samples, rare))
+    rare = Sample(CaseId("cpp", "mm:f32:nn:99x64x64"), "cpu", Status.PASSED, subject=(1e-3,))
+    some[0] = replace(some[0], samples=(*some[0].samples, rare))
     facts = tmp_path / "study.json"
     folder = tmp_path / "sessions"
     folder.mkdir()
@@ -154,7 +156,7 @@ def test_too_few_pairs_leave_base_against_head_out() -> None:
         (lambda some: some.clear(), [], "no complete session"),
         (lambda some: some.__delitem__(slice(3, None)), [], "3 sessions are too few: a run takes 32 (12 stored"),
         (
-            lambda some: some.__setitem__(0, dataclasses.replace(some[0], contract="d")),
+            lambda some: some.__setitem__(0, replace(some[0], contract="d")),
             [],
             "sessions of more than one contract: c, d",
         ),

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
-from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session
+from pytest_gemm.speed.data import Judgement, Sample, Session
 from pytest_gemm.speed.gate import confirm, estimates, evidence, pairs, screen, selection
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 
-CASES = tuple(CaseKey("cpp", f"mm:f32:nn:{16 * (i + 1)}x64x64") for i in range(12))
+CASES = tuple(CaseId("cpp", f"mm:f32:nn:{16 * (i + 1)}x64x64") for i in range(12))
 FIRST = CASES[0]
-Readings = dict[CaseKey, list[Reading]]
+Readings = dict[CaseId, list[Reading]]
 
 
 @dataclasses.dataclass
@@ -37,9 +38,9 @@ class Lab:
     machine: float = 0.01
     noise: float = 0.008
     comparator_noise: float = 0.003
-    noisy: Mapping[CaseKey, float] = dataclasses.field(default_factory=dict)
-    raw: Sequence[CaseKey] = ()
-    cases: Sequence[CaseKey] = CASES
+    noisy: Mapping[CaseId, float] = dataclasses.field(default_factory=dict)
+    raw: Sequence[CaseId] = ()
+    cases: Sequence[CaseId] = CASES
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -51,8 +52,8 @@ class Lab:
         self,
         count: int,
         *,
-        subject: Mapping[CaseKey, float] | float = 1.0,
-        comparator: Mapping[CaseKey, float] | float = 1.0,
+        subject: Mapping[CaseId, float] | float = 1.0,
+        comparator: Mapping[CaseId, float] | float = 1.0,
         states: Sequence[float] | None = None,
     ) -> Readings:
         """Readings with factors on the arms; ``states``: logarithm of the machine's slowness in each session."""
@@ -62,7 +63,7 @@ class Lab:
             for index, case in enumerate(self.cases):
                 seconds = 1e-3 * (1 + index)
 
-                def arm(factor: Mapping[CaseKey, float] | float, noise: float, case: CaseKey = case) -> float:
+                def arm(factor: Mapping[CaseId, float] | float, noise: float, case: CaseId = case) -> float:
                     by_case = factor if isinstance(factor, float) else factor.get(case, 1.0)
                     return by_case * math.exp(state + self._draw(noise))  # noqa: B023  # called in this turn
 
@@ -72,7 +73,7 @@ class Lab:
         return found
 
 
-def store(some: Readings, **facts: object) -> dict[CaseKey, Stored]:
+def store(some: Readings, **facts: object) -> dict[CaseId, Stored]:
     return {case: Stored(case, tuple(readings), **facts) for case, readings in some.items()}  # type: ignore[arg-type]
 
 
@@ -82,12 +83,12 @@ Edit = Callable[[Readings], None]
 def judge(
     lab: Lab,
     *,
-    subject: Mapping[CaseKey, float] | float = 1.0,
-    comparator: Mapping[CaseKey, float] | float = 1.0,
+    subject: Mapping[CaseId, float] | float = 1.0,
+    comparator: Mapping[CaseId, float] | float = 1.0,
     policy: Policy | None = None,
     edit: Callable[[Readings, Readings, Readings], None] = lambda _stored, _first, _more: None,
     first_epoch: float = 0.0,
-) -> tuple[Screened, dict[CaseKey, Judgement]]:
+) -> tuple[Screened, dict[CaseId, Judgement]]:
     """Record twelve sessions, screen, confirm; ``edit`` spoils the readings first.
 
     ``first_epoch``: how much faster everything was in the first epoch, as a fraction.
@@ -117,12 +118,12 @@ def judge(
 def judge_pair(
     lab: Lab,
     *,
-    subject: Mapping[CaseKey, float] | float = 1.0,
-    comparator: Mapping[CaseKey, float] | float = 1.0,
+    subject: Mapping[CaseId, float] | float = 1.0,
+    comparator: Mapping[CaseId, float] | float = 1.0,
     policy: Policy | None = None,
     edit: Callable[[Readings, Readings, Readings, Readings], None] = lambda _a, _b, _c, _d: None,
     swing: float = 0.0,
-) -> tuple[Screened, dict[CaseKey, Judgement]]:
+) -> tuple[Screened, dict[CaseId, Judgement]]:
     """Base and head in alternation; ``swing``: how far the machine's state goes from pair to pair."""
     policy = policy or Policy.for_device("cpu")
     parts = []
@@ -139,7 +140,7 @@ def judge_pair(
     )
 
 
-def words(judgements: Mapping[CaseKey, Judgement]) -> set[tuple[str, str]]:
+def words(judgements: Mapping[CaseId, Judgement]) -> set[tuple[str, str]]:
     return {(str(j.verdict), j.reason.code) for j in judgements.values()}
 
 
@@ -262,10 +263,10 @@ def test_a_judgement_says_all_that_it_rests_on() -> None:
     assert one.change == pytest.approx(0.08, abs=0.015)
     assert one.low is not None
     assert one.high is not None
-    assert one.detectable is not None
+    assert one.minimum_effect is not None
     assert one.change is not None
     assert one.low < one.change < one.high < one.low + 0.05
-    assert 0.02 < one.detectable < 0.08
+    assert 0.02 < one.minimum_effect < 0.08
     assert one.seconds == pytest.approx(1.08e-3, rel=0.03)
     assert one.stored_seconds == pytest.approx(1e-3, rel=0.03)
     assert one.comparator_seconds == pytest.approx(1.3e-3, rel=0.03)
@@ -302,14 +303,14 @@ def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
     ],
 )
 def test_a_confirmation_goes_on_while_it_may_still_find_something(
-    slower: Mapping[CaseKey, float], code: str, looked: int
+    slower: Mapping[CaseId, float], code: str, looked: int
 ) -> None:
     lab, policy, seen = Lab(seed=3), Policy(), []
     stored, first = store(lab.sessions(12)), lab.sessions(policy.screen_sessions)
     scaled(first[FIRST], range(policy.screen_sessions), 1.2)
     more = lab.sessions(policy.confirm_sessions, subject=slower)
 
-    def look(cases: tuple[CaseKey, ...], count: int, known: Screened, last: bool) -> dict[CaseKey, Judgement]:
+    def look(cases: tuple[CaseId, ...], count: int, known: Screened, last: bool) -> dict[CaseId, Judgement]:
         seen.append(count)
         return confirm.confirm(stored, {c: more[c][:count] for c in cases}, known, policy, last=last)
 
@@ -326,11 +327,11 @@ def test_a_confirmation_goes_on_while_it_may_still_find_something(
 @pytest.mark.parametrize(
     ("noise", "slower", "verdict", "code"),
     [
-        (0.06, 1.0, "undecided", "too-noisy"),
-        (0.1, 1.1, "undecided", "too-noisy"),  # suspected, not confirmed, and nothing less would have been
+        (0.06, 1.0, "undecided", "underpowered"),
+        (0.1, 1.1, "undecided", "underpowered"),  # suspected, not confirmed, and nothing less would have been
         (0.06, 1.5, "slower", "slower-confirmed"),
         # Stored all over the place, so that no test can fail, and yet each session is beyond 15%.
-        (0.25, 1.0, "undecided", "too-noisy"),
+        (0.25, 1.0, "undecided", "underpowered"),
         (0.25, 3.0, "slower", "guard"),
     ],
 )
@@ -363,7 +364,7 @@ def test_what_is_detectable_is_detected(device: str) -> None:
     for seed in range(25):
         lab = Lab(seed=seed, machine=0.01 * small, noise=0.008 * small, comparator_noise=0.003 * small)
         then = store(lab.sessions(12))
-        stated = evidence.detectable(then, policy)
+        stated = evidence.minimum_effect(then, policy)
         first, more = lab.sessions(policy.screen_sessions), lab.sessions(policy.confirm_sessions)
         for case, change in stated.items():
             head = {case: first[case]}
@@ -399,7 +400,7 @@ def test_the_median_absolute_deviation_is_worth_what_the_constants_say() -> None
 @pytest.mark.parametrize("mode", [judge, judge_pair])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_same_code_is_never_slower(
-    mode: Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], device: str
+    mode: Callable[..., tuple[Screened, dict[CaseId, Judgement]]], device: str
 ) -> None:
     verdicts: list[Verdict] = []
     for seed in range(40):
@@ -431,7 +432,7 @@ def busy(*parts: Readings, seed: int = 0) -> None:
                 )
 
 
-BUSY: dict[Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], Callable[..., None]] = {
+BUSY: dict[Callable[..., tuple[Screened, dict[CaseId, Judgement]]], Callable[..., None]] = {
     judge: lambda _stored, first, more: busy(first, more),
     judge_pair: busy,
 }
@@ -440,7 +441,7 @@ BUSY: dict[Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], Callable[..
 @pytest.mark.parametrize("mode", [judge, judge_pair])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_45_times_slower_is_found_on_a_busy_machine(
-    mode: Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], device: str
+    mode: Callable[..., tuple[Screened, dict[CaseId, Judgement]]], device: str
 ) -> None:
     for seed in range(10):
         _, judgements = mode(Lab(seed=seed), policy=Policy.for_device(device), subject={FIRST: 45.0}, edit=BUSY[mode])
@@ -455,7 +456,7 @@ def test_what_is_45_times_slower_is_found_on_a_busy_machine(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("slower", [1.0, 1.5])
 def test_a_load_alone_makes_nothing_slower(
-    mode: Callable[..., tuple[Screened, dict[CaseKey, Judgement]]], device: str, slower: float
+    mode: Callable[..., tuple[Screened, dict[CaseId, Judgement]]], device: str, slower: float
 ) -> None:
     for seed in range(40):
         _, judgements = mode(
@@ -498,7 +499,7 @@ def test_a_faster_comparator_makes_nothing_slower(seed: int, device: str) -> Non
 
 @pytest.mark.parametrize("raw", [(), CASES[:3]], ids=["all with a comparator", "three without"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_slower_machine_makes_nothing_slower(seed: int, raw: Sequence[CaseKey]) -> None:
+def test_a_slower_machine_makes_nothing_slower(seed: int, raw: Sequence[CaseId]) -> None:
     lab = Lab(seed=seed, machine=0.004, noise=0.004, raw=raw)
     screened, judgements = judge(lab, subject=1.05, comparator=1.05)
     assert screened.anchor is not None
@@ -586,7 +587,7 @@ def test_the_shift_can_be_asked_for_alone() -> None:
     ids=["same", "slower", "faster", "swing", "swing+slower", "not in base", "base disturbed", "disturbed", "gaps"],
 )
 @pytest.mark.parametrize("raw", [(), CASES], ids=["with comparator", "raw"])
-def test_a_pair_is_judged(options: dict[str, object], verdict: str, code: str, raw: Sequence[CaseKey]) -> None:
+def test_a_pair_is_judged(options: dict[str, object], verdict: str, code: str, raw: Sequence[CaseId]) -> None:
     screened, judgements = judge_pair(Lab(seed=1, raw=raw), **options)  # type: ignore[arg-type]
     assert (str(judgements[FIRST].verdict), judgements[FIRST].reason.code) == (verdict, code), judgements[FIRST].reason
     assert screened.anchor is None
@@ -596,7 +597,7 @@ def test_a_pair_is_judged(options: dict[str, object], verdict: str, code: str, r
 @pytest.mark.parametrize("comparator", [1 / 1.06, {FIRST: 1 / 1.06}], ids=["all", "one"])
 @pytest.mark.parametrize(("slower", "code"), [(1.0, "within"), (1.1, "slower-confirmed")])
 def test_a_comparator_that_differs_between_base_and_head_is_left_out(
-    comparator: Mapping[CaseKey, float] | float, slower: float, code: str
+    comparator: Mapping[CaseId, float] | float, slower: float, code: str
 ) -> None:
     lab = Lab(seed=2, machine=0.004)
     screened, judgements = judge_pair(lab, subject={FIRST: slower}, comparator=comparator)
@@ -617,16 +618,16 @@ def test_on_a_restless_machine_a_faster_comparator_makes_nothing_slower() -> Non
 # -- notes and figures -----------------------------------------------------------------------------------------------
 
 
-def sample(case: CaseKey = FIRST, **facts: object) -> Sample:
+def sample(case: CaseId = FIRST, **facts: object) -> Sample:
     return Sample(case, "cpu", Status.PASSED, **{"subject": (1.2e-3, 1.0e-3, 0.9e-3), **facts})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("contract", "windows", "slower"),
     [
-        ("a-32-turns", (2, 2, 2), 1.05),
+        ("a-32-interleaved", (2, 2, 2), 1.05),
         ("a-32", (2, 2, 2), 1.25),  # one after the other: window i of one has nothing to do with window i of the other
-        ("a-32-turns", (4, 2), 1.49375),  # one of them has lost a window
+        ("a-32-interleaved", (4, 2), 1.49375),  # one of them has lost a window
     ],
 )
 def test_of_sessions_that_took_turns_the_windows_are_compared(
@@ -657,10 +658,10 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rivals", "expected"),
+    ("candidates", "expected"),
     [
         ({}, None),
-        ({"mine": (0.5, 0.5)}, None),  # the picked one is no rival of itself
+        ({"mine": (0.5, 0.5)}, None),  # the selected one is no candidate of itself
         ({"a": (1.0, 2.0)}, 0.0),
         ({"a": (0.8, 1.6)}, 0.25),
         ({"a": (0.8, 1.6), "b": (0.5, 1.0)}, 1.0),
@@ -668,14 +669,14 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
         ({"a": (0.8, 1.6, 0.8)}, None),  # visits that are no blocks
     ],
 )
-def test_regret_is_paired_by_block(rivals: dict[str, tuple[float, ...]], expected: float | None) -> None:
-    # The machine is half as fast in the second block; that is in subject and rivals alike.
-    one = sample(subject=(1.0, 1.0, 2.0, 2.0), rivals=rivals, picked=("mine",))
+def test_regret_is_paired_by_block(candidates: dict[str, tuple[float, ...]], expected: float | None) -> None:
+    # The machine is half as fast in the second block; that is in subject and candidates alike.
+    one = sample(subject=(1.0, 1.0, 2.0, 2.0), candidates=candidates, selected=("mine",))
     assert selection.regret(one) == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(
-    ("picked", "expected"),
+    ("selected", "expected"),
     [
         ([("old",), ("old",)], ""),
         ([("new",), ("new",)], "was old, is new"),
@@ -683,13 +684,14 @@ def test_regret_is_paired_by_block(rivals: dict[str, tuple[float, ...]], expecte
         ([(), ()], ""),
     ],
 )
-def test_selection_and_regret_are_notes(picked: list[tuple[str, ...]], expected: str) -> None:
+def test_selection_and_regret_are_notes(selected: list[tuple[str, ...]], expected: str) -> None:
     given = {
         FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", "")),
         CASES[1]: Judgement(CASES[1], Verdict.NO_BASELINE, Reason("no-baseline", "")),
     }
     sessions = [
-        Session("here", samples=(sample(picked=names, subject=(1.1, 1.1), rivals={"a": (1.0,)}),)) for names in picked
+        Session("here", samples=(sample(selected=names, subject=(1.1, 1.1), candidates={"a": (1.0,)}),))
+        for names in selected
     ]
     found = selection.annotate(given, {FIRST: ("old",)}, sessions)
     assert found[FIRST].selection == expected
@@ -701,12 +703,12 @@ def test_selection_and_regret_are_notes(picked: list[tuple[str, ...]], expected:
 
 def test_a_changed_selection_says_what_the_change_makes() -> None:
     given = {FIRST: Judgement(FIRST, Verdict.SLOWER, Reason("slower-confirmed", ""))}
-    rivals = {"old": (0.5,), "slow": (4.0,)}
-    now = [Session("here", samples=(sample(picked=("new",), subject=(2.0, 2.0), rivals=rivals),))] * 3
+    candidates = {"old": (0.5,), "slow": (4.0,)}
+    now = [Session("here", samples=(sample(selected=("new",), subject=(2.0, 2.0), candidates=candidates),))] * 3
     found = selection.annotate(given, {FIRST: ("old",)}, now)[FIRST]
     assert found.selection == "was old, is new, which takes 300.0% longer than it in the same blocks"
-    assert selection.moved({FIRST: ("old",)}, now) == [FIRST]
-    assert selection.moved({FIRST: ("new",)}, now) == selection.moved({}, now) == []
+    assert selection.changed({FIRST: ("old",)}, now) == [FIRST]
+    assert selection.changed({FIRST: ("new",)}, now) == selection.changed({}, now) == []
 
 
 @pytest.mark.parametrize(

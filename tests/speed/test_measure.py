@@ -17,6 +17,7 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Prepared
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -32,7 +33,7 @@ from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
 from pytest_gemm.speed.commands import Command
-from pytest_gemm.speed.data import CaseKey, Sample, Session, read_session, sample_line, session_line
+from pytest_gemm.speed.data import Sample, Session, read_session, sample_line, session_line
 from pytest_gemm.speed.replay import Replay
 from pytest_gemm.speed.runner import Measured
 from pytest_gemm.speed.worker import SESSION, Meter, Request
@@ -132,7 +133,11 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
     entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
     samples = judged(tmp_path, case(choices="all"), entry)
     held = Status.KNOWN_FAILURE
-    assert {s.case.choice: s.status for s in samples} == {"big": Status.PASSED, "medium": held, "small": Status.PASSED}
+    assert {s.case.candidate: s.status for s in samples} == {
+        "big": Status.PASSED,
+        "medium": held,
+        "small": Status.PASSED,
+    }
     speed = SpeedConfig(baselines=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0)
     runner = runner_module.Runner(config, Command((), tmp_path, xdist=False), Display(None), "cpu", tmp_path)
@@ -145,7 +150,7 @@ def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path
     line = ("several", MM.line)
     request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
     (sample,) = judged(tmp_path, case(), entry, request)
-    assert (sample.status, sample.picked, sample.distribution) == (Status.PASSED, ("medium",), "rand")
+    assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
 
 
 class Ends:
@@ -167,8 +172,8 @@ class Ends:
 def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_timed(
     left_out: Status, alone: bool
 ) -> None:
-    other = Sample(CaseKey("several", MM.line, "medium"), "cpu", left_out)
-    timed = Sample(CaseKey("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
+    other = Sample(CaseId("several", MM.line, "medium"), "cpu", left_out)
+    timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
     made = Measured("cpu", sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
@@ -182,7 +187,7 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
 def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str) -> None:
     readings = (1e-3,) * 4 if distribution else ()
     status = Status.PASSED if distribution else Status.CRASHED
-    sample = Sample(CaseKey("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
+    sample = Sample(CaseId("several", MM.line), "cpu", status, subject=readings, distribution=distribution)
     made, found = Measured("cpu", sessions=[Session("amd", samples=(sample,))]), []
     made.failed = {} if distribution else {("several", MM.line): sample}
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
@@ -192,11 +197,11 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
     assert [outcome.distribution for outcome in found] == [distribution]
 
 
-# -- picking ---------------------------------------------------------------------------------------------
+# -- selecting ---------------------------------------------------------------------------------------------
 
 
 class Timing(Several):
-    """A backend that picks by timing its candidates itself."""
+    """A backend that selects by timing its candidates itself."""
 
     def __init__(self, spared: Iterable[str] = ()) -> None:
         self.seconds = {"big": 1e-5, "medium": 1.4e-5, "small": 2e-5}
@@ -217,7 +222,7 @@ class Timing(Several):
 
 
 class Compilers(Several):
-    """A backend whose compiler picks."""
+    """A backend whose compiler selects."""
 
     name = "compiler"
 
@@ -235,13 +240,15 @@ def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did
     line = ("several", MM.line)
     request = Request((line,), "cpu", timed=False, spared={" ".join(line): ("big",)})
     (sample,) = judged(tmp_path / "some", asked, entry, request)
-    assert (sample.picked, sample.ranking) == (("medium",), ("medium", "small"))
+    assert (sample.selected, sample.ranking) == (("medium",), ("medium", "small"))
 
 
 def ranked(backend: str, seconds: Mapping[str, float]) -> Sample:
-    key = CaseKey(backend, MM.line)
+    key = CaseId(backend, MM.line)
     names = tuple(seconds)
-    return Sample(key, "cuda", Status.PASSED, picked=names[:1], ranking=names, ranking_seconds=tuple(seconds.values()))
+    return Sample(
+        key, "cuda", Status.PASSED, selected=names[:1], ranking=names, ranking_seconds=tuple(seconds.values())
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +289,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
         return [ranked("several", alone), ranked("compiler", crowd)]
 
     monkeypatch.setattr(runner, "_compile", compiling)
-    head = commands.Arm("head")
+    head = commands.Group("head")
     runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
     assert asked == [{}, {f"several {MM.line}": ("c8", "c9", "c10", "c11")}]
     pinned = runner._pinned["head"]
@@ -301,8 +308,8 @@ class Answer:
 
     left: ClassVar[list[BaseException | None]] = []
 
-    def __init__(self, _: object, arm: commands.Arm, request: Request) -> None:
-        self.request, self.arm, self.now, self.done = request, arm, "", 0
+    def __init__(self, _: object, group: commands.Group, request: Request) -> None:
+        self.request, self.group, self.now, self.done = request, group, "", 0
 
     def __enter__(self) -> Answer:
         return self
@@ -317,7 +324,7 @@ class Answer:
 
     def result(self) -> Session:
         times = tuple(1e-3 + 1e-6 * i for i in range(4))
-        sample = Sample(CaseKey("several", MM.line), "cpu", Status.PASSED, subject=times)
+        sample = Sample(CaseId("several", MM.line), "cpu", Status.PASSED, subject=times)
         date = f"2026-01-01T00:00:0{self.request.index}+0000"
         return Session("amd", {"torch": "2"}, "c", "head", self.request.index, date, "12ab", samples=(sample,))
 

@@ -1,4 +1,4 @@
-"""Operations and bytes of a problem, and what the measured ceilings make of them."""
+"""Operations and bytes of a problem, and what the measured peaks make of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.roofline import Work
 from pytest_gemm.speed.timing import cpu
 
 # 1 TFLOP/s in f32, 2 in bf16; 100 GB/s.
-CEILINGS = Ceilings({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
+PEAKS = Peaks({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_the_rate_is_that_of_what_is_multiplied(line: str, name: str) -> None:
 def test_the_later_of_both_ceilings_is_what_can_be_attained(
     work: Work, name: str, seconds: float | None, bound: str | None
 ) -> None:
-    assert roofline.attainable_seconds(work, name, CEILINGS) == seconds
-    assert roofline.bound(work, name, CEILINGS) == bound
-    assert roofline.share(4.0, work, name, CEILINGS) == (None if seconds is None else seconds / 4.0)
-    assert roofline.attainable_seconds(work, name, Ceilings(CEILINGS.flops)) is None
+    assert roofline.attainable_seconds(work, name, PEAKS) == seconds
+    assert roofline.bound(work, name, PEAKS) == bound
+    assert roofline.share(4.0, work, name, PEAKS) == (None if seconds is None else seconds / 4.0)
+    assert roofline.attainable_seconds(work, name, Peaks(PEAKS.flops)) is None
 
 
 @pytest.mark.parametrize(
@@ -127,19 +127,19 @@ def test_the_later_of_both_ceilings_is_what_can_be_attained(
     ],
 )
 def test_what_the_machine_cannot_do_was_not_measured(seconds: float, work: Work, name: str, says: str | None) -> None:
-    reason = roofline.excess(seconds, work, name, CEILINGS, cache=50 * 10**9)
+    reason = roofline.excess(seconds, work, name, PEAKS, cache=50 * 10**9)
     if says is None:
         assert reason is None
     else:
         assert reason is not None
         assert reason.code == "above-roofline"
         assert says in reason.text
-    assert roofline.excess(seconds, work, name, Ceilings()) is None
+    assert roofline.excess(seconds, work, name, Peaks()) is None
 
 
 def test_a_narrow_type_may_do_what_its_width_allows_whatever_pytorch_made_of_it() -> None:
     # The rates of an H200: PyTorch's int8 product was measured at 952 T/s, and CUTLASS reached 1266.
-    measured = Ceilings({"f32": 50.9e12, "f16": 713e12, "i8": 952e12})
+    measured = Peaks({"f32": 50.9e12, "f16": 713e12, "i8": 952e12})
     assert roofline.excess(1.0, Work(1266e12, 0), "i8", measured) is None
     assert roofline.excess(1.0, Work(1900e12, 0), "i8", measured) is not None
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.outcome import Status, Verdict
@@ -26,7 +27,7 @@ from pytest_gemm.speed import commands, controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry, store
 from pytest_gemm.speed.commands import Command
-from pytest_gemm.speed.data import CaseKey, Sample, Session, read_session
+from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.gate import policy
 from pytest_gemm.speed.worker import Meter, Request
 from pytest_gemm.storage import files
@@ -37,7 +38,7 @@ import os
 import random
 
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.timing import cpu, plan
 
 
@@ -85,7 +86,7 @@ class Timer:
 def pytest_configure(config):
     if config.getoption("gemm_session") is not None:  # the run itself is in the process of the test
         cpu.CpuTimer = Timer
-        roofline.measure = lambda device, dtypes, threads: Ceilings({"f32": 1e15}, 1e15)
+        roofline.measure = lambda device, dtypes, threads: Peaks({"f32": 1e15}, 1e15)
 """
 
 # Sessions that do as they are asked and make the figures up: what a run concludes from figures takes no more, and torch
@@ -101,7 +102,7 @@ import pytest
 from pytest_gemm.machine import key
 from pytest_gemm.speed.worker import REQUEST, SESSION, Request
 from pytest_gemm.outcome import Status
-from pytest_gemm.speed.data import CaseKey, Ceilings, Sample, Session, sample_line, session_line
+from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,8 +113,8 @@ def pytest_cmdline_main(config):
     request = Request.read(Path(folder))
     hardware = key.hardware_key("cpu", int(config.getoption("gemm_threads")))
     date = datetime.datetime.now(datetime.timezone.utc).isoformat()
-    ceilings = Ceilings({"f32": 1e15}, 1e15)
-    head = Session(hardware, {}, "made-up", request.arm, request.index, date, request.commit, ceilings)
+    peaks = Peaks({"f32": 1e15}, 1e15)
+    head = Session(hardware, {}, "made-up", request.group, request.index, date, request.commit, peaks)
     noise = random.Random(os.getpid())
 
     def readings(name):
@@ -124,7 +125,7 @@ def pytest_cmdline_main(config):
         for case in request.cases if request.timed else ():
             subject, other = readings("SUBJECT_MS"), readings("OTHER_MS")
             disturbed = os.environ.get("DISTURBED", "")
-            sample = Sample(CaseKey(*case), "cpu", Status.PASSED, None, subject, other, "aten", disturbed=disturbed)
+            sample = Sample(CaseId(*case), "cpu", Status.PASSED, None, subject, other, "aten", disturbed=disturbed)
             file.write(sample_line(sample))
         file.write('{"end": {"seconds": 1.0}}\\n')
     return 0
@@ -199,7 +200,7 @@ def test_speed(gemm_case, gemm_speed):
 """
 
 LINES = ("mm:f32:nn:32x64x64", "mm:f32:nn:48x64x64", "mm:f32:nn:64x64x64")
-CASE = CaseKey("triton", LINES[0])
+CASE = CaseId("triton", LINES[0])
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_
     (folder / "bin").mkdir()
     (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     (folder / "bin" / "python").chmod(0o755)
-    with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both arms need"):
+    with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both groups need"):
         commands.resolve(str(folder), tmp_path)
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=nowhere: name an interpreter, a virtual environment"):
         commands.resolve("nowhere", tmp_path)
@@ -324,7 +325,7 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     assert bench["stats"]["data"] == pytest.approx(readings)
     facts = bench["extra_info"]
     assert (facts["backend"], facts["problem"], facts["sessions"]) == ("correct", LINES[0], 2)
-    assert facts["tflops"] == pytest.approx(2 * 32 * 64 * 64 / (facts["figure_us"] * 1e-6) / 1e12)
+    assert facts["tflops"] == pytest.approx(2 * 32 * 64 * 64 / (facts["estimate_us"] * 1e-6) / 1e12)
     assert facts["verdict"] == "no-baseline"
     assert bench["group"] == LINES[0]
 
@@ -436,9 +437,9 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
     result = run(project, "--gemm-backends=correct", f"--gemm-against={sys.executable}", f"--gemm-samples={folder}")
     assert result.ret == 0
     found = kept(folder)
-    assert sorted(s.arm for s in found) == ["base", "base", "head", "head"]
+    assert sorted(s.group for s in found) == ["base", "base", "head", "head"]
     by_date = sorted(found, key=lambda s: s.date)
-    assert {s.arm for s in by_date[:2]} == {"base", "head"}
+    assert {s.group for s in by_date[:2]} == {"base", "head"}
 
 
 @pytest.mark.parametrize(
@@ -557,28 +558,28 @@ def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
 
 
 class Picker(runner_module.Runner):
-    """A runner whose sessions take as long as the candidate that was picked last: the next of ``picks`` each time."""
+    """A runner whose sessions take as long as the last selected candidate: the next of ``selects`` each time."""
 
-    def __init__(self, picks: Sequence[str]) -> None:
+    def __init__(self, selects: Sequence[str]) -> None:
         self.failed, self.before = {}, {}
-        self._pinned, self._picks, self.asked = {"head": {}}, iter(picks), 0
-        self.compile(commands.Arm("head"), [])
+        self._pinned, self._picks, self.asked = {"head": {}}, iter(selects), 0
+        self.compile(commands.Group("head"), [])
 
-    def compile(self, arm: commands.Arm, _: Sequence[tuple[str, str]]) -> None:
+    def compile(self, group: commands.Group, _: Sequence[tuple[str, str]]) -> None:
         self.asked += 1
-        self._pinned[arm.name] = {f"{CASE.backend} {CASE.problem}": (next(self._picks), "old", "bad")}
+        self._pinned[group.name] = {f"{CASE.backend} {CASE.problem}": (next(self._picks), "old", "bad")}
 
-    def session(self, arm: commands.Arm, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
-        (one,) = self.picked(arm)[CASE]
+    def session(self, group: commands.Group, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
+        (one,) = self.selected(group)[CASE]
         times = {"old": 1e-5, "bad": 4e-5}
-        rivals = {} if one == "old" else {"old": (times["old"],) * 6}
+        candidates = {} if one == "old" else {"old": (times["old"],) * 6}
         subject = (times[one] * (1.0 + 1e-4 * index),) * 12
-        sample = Sample(CASE, "cuda", Status.PASSED, subject=subject, rivals=rivals, picked=(one,))
+        sample = Sample(CASE, "cuda", Status.PASSED, subject=subject, candidates=candidates, selected=(one,))
         return Session("here", samples=(sample,))
 
 
 @pytest.mark.parametrize(
-    ("picks", "verdict", "told"),
+    ("selects", "verdict", "told"),
     [
         (["bad", "old"], Verdict.SAME, "was old, is bad in 1 of 6 sessions, which takes 300"),
         (["bad", "bad"], Verdict.SLOWER, "was old, is bad, which takes 300"),
@@ -586,15 +587,15 @@ class Picker(runner_module.Runner):
     ],
 )
 def test_a_pick_that_makes_a_case_slower_has_to_recur(
-    picks: list[str], verdict: Verdict, told: str, tmp_path: Path
+    selects: list[str], verdict: Verdict, told: str, tmp_path: Path
 ) -> None:
     # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
-    stored = entry.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), picked=("old",))
+    stored = entry.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), selected=("old",))
     made = runner_module.Measured("cuda", "here", stored={CASE: stored})
-    runner = Picker(picks)
+    runner = Picker(selects)
     controller._gate(
         runner,
-        commands.Arm("head"),
+        commands.Group("head"),
         [(CASE.backend, CASE.problem)],
         policy.Policy.for_device("cuda"),
         store.Store(tmp_path, "here"),
@@ -605,7 +606,7 @@ def test_a_pick_that_makes_a_case_slower_has_to_recur(
     assert judgement.verdict is verdict, judgement.reason
     assert judgement.selection.startswith(told)
     assert bool(judgement.selection) is bool(told)
-    assert runner.asked == len(picks)
+    assert runner.asked == len(selects)
 
 
 @pytest.mark.parametrize(

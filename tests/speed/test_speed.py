@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.speed.data import (
-    CaseKey,
-    Ceilings,
+    Peaks,
     Sample,
     Session,
     SessionError,
@@ -23,20 +23,20 @@ from pytest_gemm.speed.data import (
 from pytest_gemm.speed.replay import Replay
 
 SAMPLE = Sample(
-    CaseKey("cpp", "mm:f32:nn:8x8x8", "tile-a"),
+    CaseId("cpp", "mm:f32:nn:8x8x8", "tile-a"),
     "cpu",
     Status.PASSED,
     subject=(2e-3, 1e-3, 1.5e-3),
     comparator=(3e-3, 2e-3, 2.5e-3),
     comparator_name="aten",
     calls=3,
-    picked=("tile-a",),
+    selected=("tile-a",),
     kernels=("k0",),
-    rivals={"tile-b": (1e-3,)},
+    candidates={"tile-b": (1e-3,)},
     telemetry={"cpu_mhz_min": 2400.0},
     phases={"time": 0.2},
 )
-FAILED = Sample(CaseKey("cpp", "mm:f32:nn:4x4x4"), "cpu", Status.CRASHED, Reason("died", "it died", "run it again"))
+FAILED = Sample(CaseId("cpp", "mm:f32:nn:4x4x4"), "cpu", Status.CRASHED, Reason("died", "it died", "run it again"))
 SESSION = Session(
     "amd-epyc-avx2-4c",
     {"torch": "2.13.0"},
@@ -45,7 +45,7 @@ SESSION = Session(
     3,
     "2026-11-21T14:00:00+0000",
     "12ab",
-    Ceilings({"f32": 1e12}, 2e10),
+    Peaks({"f32": 1e12}, 2e10),
 )
 
 
@@ -57,31 +57,31 @@ def written(path: Path, *lines: str) -> Path:
 def test_a_session_becomes_lines_and_back(tmp_path: Path) -> None:
     lines = (session_line(SESSION), sample_line(SAMPLE), sample_line(FAILED), '{"end": {"seconds": 12.5}}\n')
     read = read_session(written(tmp_path / "s.jsonl", *lines))
-    assert read == dataclasses.replace(SESSION, samples=(SAMPLE, FAILED), seconds=12.5)
+    assert read == replace(SESSION, samples=(SAMPLE, FAILED), seconds=12.5)
     assert by_case([read]) == {SAMPLE.case: [SAMPLE]}
 
 
 def test_the_figure_is_the_median_over_the_windows() -> None:
-    assert (SAMPLE.figure, SAMPLE.median) == (1.5e-3, 1.5e-3)
-    assert SAMPLE.comparator_figure == pytest.approx(2.5e-3)
+    assert (SAMPLE.estimate, SAMPLE.median) == (1.5e-3, 1.5e-3)
+    assert SAMPLE.comparator_estimate == pytest.approx(2.5e-3)
     assert SAMPLE.spread == pytest.approx(1 / 3)
-    assert FAILED.comparator_figure is None
+    assert FAILED.comparator_estimate is None
     # Two calm windows and a slow one, in which the comparator was slow too.
-    windows = dataclasses.replace(
+    windows = replace(
         SAMPLE,
         subject=(1.0, 1.1, 0.9, 5.0, 5.0, 1.2, 1.2),
         comparator=(2.0, 2.0, 2.0, 9.9, 10.1, 2.4, 2.4),
         windows=(3, 2, 2),
     )
-    assert windows.figure == pytest.approx(1.2)
-    assert windows.comparator_figure == pytest.approx(2.4)
+    assert windows.estimate == pytest.approx(1.2)
+    assert windows.comparator_estimate == pytest.approx(2.4)
 
 
 def test_one_window_out_of_step_does_not_move_the_ratio() -> None:
     readings = {"subject": (1.0,) * 4 + (3.0,) * 4 + (1.0,) * 4, "comparator": (2.0,) * 12, "windows": (4, 4, 4)}
-    sample = dataclasses.replace(SAMPLE, **readings)  # type: ignore[arg-type]  # of several types
-    assert sample.comparator_figure is not None
-    assert sample.comparator_figure / sample.figure == pytest.approx(2.0)
+    sample = replace(SAMPLE, **readings)
+    assert sample.comparator_estimate is not None
+    assert sample.comparator_estimate / sample.estimate == pytest.approx(2.0)
 
 
 def test_a_torn_last_line_is_what_a_killed_process_leaves(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_torn_last_line_is_what_a_killed_process_leaves(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ((session_line(SESSION), "{}\n", sample_line(SAMPLE)), r"s\.jsonl, line 2: no line of a session"),
-        ((session_line(SESSION), sample_line(FAILED)[:30] + "\n"), r"line 2"),
+        ((session_line(SESSION), "{}\n", sample_line(SAMPLE)), r"s\.jsonl:2: not a line of a session"),
+        ((session_line(SESSION), sample_line(FAILED)[:30] + "\n"), r"s\.jsonl:2"),
         ((sample_line(SAMPLE),), r"the line about the session is missing"),
-        (('{"session": {"hardware": "x", "colour": 3, "ceilings": {}}}\n',), r"line 1.*colour"),
+        (('{"session": {"hardware": "x", "colour": 3, "peaks": {}}}\n',), r"s\.jsonl:1.*colour"),
     ],
 )
 def test_any_other_line_that_is_wrong_is_named(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
@@ -133,31 +133,31 @@ def test_whatever_stands_in_a_line_is_read_or_named(tmp_path: Path, line: str, v
         except SessionError:
             refused.add(key)
         else:
-            assert all(sample.figure > 0 for sample in read.samples if sample.is_timed)
-    assert {"software", "ceilings"} <= refused or {"case", "status", "subject"} <= refused
+            assert all(sample.estimate > 0 for sample in read.samples if sample.is_timed)
+    assert {"software", "peaks"} <= refused or {"case", "status", "subject"} <= refused
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"subject": [0.0, 1.0]}, "subject has 0, which is no time"),
-        ({"windows": [1]}, "do not have as many readings"),
-        ({"comparator": [1.0]}, "do not have as many readings"),
-        ({"comparator_name": ["aten"]}, r"comparator_name is \['aten'\]"),
-        ({"status": "fine"}, "'fine' is not a valid Status"),
-        ({"case": {"backend": "cpp"}}, "case has no problem"),
+        ({"subject": [0.0, 1.0]}, "subject has 0, which is not a time"),
+        ({"windows": [1]}, "do not have the same number of readings"),
+        ({"comparator": [1.0]}, "do not have the same number of readings"),
+        ({"comparator_name": ["aten"]}, r"Expected `str`, got `array` - at `\$.sample.comparator_name`"),
+        ({"status": "fine"}, r"Invalid enum value 'fine' - at `\$.sample.status`"),
+        ({"case": {"backend": "cpp"}}, r"missing required field `problem` - at `\$.sample.case`"),
     ],
 )
 def test_a_sample_that_cannot_be_is_named(tmp_path: Path, changes: dict[str, object], says: str) -> None:
     facts = json.loads(sample_line(SAMPLE))["sample"]
     text = json.dumps({"sample": {**facts, **changes}}) + "\n"
-    with pytest.raises(SessionError, match=rf"s\.jsonl, line 2: no line of a session: .*{says}"):
+    with pytest.raises(SessionError, match=rf"s\.jsonl:2: not a line of a session: .*{says}"):
         read_session(written(tmp_path / "s.jsonl", session_line(SESSION), text))
 
 
 def test_no_measurement_is_not_a_number() -> None:
-    with pytest.raises(ValueError, match="nan is no measurement"):
-        sample_line(dataclasses.replace(SAMPLE, subject=(float("nan"),)))
+    with pytest.raises(ValueError, match="nan, which is not a time"):
+        sample_line(replace(SAMPLE, subject=(float("nan"),)))
 
 
 def test_recorded_time_passes_reading_by_reading() -> None:
@@ -173,20 +173,20 @@ def test_recorded_time_passes_reading_by_reading() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("[]\n", "list indices"),
-        ('{"session": []}\n', "session is []"),
-        ('{"session": {"hardware": 1, "ceilings": {}}}\n', "hardware is 1"),
+        ("[]\n", "Expected `object`, got `array`"),
+        ('{"session": []}\n', "Expected `object | null`, got `array` - at `$.session`"),
+        ('{"session": {"hardware": 1, "peaks": {}}}\n', "Expected `str`, got `int` - at `$.session.hardware`"),
         (
             '{"sample": {"case": {"backend": "b", "problem": "p"}, "status": "passed", "reason": null}}\n',
-            "sample has no device",
+            "missing required field `device` - at `$.sample`",
         ),
-        ('{"end": {"seconds": "1"}}\n', "seconds is '1'"),
-        (f"{99999 * '['}\n", "recursion"),
+        ('{"end": {"seconds": "1"}}\n', "Expected `float`, got `str` - at `$.end.seconds`"),
+        (f"{99999 * '['}\n", "Expected `object`, got `array`"),
     ],
 )
 def test_a_line_of_wrong_types_is_named(tmp_path: Path, line: str, says: str) -> None:
     path = tmp_path / "cpu-head-000.jsonl"
     path.write_text(line)
-    with pytest.raises(SessionError, match=r"000\.jsonl, line 1: no line of a session: ") as caught:
+    with pytest.raises(SessionError, match=r"000\.jsonl:1: not a line of a session: ") as caught:
         read_session(path)
     assert says in str(caught.value)

@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pytest
+from msgspec.structs import replace
 from speed_runs import KINDS, LINE, NK, TIMED, example, problems, run_of
 
 from pytest_gemm.outcome import Reason, Verdict
-from pytest_gemm.speed.data import Ceilings
+from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.report import page
 from pytest_gemm.speed.report.rows import Past, Run
 
@@ -124,14 +125,14 @@ def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: 
     ("run", "told", "missing"),
     [
         (Run([]), "Nothing was compared", ["winners", "speedup", "history"]),
-        (run_of(TIMED, ceilings=Ceilings()), "ceilings of this machine were not measured", ["history"]),
+        (run_of(TIMED, peaks=Peaks()), "peaks of this machine were not measured", ["history"]),
         (
             run_of(TIMED, verdict=Verdict.NO_BASELINE),
             "<li>1 case no-baseline: nothing is stored for it on this hardware</li>",
             ["history"],
         ),
         (
-            run_of([dataclasses.replace(TIMED[0], disturbed="load")]),
+            run_of([replace(TIMED[0], disturbed="load")]),
             "disturbed and left out: 1 of 1 sample, for instance: load",
             ["speedup", "history"],
         ),
@@ -139,7 +140,7 @@ def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: 
         (run_of(TIMED, anchor=Reason("anchor-shift", "aten moved")), "<b>Anchor shift.</b> aten moved", ["history"]),
         (run_of(TIMED, notes=["odd <clock>"]), "odd &lt;clock&gt;", ["history"]),
         (
-            run_of([dataclasses.replace(TIMED[0], subject=())]),
+            run_of([replace(TIMED[0], subject=(), comparator=())]),
             "Cases without a figure",
             ["winners", "speedup", "history"],
         ),
@@ -168,18 +169,18 @@ def test_a_thin_baseline_is_not_called_missing() -> None:
 
 @pytest.mark.parametrize(("rate", "unit"), [(200e9, "GFLOP/s"), (20e12, "TFLOP/s")])
 def test_axes_have_the_unit_of_the_machine(rate: float, unit: str) -> None:
-    sample = dataclasses.replace(TIMED[0], subject=(40e9 / rate,), comparator=())
-    text = page.page(run_of([sample], ceilings=Ceilings({"f16": rate}, 1e10)), "Speed")
+    sample = replace(TIMED[0], subject=(40e9 / rate,), comparator=())
+    text = page.page(run_of([sample], peaks=Peaks({"f16": rate}, 1e10)), "Speed")
     assert f">{unit}</text>" in section(text, "winners")
     assert f">{unit}, " in section(text, "roofline")
 
 
 def test_names_and_reasons_cannot_write_html() -> None:
     nasty = '"><script>alert(1)</script>$x_1$'
-    sample = dataclasses.replace(
+    sample = replace(
         TIMED[0], case=dataclasses.replace(TIMED[0].case, backend=nasty), comparator_name=nasty, kernels=(nasty,)
     )
-    run = run_of([sample], [dataclasses.replace(sample, case=dataclasses.replace(sample.case, choice=nasty))])
+    run = run_of([sample], [replace(sample, case=dataclasses.replace(sample.case, candidate=nasty))])
     told = [
         dataclasses.replace(j, verdict=Verdict.SLOWER, change=0.1, reason=Reason(nasty, nasty), selection=nasty)
         for j in run.judgements

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from scipy import stats
-from speed_runs import CASE, CEILINGS, KINDS, LINE, OTHER, REASONS, TIMED, example, measured, problems, run_of
+from speed_runs import CASE, KINDS, LINE, OTHER, PEAKS, REASONS, TIMED, example, measured, problems, run_of
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement
+from pytest_gemm.speed.data import Judgement, Peaks
 from pytest_gemm.speed.report import markdown, terminal, units
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report.rows import Past, Run
@@ -49,7 +51,7 @@ def test_shortened_problems_stay_distinct() -> None:
 
 
 def test_a_wide_table_has_the_figures_of_a_case() -> None:
-    run = run_of(measured([(50e-6, 60e-6), (50e-6, 60.6e-6)]), verdict=Verdict.SLOWER, ceilings=CEILINGS)
+    run = run_of(measured([(50e-6, 60e-6), (50e-6, 60.6e-6)]), verdict=Verdict.SLOWER, peaks=PEAKS)
     run = dataclasses.replace(
         run, judgements=[dataclasses.replace(run.judgements[0], change=0.051, low=0.032, high=0.0701)]
     )
@@ -59,22 +61,22 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "ceilings", "rate"),
+    ("line", "peaks", "rate"),
     [
-        (LINE, CEILINGS, "34.4 TFLOP/s"),
-        (OTHER, CEILINGS, "33.8 GB/s"),
-        (OTHER, Ceilings(), "537 GFLOP/s"),
-        ("int_mm:i8-i8-i32:nt:1024x4096x4096", CEILINGS, "34.4 TOP/s"),
+        (LINE, PEAKS, "34.4 TFLOP/s"),
+        (OTHER, PEAKS, "33.8 GB/s"),
+        (OTHER, Peaks(), "537 GFLOP/s"),
+        ("int_mm:i8-i8-i32:nt:1024x4096x4096", PEAKS, "34.4 TOP/s"),
     ],
 )
-def test_the_rate_is_of_what_limits_the_case(line: str, ceilings: Ceilings, rate: str) -> None:
-    (row,) = rows_module.rows(run_of(measured([(1e-3, None)], CaseKey("triton", line)), ceilings=ceilings))
+def test_the_rate_is_of_what_limits_the_case(line: str, peaks: Peaks, rate: str) -> None:
+    (row,) = rows_module.rows(run_of(measured([(1e-3, None)], CaseId("triton", line)), peaks=peaks))
     assert terminal.rate_cell(row) == rate
-    assert (row.share is None) == (not ceilings.flops)
+    assert (row.share is None) == (not peaks.flops)
 
 
 def test_cases_of_a_problem_stand_together() -> None:
-    keys = [CaseKey("triton", LINE), CaseKey("triton", OTHER), CaseKey("cpp", LINE), CaseKey("cpp", OTHER)]
+    keys = [CaseId("triton", LINE), CaseId("triton", OTHER), CaseId("cpp", LINE), CaseId("cpp", OTHER)]
     found = rows_module.rows(run_of(*(measured([(1e-3, None)], key) for key in keys)))
     assert [row.judgement.case for row in found] == [keys[0], keys[2], keys[1], keys[3]]
 
@@ -100,14 +102,14 @@ def test_an_interval_is_students_over_sessions_and_disturbed_ones_do_not_count()
     assert speedup is not None
     assert (speedup.low, speedup.high) == pytest.approx((math.exp(low), math.exp(high)))
     assert speedup.sessions == 4
-    (only,) = rows_module.rows(run_of(spoilt, ceilings=CEILINGS))
+    (only,) = rows_module.rows(run_of(spoilt, peaks=PEAKS))
     assert (only.doubtful, only.speedup, only.share) == (True, None, None)
 
 
 def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     load = "its threads waited for 0.90 cores that others kept busy"
-    good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseKey("cutlass", LINE), disturbed=load)
-    run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, ceilings=Ceilings(disturbed="nothing was calm"))
+    good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseId("cutlass", LINE), disturbed=load)
+    run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, peaks=Peaks(disturbed="nothing was calm"))
     lines = terminal.table(run, 200)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
     assert any(line.endswith("; ?: disturbed in every session") for line in lines)
@@ -122,7 +124,7 @@ def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
 def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
     """A comparator that is a backend of the run, too, is timed in windows of its own, here in disturbed ones."""
     slower = measured([(1e-3, ratio * 1e-3) for ratio in (0.55, 0.56, 0.54)])
-    own = measured([(seconds, None) for seconds in (26e-3, 25e-3, 27e-3)], CaseKey("aten", LINE))
+    own = measured([(seconds, None) for seconds in (26e-3, 25e-3, 27e-3)], CaseId("aten", LINE))
     run = run_of(slower, own, verdict=Verdict.NO_BASELINE)
     (found,) = rows_module.winners(run)
     assert (found.entrant, found.runner_up, found.clear) == ("aten", "triton", True)
@@ -145,11 +147,9 @@ def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
 )
 def test_a_memory_that_is_no_limit_has_no_share(line: str, seconds: float, cell: str) -> None:
     problem = Problem.parse(line)
-    least = roofline.attainable_seconds(roofline.work(problem), "f16", CEILINGS)
+    least = roofline.attainable_seconds(roofline.work(problem), "f16", PEAKS)
     assert least
-    (row,) = rows_module.rows(
-        run_of(measured([(10 * least * seconds, None)], CaseKey("triton", line)), ceilings=CEILINGS)
-    )
+    (row,) = rows_module.rows(run_of(measured([(10 * least * seconds, None)], CaseId("triton", line)), peaks=PEAKS))
     assert terminal.share_cell(row) == cell
 
 
@@ -174,7 +174,7 @@ def test_the_winner_is_clear_when_its_lead_within_sessions_is(
     cases = [
         measured(
             [(common * seconds[name] * jitter[name][i], common * seconds["aten"]) for i, common in enumerate(sessions)],
-            CaseKey(name, LINE),
+            CaseId(name, LINE),
         )
         for name in jitter
     ]
@@ -196,7 +196,7 @@ def test_a_backend_without_rivals_wins_nothing() -> None:
 
 
 def test_the_mean_speed_up_is_geometric() -> None:
-    run = run_of(measured([(1.0, 4.0)]), measured([(1.0, 0.25)], CaseKey("triton", OTHER)))
+    run = run_of(measured([(1.0, 4.0)]), measured([(1.0, 0.25)], CaseId("triton", OTHER)))
     (mean,) = rows_module.geomean(run)
     assert (mean.entrant, mean.comparator, mean.cases) == ("triton", "aten", 2)
     assert (mean.speedup, mean.worst, mean.best) == pytest.approx((1.0, 0.25, 4.0))
@@ -211,13 +211,13 @@ def test_the_mean_speed_up_is_geometric() -> None:
         (run_of(TIMED, notes=["the clock was locked"]), "the clock was locked"),
         (run_of(TIMED, mode="none"), "1 case timed, compared with nothing"),
         (run_of(TIMED, mode="against"), "1 case against the base environment: 1 same"),
-        (run_of(TIMED, verdict=Verdict.UNDECIDED), "undecided, too-noisy: 1 case"),
+        (run_of(TIMED, verdict=Verdict.UNDECIDED), "undecided, underpowered: 1 case"),
         (
             run_of(TIMED, verdict=Verdict.UNDECIDED),
             f"  {CASE}: a slow-down below 12% could not be seen (measure with more sessions)",
         ),
         (
-            run_of([dataclasses.replace(TIMED[0], status=Status.INCORRECT, reason=Reason("nan", "NaN at (0, 0)"))]),
+            run_of([replace(TIMED[0], status=Status.INCORRECT, reason=Reason("nan", "NaN at (0, 0)"))]),
             f"not timed, incorrect: NaN at (0, 0): {CASE}",
         ),
         (
@@ -233,13 +233,11 @@ def test_the_summary_hides_nothing(run: Run, told: str) -> None:
 
 
 def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
-    run = run_of(
-        TIMED, measured([(1e-3, 1e-3)], CaseKey("triton", OTHER)), measured([(1.0, 1.0)], CaseKey("cpp", OTHER))
-    )
+    run = run_of(TIMED, measured([(1e-3, 1e-3)], CaseId("triton", OTHER)), measured([(1.0, 1.0)], CaseId("cpp", OTHER)))
     extra: list[dict[str, Any]] = [
-        {"detectable": 0.02, "regret": 0.07, "faster": "tile-b"},
-        {"detectable": 0.08, "selection": "was a, is b"},
-        {"detectable": 0.03},
+        {"minimum_effect": 0.02, "regret": 0.07, "faster": "tile-b"},
+        {"minimum_effect": 0.08, "selection": "was a, is b"},
+        {"minimum_effect": 0.03},
     ]
     told = [dataclasses.replace(j, **more) for j, more in zip(run.judgements, extra, strict=True)]
     text = "\n".join(terminal.summary(dataclasses.replace(run, judgements=told)))
@@ -248,9 +246,9 @@ def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
     assert f"over 5% longer than the fastest timed candidate in 1 of 1 case: +7.0% in {CASE} against tile-b" in text
 
 
-@pytest.mark.parametrize("code", ["too-noisy", "disturbed"])
+@pytest.mark.parametrize("code", ["underpowered", "disturbed"])
 def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> None:
-    cases = [measured([(1e-3, 1e-3)], CaseKey("triton", line)) for line in problems(KINDS[:1])[:7]]
+    cases = [measured([(1e-3, 1e-3)], CaseId("triton", line)) for line in problems(KINDS[:1])[:7]]
     run = run_of(*cases, verdict=Verdict.UNDECIDED)
     told = [dataclasses.replace(j, reason=Reason(code, f"figure {i}")) for i, j in enumerate(run.judgements)]
     lines = terminal.summary(dataclasses.replace(run, judgements=told))
@@ -319,7 +317,7 @@ def test_the_summary_ends_with_the_verdicts_and_what_fails(
     verdicts: str, changes: dict[str, Any], told: str, red: bool
 ) -> None:
     words = [Verdict(word) for word in verdicts.split()]
-    run = run_of(*(measured([(1e-3, 1e-3)], CaseKey("triton", line)) for line in problems()[: len(words)]))
+    run = run_of(*(measured([(1e-3, 1e-3)], CaseId("triton", line)) for line in problems()[: len(words)]))
     judgements = [dataclasses.replace(j, verdict=word) for j, word in zip(run.judgements, words, strict=True)]
     run = dataclasses.replace(run, judgements=judgements, **{"undecided_share": 0.9, **changes})
     assert run.decided_too_little == red
@@ -345,7 +343,7 @@ SLOWER = Judgement(
     change=0.053,
     low=0.041,
     high=0.065,
-    detectable=0.021,
+    minimum_effect=0.021,
     seconds=123.4e-6,
     comparator_seconds=130e-6,
     stored_seconds=117.2e-6,
@@ -370,7 +368,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
         "  slower-confirmed: slower in the screen and in 5 of 5 new processes",
         "  from 6 processes, judged by time relative to the comparator; a slow-down of 2.1% would have been seen",
         "  selection changed: was a, is b",
-        "  the picked choice takes +4.0% against c",
+        "  the selected choice takes +4.0% against c",
         f"  if it is meant: pytest perf --gemm-record --gemm-accept={CASE} --gemm-reason=TEXT",
         "  rerun: pytest rerun",
     ]
@@ -416,7 +414,7 @@ def test_markdown_has_what_moved_first_and_folds_the_rest() -> None:
 
 def test_markdown_survives_what_names_and_reasons_hold() -> None:
     nasty = "was `a|b`,\nis <b>_c_</b>"
-    case = CaseKey("mine", LINE, "a|b`c")
+    case = CaseId("mine", LINE, "a|b`c")
     run = run_of(measured([(1e-3, 1e-3)], case), verdict=Verdict.UNDECIDED, notes=[nasty])
     told = [dataclasses.replace(j, reason=Reason("odd", nasty)) for j in run.judgements]
     text = markdown.markdown(dataclasses.replace(run, judgements=told), "<b>|</b>")

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed.data import CaseKey, sample_line
+from pytest_gemm.speed.data import sample_line
 from pytest_gemm.speed.timing import blocks as blocks_module
 from pytest_gemm.speed.timing import cpu, gpu_state
 from pytest_gemm.speed.timing import cuda as cuda_module
@@ -72,11 +73,11 @@ class VirtualTimer:
         self.log.append("end")
         return self.conditions
 
-    def measure(self, *rivals: str, comparator: bool = True, **plan: Any) -> Readings:
+    def measure(self, *candidates: str, comparator: bool = True, **plan: Any) -> Readings:
         return blocks_module.measure(
             self.call("subject"),
             self.call("comparator") if comparator else None,
-            {name: self.call(name) for name in rivals},
+            {name: self.call(name) for name in candidates},
             timer=self,
             plan=Plan(**plan),
         )
@@ -123,8 +124,8 @@ def test_rivals_stand_in_the_middle_of_a_block_in_any_order() -> None:
     blocks = blocks_of(timer, 6)
     assert {block[2:4] for block in blocks} == {("r1", "r2"), ("r2", "r1")}
     assert all(block[:2] == block[:3:-1] for block in blocks)
-    assert readings.rivals["r1"] == pytest.approx((4e-3,) * 15)
-    assert readings.rivals["r2"] == pytest.approx((5e-3,) * 15)
+    assert readings.candidates["r1"] == pytest.approx((4e-3,) * 15)
+    assert readings.candidates["r2"] == pytest.approx((5e-3,) * 15)
 
 
 def test_alone_the_subject_is_visited_twice_a_block() -> None:
@@ -290,15 +291,15 @@ def test_a_plan_that_cannot_be_kept_is_refused(field: str, value: float, message
 
 def test_readings_become_a_sample() -> None:
     readings = VirtualTimer(subject=1e-3, comparator=2e-3, r=3e-3).measure("r")
-    key = CaseKey("triton", "mm:f32:nn:8x8x8")
+    key = CaseId("triton", "mm:f32:nn:8x8x8")
     sample = readings.sample(
-        key, "cpu", Status.PASSED, reason=Reason("x", "y"), comparator_name="aten", picked=["p"], kernels=["k"]
+        key, "cpu", Status.PASSED, reason=Reason("x", "y"), comparator_name="aten", selected=["p"], kernels=["k"]
     )
     assert sample.is_timed
-    assert sample.figure == pytest.approx(1e-3)
-    assert sample.comparator_figure == pytest.approx(2e-3)
-    assert (sample.comparator_name, sample.picked, sample.kernels) == ("aten", ("p",), ("k",))
-    assert sample.rivals == readings.rivals
+    assert sample.estimate == pytest.approx(1e-3)
+    assert sample.comparator_estimate == pytest.approx(2e-3)
+    assert (sample.comparator_name, sample.selected, sample.kernels) == ("aten", ("p",), ("k",))
+    assert sample.candidates == readings.candidates
     assert sample_line(sample).endswith("\n")
 
 
@@ -459,7 +460,7 @@ def test_a_product_is_timed_on_the_cpu() -> None:
     readings = blocks_module.measure(
         lambda: a @ a, lambda: a + a, {"other": lambda: a - a}, timer=cpu.CpuTimer(), plan=Plan(blocks=2, retakes=0)
     )
-    assert len(readings.subject) == len(readings.comparator) == 2 * len(readings.rivals["other"]) == 4
+    assert len(readings.subject) == len(readings.comparator) == 2 * len(readings.candidates["other"]) == 4
     assert all(0.0 < seconds < 1.0 for seconds in (*readings.subject, *readings.comparator))
 
 
@@ -815,7 +816,7 @@ def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
     made = plan_module.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
     assert made.subject == (1.0, 1.0, 2.0, 2.0)
     assert made.comparator == (2.0, 2.0, 4.0, 4.0)
-    assert made.rivals == {"r": (1.0, 2.0)}
+    assert made.candidates == {"r": (1.0, 2.0)}
     assert (made.windows, made.calls, made.retaken, made.disturbed) == ((2, 2), 3, 3, "")
     assert made.telemetry == {"load": 2.0, "windows_left_out": 1.0}
 

@@ -33,7 +33,7 @@ class Busy:
 
 
 def side(busy: Busy, name: str, descriptor: int, rounds: Sequence[int], *, first: bool) -> None:
-    with contextlib.closing(lockstep.Turns(descriptor, first=first)) as mine:
+    with contextlib.closing(lockstep.Interleaving(descriptor, first=first)) as mine:
         for windows in rounds:
             with mine.round():
                 for _ in range(windows):
@@ -84,8 +84,8 @@ def test_the_death_of_the_other_process_ends_no_session(how: str) -> None:
     mine, other = lockstep.pair()
     code = f"""
 import os, sys
-from pytest_gemm.speed.lockstep import Turns
-turns = Turns(int(sys.argv[1]), first=True)
+from pytest_gemm.speed.lockstep import Interleaving
+turns = Interleaving(int(sys.argv[1]), first=True)
 with turns.round(), turns.turn():
     {how}
 """

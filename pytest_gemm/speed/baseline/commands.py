@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
-from pytest_gemm.speed.data import CaseKey, Session, read_session
+from pytest_gemm.speed.data import Session, read_session
 from pytest_gemm.text import did_you_mean, show
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Difference:
     """
 
     hardware: str
-    case: CaseKey
+    case: CaseId
     old: Baseline | None
     new: Baseline | None
 
@@ -59,12 +60,12 @@ class Difference:
             notes.append(self.new.reason)
         elif self.old.contract != self.new.contract:
             notes.append(f"timed in another way ({self.old.contract or '-'} -> {self.new.contract or '-'})")
-        if self.old.picked != self.new.picked:
-            notes.append(f"choice {' '.join(self.old.picked) or '-'} -> {' '.join(self.new.picked) or '-'}")
+        if self.old.selected != self.new.selected:
+            notes.append(f"choice {' '.join(self.old.selected) or '-'} -> {' '.join(self.new.selected) or '-'}")
         return "; ".join(notes)
 
 
-Tree = Mapping[str, Mapping[CaseKey, Baseline]]  # by hardware key
+Tree = Mapping[str, Mapping[CaseId, Baseline]]  # by hardware key
 
 
 def read_tree(source: str, repo: Path = Path(), inside: str = "baselines") -> Tree:
@@ -85,7 +86,7 @@ def read_tree(source: str, repo: Path = Path(), inside: str = "baselines") -> Tr
         return {key: Store(folder, key).load_all() for key in hardware_keys(folder)}
     commit = _git(repo, source, "rev-parse", "--verify", "--quiet", f"{source}^{{commit}}").strip()
     listing = _git(repo, source, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", f"{inside}/")
-    found: dict[str, dict[CaseKey, Baseline]] = {}
+    found: dict[str, dict[CaseId, Baseline]] = {}
     for name in filter(None, listing.split("\0")):
         hardware, _, file = name.removeprefix(f"{inside}/").partition("/")
         backend = file.removesuffix(SUFFIX)
@@ -226,7 +227,7 @@ def _resolve(given: argparse.Namespace) -> list[str]:
         raise BaselineError(path, 0, "is no file of baselines", f"name one, DIR/HARDWARE/BACKEND{SUFFIX}")
     place = path.absolute().parent
     store = Store(place.parent, place.name)
-    newest: dict[CaseKey, Kept] = {}
+    newest: dict[CaseId, Kept] = {}
     dropped = 0
     with store._lock():
         for number, line in enumerate(read_text(path).split("\n"), 1):

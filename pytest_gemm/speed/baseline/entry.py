@@ -8,15 +8,17 @@ import math
 import re
 import shlex
 import statistics
-from collections import Counter
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+import msgspec
+from msgspec.structs import replace
+
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.problem.problem import canonical_line
-from pytest_gemm.speed.data import CaseKey
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.speed.gate.estimates import Stored
@@ -31,8 +33,11 @@ class BaselineError(FileError):
     """A store that cannot be read or written."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Epoch:
+_Time: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
+_Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
+
+
+class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where a span of comparable recordings begins.
 
     Recording anew stays in the epoch.  A new one begins when a slow-down was accepted, or when the old figures are
@@ -50,9 +55,31 @@ class Epoch:
     date: str
     commit: str
     contract: str
-    subject_us: float
-    comparator_us: float | None = None
+    subject_us: _Time
+    comparator_us: _Time | None = None
     reason: str = ""
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A line of a file; see :class:`Baseline` for the meaning of its keys, which stand in this order."""
+
+    problem: Annotated[str, msgspec.Meta(min_length=1)]
+    choice: str = ""
+    comparator: str = ""
+    median_us: _Time
+    tflops: _Time | None = None
+    gbs: _Time | None = None
+    roofline: _Time | None = None
+    detectable: _Time | None = None
+    spread: _Share
+    picked: tuple[str, ...] = ()
+    subject_us: Annotated[tuple[_Time, ...], msgspec.Meta(min_length=1)]
+    comparator_us: tuple[_Time, ...] = ()
+    contract: str
+    software: Mapping[str, str]
+    commit: str
+    date: str
+    epochs: Annotated[tuple[Epoch, ...], msgspec.Meta(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +88,15 @@ class Baseline:
 
     Attributes:
         case: which; the backend is the file's name and not repeated in the line.
-        subject_us: the subject's figure of each session (``Sample.figure``), in microseconds a call.
+        subject_us: the subject's figure of each session (``Sample.estimate``), in microseconds a call.
         comparator: name of the comparator, "" without one.
         comparator_us: its figure of each session, as long as ``subject_us``; empty without one.
         spread: median over the sessions of the relative spread within the process (``Sample.spread``).
-        picked: choices that the backend chose, sorted.
+        selected: choices that the backend chose, sorted.
         tflops: 1e12 operations a second at the median, ``None`` where unknown.
         gbs: 1e9 bytes a second at the median, ``None`` where unknown.
-        roofline: share of the attainable rate, ``None`` without ceilings.
-        detectable: smallest slow-down that the gate sees with a power of 95%, as a fraction; ``None`` where unknown.
+        roofline: share of the attainable rate, ``None`` without peaks.
+        minimum_effect: smallest slow-down that the gate finds with a power of 95%, as a fraction, or ``None``.
         contract: hash of how it was timed; figures of two contracts are not compared.
         software: versions by name.
         commit: that was measured, "" where unknown.
@@ -77,16 +104,16 @@ class Baseline:
         epochs: where each epoch of the case began, oldest first; empty before it is recorded.
     """
 
-    case: CaseKey
+    case: CaseId
     subject_us: tuple[float, ...]
     comparator: str = ""
     comparator_us: tuple[float, ...] = ()
     spread: float = 0.0
-    picked: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
     tflops: float | None = None
     gbs: float | None = None
     roofline: float | None = None
-    detectable: float | None = None
+    minimum_effect: float | None = None
     contract: str = ""
     software: Mapping[str, str] = dataclasses.field(default_factory=dict)
     commit: str = ""
@@ -161,7 +188,7 @@ class Baseline:
 
     def without_comparator(self) -> Baseline:
         """The same as if the subject had been timed alone."""
-        epochs = tuple(dataclasses.replace(epoch, comparator_us=None) for epoch in self.epochs)
+        epochs = tuple(replace(epoch, comparator_us=None) for epoch in self.epochs)
         return dataclasses.replace(self, comparator="", comparator_us=(), epochs=epochs)
 
     def line(self) -> str:
@@ -169,27 +196,26 @@ class Baseline:
 
         Times have five digits, rates four, fractions three.
         """
-        facts = {
-            "problem": self.case.problem,
-            "choice": self.case.choice or None,
-            "comparator": self.comparator or None,
-            "median_us": _median(self.subject_us),
-            "tflops": _short(self.tflops, 4),
-            "gbs": _short(self.gbs, 4),
-            "roofline": _short(self.roofline, 3),
-            "detectable": _short(self.detectable, 3),
-            "spread": _short(self.spread, 3),
-            "picked": list(self.picked) or None,
-            "subject_us": [_short(us) for us in self.subject_us],
-            "comparator_us": [_short(us) for us in self.comparator_us] or None,
-            "contract": self.contract,
-            "software": dict(sorted(self.software.items())),
-            "commit": self.commit,
-            "date": self.date,
-            "epochs": [_epoch_facts(one) for one in self.epochs or (self.beginning(),)],
-        }
-        # No figure can be NaN here: _short refuses it.
-        return json.dumps({key: value for key, value in facts.items() if value is not None}, ensure_ascii=False)
+        line = _Line(
+            problem=self.case.problem,
+            choice=self.case.candidate,
+            comparator=self.comparator,
+            median_us=_median(self.subject_us),
+            tflops=_short(self.tflops, 4),
+            gbs=_short(self.gbs, 4),
+            roofline=_short(self.roofline, 3),
+            detectable=_short(self.minimum_effect, 3),
+            spread=_short(self.spread, 3),
+            picked=self.selected,
+            subject_us=tuple(map(_short, self.subject_us)),
+            comparator_us=tuple(map(_short, self.comparator_us)),
+            contract=self.contract,
+            software=dict(sorted(self.software.items())),
+            commit=self.commit,
+            date=self.date,
+            epochs=tuple(map(_shortened, self.epochs or (self.beginning(),))),
+        )
+        return json.dumps(msgspec.to_builtins(line), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: str, backend: str, path: Path | str = "<line>", number: int = 0) -> Baseline:
@@ -204,7 +230,53 @@ class Baseline:
         Raises:
             BaselineError: when it is not a baseline.
         """
-        return _Line(path, number, text).baseline(backend)
+        try:
+            line = msgspec.convert(json.loads(text, object_pairs_hook=_unique), _Line)
+            problem = canonical_line(line.problem)
+        except json.JSONDecodeError as error:
+            what = f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}"
+            raise BaselineError(path, number, what, RESTORE) from None
+        except RecursionError:
+            raise BaselineError(path, number, "torn or broken: brackets without end", RESTORE) from None
+        except ValueError as error:
+            remedy = _NEWER if "unknown field" in str(error) else RESTORE
+            raise BaselineError(path, number, str(error), remedy) from None
+        found = cls(
+            CaseId(backend, problem, line.choice),
+            minimum_effect=line.detectable,
+            selected=line.picked,
+            **{name: getattr(line, name) for name in _SAME},
+        )
+        if wrong := _contradiction(found, line.median_us):
+            raise BaselineError(path, number, wrong, RESTORE)
+        return found
+
+
+# Fields of a baseline that have the same name in a line.
+_SAME: Final = (
+    *("subject_us", "comparator", "comparator_us", "spread", "tflops", "gbs", "roofline"),
+    *("contract", "software", "commit", "date", "epochs"),
+)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key = next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position]))
+        raise ValueError(f"duplicate key {key!r}")
+    return found
+
+
+def _contradiction(found: Baseline, median_us: float) -> str:
+    """How two values of a line contradict each other; "" for a line that is consistent."""
+    subject, comparator = len(found.subject_us), len(found.comparator_us)
+    if comparator and comparator != subject:
+        return f"subject_us and comparator_us have {subject} and {comparator} sessions"
+    if bool(found.comparator) != bool(comparator):
+        return "comparator and comparator_us need each other"
+    if not math.isclose(median_us, found.median_us, rel_tol=10.0 ** (1 - _DIGITS)):
+        return f"median_us is {median_us:g}, but the median of subject_us is {found.median_us:g}"
+    return ""
 
 
 def _short(value: float | None, digits: int = _DIGITS) -> Any:
@@ -220,180 +292,21 @@ def _short(value: float | None, digits: int = _DIGITS) -> Any:
     return float(f"{value:.{digits}g}")
 
 
-def _median(figures: Sequence[float]) -> float:
-    """Median of the figures as a line shows them, so that it is the same before writing and after reading."""
-    return float(_short(statistics.median(_short(one) for one in figures)))
+def _median(estimates: Sequence[float]) -> float:
+    """Median of the estimates as a line shows them, so that it is the same before writing and after reading."""
+    return float(_short(statistics.median(_short(one) for one in estimates)))
 
 
-def _epoch_facts(epoch: Epoch) -> dict[str, Any]:
-    """An epoch as JSON data; what is empty is left out."""
-    facts = {
-        **dataclasses.asdict(epoch),
-        "subject_us": _short(epoch.subject_us),
-        "comparator_us": _short(epoch.comparator_us),
-        "reason": epoch.reason or None,
-    }
-    return {key: value for key, value in facts.items() if value is not None}
+def _shortened(epoch: Epoch) -> Epoch:
+    """An epoch with its times as a line shows them."""
+    return replace(epoch, subject_us=_short(epoch.subject_us), comparator_us=_short(epoch.comparator_us))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
 
-_REQUIRED: Final = frozenset(
-    {"problem", "median_us", "spread", "subject_us", "contract", "software", "commit", "date", "epochs"}
-)
-_OPTIONAL: Final = frozenset(
-    {"choice", "comparator", "tflops", "gbs", "roofline", "detectable", "picked", "comparator_us"}
-)
-_EPOCH_OPTIONAL: Final = frozenset({"comparator_us", "reason"})
-_EPOCH_REQUIRED: Final = frozenset(field.name for field in dataclasses.fields(Epoch)) - _EPOCH_OPTIONAL
 MARKER: Final = re.compile(r"(<{7}|\|{7}|>{7})( |\Z)|={7}\Z")
-RESTORE: Final = "restore the line from git, or delete it and record its case anew"
-
-
-class _Line:
-    """One line of a file on its way to a :class:`Baseline`."""
-
-    def __init__(self, path: Path | str, number: int, text: str) -> None:
-        self.path = path
-        self.number = number
-        self.text = text
-
-    def fail(self, problem: str, remedy: str = RESTORE) -> NoReturn:
-        """Say what is wrong here.
-
-        Raises:
-            BaselineError: always.
-        """
-        raise BaselineError(self.path, self.number, problem, remedy) from None
-
-    def data(self) -> dict[str, Any]:
-        """The line as JSON."""
-        try:
-            # NaN, and an integer that no float holds, are refused where their key is known.
-            found = json.loads(self.text, parse_int=_whole, object_pairs_hook=self._object)
-        except json.JSONDecodeError as error:
-            self.fail(f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}")
-        except RecursionError:
-            self.fail("torn or broken: brackets without end")
-        if not isinstance(found, dict):
-            self.fail(f"{_shown(found)} is no baseline")
-        return found
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(key for key, _ in pairs)
-        for key, count in counts.items():
-            if count > 1:
-                self.fail(f"key {key!r} stands {count} times", "keep the right one")
-        return dict(pairs)
-
-    def keys(
-        self, data: Mapping[str, Any], required: frozenset[str], optional: frozenset[str], place: str = ""
-    ) -> None:
-        """Refuse keys that are unknown, and the absence of required ones."""
-        for key in data:
-            if key not in required | optional:
-                hint = did_you_mean(key, required | optional)
-                remedy = "if a newer pytest-gemm wrote it, update this one; otherwise delete the key"
-                self.fail(f"unknown key {key!r}{place}{hint}", remedy)
-        if missing := sorted(required - data.keys()):
-            self.fail(f"{', '.join(missing)} missing{place}")
-
-    def text_of(self, data: Mapping[str, Any], key: str) -> str:
-        value = data.get(key, "")
-        if not isinstance(value, str):
-            self.fail(f"{key} is {_shown(value)}, not a text")
-        return value
-
-    def figure(self, value: Any, key: str, *, positive: bool = True) -> float:
-        """A finite number that is no less than 0, and more where it has to be positive."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.fail(f"{key} has {_shown(value)}, not a number")
-        if not 0 <= value < math.inf or (positive and not value):
-            self.fail(f"{key} has {_shown(value)}, which cannot be measured")
-        return float(value)
-
-    def optional_figure(self, data: Mapping[str, Any], key: str) -> float | None:
-        return self.figure(data[key], key) if key in data else None
-
-    def list_of(self, data: Mapping[str, Any], key: str) -> list[Any]:
-        value = data.get(key, [])
-        if not isinstance(value, list):
-            self.fail(f"{key} is {_shown(value)}, not a list")
-        return value
-
-    def figures(self, data: Mapping[str, Any], key: str) -> tuple[float, ...]:
-        return tuple(self.figure(value, key) for value in self.list_of(data, key))
-
-    def texts(self, data: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        values = self.list_of(data, key)
-        if not all(isinstance(value, str) for value in values):
-            self.fail(f"{key} is {_shown(values)}, not a list of texts")
-        return tuple(values)
-
-    def baseline(self, backend: str) -> Baseline:
-        """The baseline, checked for what would make its figures meaningless."""
-        data = self.data()
-        self.keys(data, _REQUIRED, _OPTIONAL)
-        software = data["software"]
-        if not isinstance(software, dict) or not all(isinstance(value, str) for value in software.values()):
-            self.fail(f"software is {_shown(software)}, not versions by name")
-        found = Baseline(
-            case=CaseKey(backend, canonical_line(self.text_of(data, "problem")), self.text_of(data, "choice")),
-            subject_us=self.figures(data, "subject_us"),
-            comparator=self.text_of(data, "comparator"),
-            comparator_us=self.figures(data, "comparator_us"),
-            spread=self.figure(data["spread"], "spread", positive=False),
-            picked=self.texts(data, "picked"),
-            tflops=self.optional_figure(data, "tflops"),
-            gbs=self.optional_figure(data, "gbs"),
-            roofline=self.optional_figure(data, "roofline"),
-            detectable=self.optional_figure(data, "detectable"),
-            contract=self.text_of(data, "contract"),
-            software=software,
-            commit=self.text_of(data, "commit"),
-            date=self.text_of(data, "date"),
-            epochs=tuple(self.epoch(one) for one in self.list_of(data, "epochs")),
-        )
-        if not found.case.problem:
-            self.fail("problem is empty")
-        if not found.subject_us:
-            self.fail("subject_us is empty")
-        if not found.epochs:
-            self.fail("epochs is empty")
-        if found.comparator_us and len(found.comparator_us) != len(found.subject_us):
-            counts = f"{len(found.subject_us)} and {len(found.comparator_us)} sessions"
-            self.fail(f"subject_us and comparator_us have {counts}")
-        if bool(found.comparator) != bool(found.comparator_us):
-            self.fail("comparator and comparator_us do not go without each other")
-        median = self.figure(data["median_us"], "median_us")
-        if not math.isclose(median, found.median_us, rel_tol=10.0 ** (1 - _DIGITS)):
-            remedy = "a figure is not edited by hand: restore the line from git, or record its case anew"
-            self.fail(f"median_us is {median:g}, but that of subject_us is {found.median_us:g}", remedy)
-        return found
-
-    def epoch(self, data: Any) -> Epoch:
-        if not isinstance(data, dict):
-            self.fail(f"epochs has {_shown(data)}, not the beginning of an epoch")
-        self.keys(data, _EPOCH_REQUIRED, _EPOCH_OPTIONAL, " in epochs")
-        return Epoch(
-            self.text_of(data, "date"),
-            self.text_of(data, "commit"),
-            self.text_of(data, "contract"),
-            self.figure(data["subject_us"], "subject_us in epochs"),
-            self.optional_figure(data, "comparator_us"),
-            self.text_of(data, "reason"),
-        )
-
-
-def _whole(digits: str) -> float:
-    """An integer; one that is longer than any float is infinite, as Python refuses to read the longest."""
-    return int(digits) if len(digits) < 300 else float(digits)
-
-
-def _shown(value: object) -> str:
-    """A value as the reader of the file knows it, cut where it is long."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+RESTORE: Final = "restore the line from git, or delete it and record its case again"
+_NEWER: Final = "if a newer pytest-gemm wrote it, update this one; otherwise delete the key"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,13 +318,13 @@ class Kept:
     number: int
 
 
-def parse(text: str, backend: str, path: Path | str) -> dict[CaseKey, Kept]:
+def parse(text: str, backend: str, path: Path | str) -> dict[CaseId, Kept]:
     """All baselines of a file's text, in the file's order.
 
     The order of the lines means nothing, and blank ones are passed over: both come from merging by hand, and the next
     recording puts them right.
     """
-    found: dict[CaseKey, Kept] = {}
+    found: dict[CaseId, Kept] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if MARKER.match(line.rstrip()):
             remedy = f"keep one line of each case, or run {command('resolve', path)}, which keeps the newest"

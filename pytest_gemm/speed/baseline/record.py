@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.baseline.entry import MICRO, SESSIONS, Baseline
 from pytest_gemm.speed.baseline.store import Recorded, Store
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session, by_case
+from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session, by_case
 
 if TYPE_CHECKING:
     from pytest_gemm.speed.gate.estimates import Stored
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # -- for the gate --------------------------------------------------------------------------------------------------
 
 
-def stored(baselines: Mapping[CaseKey, Baseline], now: Session) -> dict[CaseKey, Stored]:
+def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, Stored]:
     """What the gate compares a run with.
 
     A baseline that was timed in another way is left out, see :func:`incomparable`.  One of other software is compared,
@@ -45,14 +46,14 @@ def stored(baselines: Mapping[CaseKey, Baseline], now: Session) -> dict[CaseKey,
     return {case: seen(one) for case, one in baselines.items() if one.contract == now.contract}
 
 
-def incomparable(baselines: Mapping[CaseKey, Baseline], now: Session) -> list[CaseKey]:
+def incomparable(baselines: Mapping[CaseId, Baseline], now: Session) -> list[CaseId]:
     """Cases whose baselines were timed in another way than the session; recording them anew replaces these."""
     return sorted(case for case, one in baselines.items() if one.contract != now.contract)
 
 
 def got_slower(
-    baselines: Mapping[CaseKey, Baseline], sessions: Sequence[Session], policy: Policy
-) -> dict[CaseKey, Judgement]:
+    baselines: Mapping[CaseId, Baseline], sessions: Sequence[Session], policy: Policy
+) -> dict[CaseId, Judgement]:
     """Cases that the sessions of a recording find slower than what is stored, by the rules of the gate.
 
     The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them, or of
@@ -73,7 +74,7 @@ def got_slower(
     judgements = confirm.confirm(known, estimates.readings(sessions[policy.screen_sessions :]), screened, policy)
 
     def seems_slower(judgement: Judgement) -> bool:
-        figures = [one.figure for one in timed.get(judgement.case, ()) if not one.disturbed]
+        figures = [one.estimate for one in timed.get(judgement.case, ()) if not one.disturbed]
         limit = baselines[judgement.case].median_us * MICRO * (1.0 + policy.delta)
         return bool(figures) and statistics.median(figures) > limit
 
@@ -109,7 +110,7 @@ class Entries:
     """
 
     baselines: tuple[Baseline, ...] = ()
-    left_out: Mapping[CaseKey, Reason] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[CaseId, Reason] = dataclasses.field(default_factory=dict)
 
 
 def recordable(
@@ -118,7 +119,7 @@ def recordable(
     """Why these sessions make no baseline; ``None`` when they do.
 
     Args:
-        sessions: of one arm.
+        sessions: of one group.
         k: how many are needed.
         disturbed: tolerated share of timed samples that are disturbed (other load, throttling).  A busy machine is
             busy for the samples as well that happened to look quiet.
@@ -159,12 +160,12 @@ def record_sessions(
     force: bool = False,
     accept: Collection[str] = (),
     reason: str = "",
-) -> tuple[Recorded, dict[CaseKey, str]]:
+) -> tuple[Recorded, dict[CaseId, str]]:
     """Store what sessions measured.
 
     Args:
         store: of their hardware.
-        sessions: of one arm.
+        sessions: of one group.
         policy: of the gate, which says what is detectable and what got slower.
         k: how many sessions are needed.
         force: see :func:`recordable`.
@@ -197,17 +198,17 @@ def from_sessions(
     """Baselines of the cases of several sessions, one figure a session.
 
     Args:
-        sessions: of one arm, all of one hardware key, contract and commit (:func:`recordable` checks that).
+        sessions: of one group, all of one hardware key, contract and commit (:func:`recordable` checks that).
         k: undisturbed sessions that a case needs; one with fewer is left out.  More are all used.
-        policy: of the gate, for the smallest detectable slow-down.
+        policy: of the gate, for the minimum detectable effect.
     """
-    samples: dict[CaseKey, list[Sample]] = {}
+    samples: dict[CaseId, list[Sample]] = {}
     for session in sessions:
         last = {sample.case: sample for sample in session.samples}  # one figure a session, whatever it repeated
         for case, sample in last.items():
             samples.setdefault(case, []).append(sample)
     baselines: list[Baseline] = []
-    left_out: dict[CaseKey, Reason] = {}
+    left_out: dict[CaseId, Reason] = {}
     for case in sorted(samples):
         good = [sample for sample in samples[case] if sample.is_timed and not sample.disturbed]
         names = {sample.comparator_name if sample.comparator else "" for sample in good}
@@ -217,12 +218,12 @@ def from_sessions(
             text = f"its comparator differs between sessions: {' / '.join(name or 'none' for name in sorted(names))}"
             left_out[case] = Reason("mixed-comparators", text)
         else:
-            baselines.append(_entry(good, sessions[0], Ceilings.of(sessions)))
+            baselines.append(_entry(good, sessions[0], Peaks.of(sessions)))
     if policy is not None and baselines:
-        from pytest_gemm.speed.gate.evidence import detectable
+        from pytest_gemm.speed.gate.evidence import minimum_effect
 
-        seen = detectable({one.case: one.stored() for one in baselines}, policy)
-        baselines = [dataclasses.replace(one, detectable=seen.get(one.case)) for one in baselines]
+        seen = minimum_effect({one.case: one.stored() for one in baselines}, policy)
+        baselines = [dataclasses.replace(one, minimum_effect=seen.get(one.case)) for one in baselines]
     return Entries(tuple(baselines), left_out)
 
 
@@ -237,12 +238,12 @@ def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
     return Reason("too-few-figures", f"{good} of {len(samples)} sessions gave a figure, {k} are needed{cause}")
 
 
-def _entry(samples: Sequence[Sample], session: Session, ceilings: Ceilings) -> Baseline:
+def _entry(samples: Sequence[Sample], session: Session, peaks: Peaks) -> Baseline:
     """The baseline of one case."""
     problem = Problem.parse(samples[0].case.problem)
     work = roofline.work(problem)
-    comparators = [sample.comparator_figure for sample in samples]
-    subject_us = tuple(sample.figure / MICRO for sample in samples)
+    comparators = [sample.comparator_estimate for sample in samples]
+    subject_us = tuple(sample.estimate / MICRO for sample in samples)
     seconds = statistics.median(subject_us) * MICRO
     return Baseline(
         case=samples[0].case,
@@ -250,10 +251,10 @@ def _entry(samples: Sequence[Sample], session: Session, ceilings: Ceilings) -> B
         comparator=samples[0].comparator_name if samples[0].comparator else "",
         comparator_us=tuple(one / MICRO for one in comparators if one is not None),
         spread=statistics.median(sample.spread for sample in samples),
-        picked=tuple(sorted({name for sample in samples for name in sample.picked})),
+        selected=tuple(sorted({name for sample in samples for name in sample.selected})),
         tflops=work.flops / seconds / 1e12,
         gbs=work.bytes / seconds / 1e9,
-        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), ceilings),
+        roofline=roofline.share(seconds, work, roofline.dtype_name(problem), peaks),
         contract=session.contract,
         software=session.software,
         commit=session.commit,

@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Final, Literal
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
 from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, command, parse, read_text
-from pytest_gemm.speed.data import CaseKey
 from pytest_gemm.storage import files
 
 # -- what a recording did ------------------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ class Store:
             if NAME.fullmatch(path.name.removesuffix(SUFFIX)) and path.exists()  # a link may point to nothing
         )
 
-    def _kept(self, backend: str) -> dict[CaseKey, Kept]:
+    def _kept(self, backend: str) -> dict[CaseId, Kept]:
         path = self.path(backend)
         return parse(read_text(path), backend, path) if path.exists() else {}
 
-    def load(self, backend: str) -> dict[CaseKey, Baseline]:
+    def load(self, backend: str) -> dict[CaseId, Baseline]:
         """The baselines of a backend by case; empty where nothing was recorded.
 
         Raises:
@@ -183,7 +183,7 @@ class Store:
         """
         return {case: kept.baseline for case, kept in self._kept(backend).items()}
 
-    def load_all(self, backends: Iterable[str] | None = None) -> dict[CaseKey, Baseline]:
+    def load_all(self, backends: Iterable[str] | None = None) -> dict[CaseId, Baseline]:
         """The same of several backends, by default of all that have baselines here."""
         names = self.backends() if backends is None else backends
         return {case: one for backend in names for case, one in self.load(backend).items()}
@@ -210,7 +210,7 @@ class Store:
         self,
         entries: Iterable[Baseline],
         *,
-        slower: Collection[CaseKey],
+        slower: Collection[CaseId],
         accept: Collection[str] = (),
         reason: str = "",
     ) -> Recorded:
@@ -261,7 +261,7 @@ class Store:
                     self._write(backend, files[backend])
         return Recorded(tuple(new), tuple(changed), tuple(refused), accepting.idle)
 
-    def unused(self, wanted: Collection[CaseKey], backends: Iterable[str] | None = None) -> list[CaseKey]:
+    def unused(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
         """Cases with a baseline that the suite no longer has.
 
         Args:
@@ -270,7 +270,7 @@ class Store:
         """
         return sorted(set(self.load_all(backends)) - set(wanted))
 
-    def prune(self, wanted: Collection[CaseKey], backends: Iterable[str] | None = None) -> list[CaseKey]:
+    def prune(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
         """Delete the baselines that :meth:`unused` lists, and return their cases.
 
         Raises:
@@ -278,14 +278,14 @@ class Store:
         """
         return self._delete(lambda case: case not in wanted, backends)
 
-    def prune_command(self, cases: Iterable[CaseKey]) -> str:
+    def prune_command(self, cases: Iterable[CaseId]) -> str:
         """The command that deletes the baselines of these cases."""
         return command("prune", self.folder, self.hardware, *map(str, cases))
 
-    def _delete(self, unwanted: Callable[[CaseKey], bool], backends: Iterable[str] | None) -> list[CaseKey]:
+    def _delete(self, unwanted: Callable[[CaseId], bool], backends: Iterable[str] | None) -> list[CaseId]:
         if not self.place.is_dir():
             return []
-        gone: list[CaseKey] = []
+        gone: list[CaseId] = []
         with self._lock():
             files = {backend: self._kept(backend) for backend in (self.backends() if backends is None else backends)}
             for backend, kept in files.items():
@@ -319,7 +319,7 @@ class Store:
             path.unlink(missing_ok=True)
             os.close(handle)
 
-    def _write(self, backend: str, kept: Mapping[CaseKey, Kept]) -> None:
+    def _write(self, backend: str, kept: Mapping[CaseId, Kept]) -> None:
         """Put a file in place whole; one without a line is deleted.  The lock is held.
 
         A link stays one: what it points to is replaced.

@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
-from pytest_gemm.speed.data import CaseKey, Judgement
+from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate.estimates import FEWEST_CASES, Reading, Screened, Stored, learn, usable_prior
 from pytest_gemm.speed.gate.evidence import Claim, Evidence, View, claims_of, fewest, gathered
 from pytest_gemm.speed.gate.policy import Policy
@@ -56,7 +57,7 @@ def _confirmed(
     same_machine: bool,
     level: float,
     last: bool,
-) -> dict[CaseKey, Judgement]:
+) -> dict[CaseId, Judgement]:
     """The judgements on one direction's cases, by the confirmation alone.
 
     Args:
@@ -77,7 +78,7 @@ def _confirmed(
     both = {e.case: shifted or _explained(e, policy, mirrored=mirrored) for e in evidence}
     move = 0.0 if same_machine else min(earlier, now) if mirrored else max(earlier, now)
     claims = [(e, c) for e in evidence for c in claims_of(e, policy, move, both=both[e.case], mirrored=mirrored)]
-    fallen: dict[CaseKey, list[Claim]] = {}
+    fallen: dict[CaseId, list[Claim]] = {}
     for (e, c), falls in zip(claims, _holm([c.p_value for _, c in claims], level), strict=True):
         if falls and c.recurs:
             fallen.setdefault(e.case, []).append(c)
@@ -88,7 +89,7 @@ def _confirmed(
         for (e, view, limit), falls in zip(alone, _holm([v.p_slower(x) for _, v, x in alone], level), strict=True)
         if falls and view.recurs(limit)
     }
-    found: dict[CaseKey, Judgement] = {}
+    found: dict[CaseId, Judgement] = {}
     for e in evidence:
         shown = e.ratio if both[e.case] and e.ratio else e.main
         seen = f"{interval(shown)} over {many(e.sessions, f'further {unit}')}"
@@ -140,7 +141,7 @@ def _fallen(
 
 def _not_confirmed(e: Evidence, shown: View, policy: Policy, seen: str, *, mirrored: bool) -> tuple[Verdict, Reason]:
     """Same when the suspicion went away, undecided when it did not."""
-    if e.detectable > policy.too_noisy:
+    if e.minimum_effect > policy.underpowered_from:
         return Verdict.UNDECIDED, underpowered(e, policy, seen)
     view = shown.mirrored() if mirrored else shown
     limit = math.log1p(policy.delta)
@@ -152,14 +153,14 @@ def _not_confirmed(e: Evidence, shown: View, policy: Policy, seen: str, *, mirro
 
 def conclude(
     screened: Screened,
-    gather: Callable[[CaseKey], Evidence | Judgement],
+    gather: Callable[[CaseId], Evidence | Judgement],
     policy: Policy,
     unit: str,
     *,
     same_machine: bool,
     level: float,
     last: bool,
-) -> dict[CaseKey, Judgement]:
+) -> dict[CaseId, Judgement]:
     """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` knows."""
     judgements = dict(screened.judgements)
     for cases, mirrored in ((screened.slower, False), (screened.faster, True)):
@@ -189,8 +190,8 @@ def by_looks(
     screened: Screened,
     policy: Policy,
     sessions: int,
-    look: Callable[[tuple[CaseKey, ...], int, Screened, bool], dict[CaseKey, Judgement]],
-) -> dict[CaseKey, Judgement]:
+    look: Callable[[tuple[CaseId, ...], int, Screened, bool], dict[CaseId, Judgement]],
+) -> dict[CaseId, Judgement]:
     """The judgements of a confirmation that is looked at as often as :meth:`Policy.looks` says.
 
     Args:
@@ -218,13 +219,13 @@ def by_looks(
 
 
 def confirm(
-    stored: Mapping[CaseKey, Stored],
-    head: Mapping[CaseKey, Sequence[Reading]],
+    stored: Mapping[CaseId, Stored],
+    head: Mapping[CaseId, Sequence[Reading]],
     screened: Screened,
     policy: Policy,
     *,
     last: bool = True,
-) -> dict[CaseKey, Judgement]:
+) -> dict[CaseId, Judgement]:
     """Judge all cases: the wanted ones by ``head``, the sessions of the confirmation alone, the others as screened.
 
     Slower is what the t-test says over all confirmed cases (Holm, ``policy.confirm_level`` divided by the looks) *and*
@@ -234,7 +235,7 @@ def confirm(
     learnt = learn(stored, policy, screened)
     looks = policy.looks(policy.confirm_sessions)
 
-    def gather(case: CaseKey) -> Evidence | Judgement:
+    def gather(case: CaseId) -> Evidence | Judgement:
         if case not in head:
             return screened.judgements[case]
         usable, needed = usable_prior(head[case]), fewest(looks[-1] if last else looks[0])

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 
 from scipy import special
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import CaseKey, Judgement, Sample, Session, by_case
+from pytest_gemm.speed.data import Judgement, Sample, Session, by_case
 from pytest_gemm.speed.gate.policy import WEIGHTS, Policy
 
 _MAD: Final = 1.4826  # of a normal distribution: sd over median absolute deviation
@@ -30,7 +31,7 @@ class Reading:
         subject: seconds a call, the session's figure.
         comparator: the same of the comparator, ``None`` without one.
         disturbed: why it does not count; "" when it does.
-        session: number of the session within its arm, by which base and head are paired; ``None``: by position.
+        session: number of the session within its group, by which base and head are paired; ``None``: by position.
     """
 
     subject: float
@@ -51,7 +52,7 @@ class Stored:
         note: label of what else differs (other software), put behind every sentence; "" for nothing.
     """
 
-    case: CaseKey
+    case: CaseId
     readings: tuple[Reading, ...]
     first: Reading | None = None
     note: str = ""
@@ -87,47 +88,47 @@ class Screened:
         of_comparators: of the variance of the comparators' own time.
     """
 
-    judgements: Mapping[CaseKey, Judgement]
-    slower: tuple[CaseKey, ...] = ()
-    faster: tuple[CaseKey, ...] = ()
+    judgements: Mapping[CaseId, Judgement]
+    slower: tuple[CaseId, ...] = ()
+    faster: tuple[CaseId, ...] = ()
     anchor: Reason | None = None
     move: float = 0.0
     raw_moved: bool = False
-    weights: Mapping[CaseKey, float] = dataclasses.field(default_factory=dict)
+    weights: Mapping[CaseId, float] = dataclasses.field(default_factory=dict)
     priors: Mapping[float, Prior] = dataclasses.field(default_factory=dict)
     of_comparators: Prior = Prior()
 
     @property
-    def wanted(self) -> tuple[CaseKey, ...]:
+    def wanted(self) -> tuple[CaseId, ...]:
         """All cases that want confirmation."""
         return self.slower + self.faster
 
 
-def readings(sessions: Iterable[Session]) -> dict[CaseKey, list[Reading]]:
-    """The figures of several sessions of one arm by case, in order; disturbed ones are kept and say so.
+def readings(sessions: Iterable[Session]) -> dict[CaseId, list[Reading]]:
+    """The figures of several sessions of one group by case, in order; disturbed ones are kept and say so.
 
     The ordinal of a session numbers its readings: a case that one session lacks does not shift the later pairs.
     """
-    found: dict[CaseKey, list[Reading]] = {}
+    found: dict[CaseId, list[Reading]] = {}
     for number, session in enumerate(sessions):
         for case, samples in by_case([session]).items():
             for sample in samples:
-                reading = Reading(sample.figure, sample.comparator_figure, sample.disturbed, number)
+                reading = Reading(sample.estimate, sample.comparator_estimate, sample.disturbed, number)
                 found.setdefault(case, []).append(reading)
     return found
 
 
 def pair_readings(
     base: Sequence[Session], head: Sequence[Session]
-) -> tuple[dict[CaseKey, list[Reading]], dict[CaseKey, list[Reading]]]:
-    """The readings of the sessions of two arms that make pairs, in order.
+) -> tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]:
+    """The readings of the sessions of two groups that make pairs, in order.
 
     Where the two of a pair took turns, the head's figures are the base's times the quotients of the windows
     (``speed.Sample.times``): what a neighbour did to both alike is not in their difference.
     """
     then, now = readings(base), readings(head)
     for number, (one, other) in enumerate(zip(base, head, strict=False)):
-        if not (one.took_turns and other.took_turns):
+        if not (one.is_interleaved and other.is_interleaved):
             continue
         theirs, mine = ({sample.case: sample for sample in session.samples} for session in (one, other))
         compare_windows(now, theirs, mine, number)
@@ -135,7 +136,7 @@ def pair_readings(
 
 
 def compare_windows(
-    now: dict[CaseKey, list[Reading]], base: Mapping[CaseKey, Sample], head: Mapping[CaseKey, Sample], number: int
+    now: dict[CaseId, list[Reading]], base: Mapping[CaseId, Sample], head: Mapping[CaseId, Sample], number: int
 ) -> None:
     """Put what the windows say in the place of the head's readings number ``number``, where the two took turns."""
     for case in base.keys() & head.keys():
@@ -149,8 +150,8 @@ def _in_turns(base: Sample, head: Sample, number: int) -> Reading | None:
     if times is None:
         return None
     subject, comparator = times
-    beside = None if comparator is None or base.comparator_figure is None else base.comparator_figure * comparator
-    return Reading(base.figure * subject, beside, head.disturbed, number)
+    beside = None if comparator is None or base.comparator_estimate is None else base.comparator_estimate * comparator
+    return Reading(base.estimate * subject, beside, head.disturbed, number)
 
 
 # -- location and spread -----------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def paired(some: Iterable[Reading]) -> bool:
     return all(r.comparator is not None for r in some)
 
 
-def figures(some: Iterable[Reading], weight: float) -> list[float]:
+def log_estimates(some: Iterable[Reading], weight: float) -> list[float]:
     """log(subject) - weight log(comparator)."""
     if weight == 0:
         return [math.log(r.subject) for r in some]
@@ -286,13 +287,13 @@ def of_comparator(some: Iterable[Reading]) -> list[float]:
     return [math.log(r.comparator or math.nan) for r in some]
 
 
-def choose(spreads: Mapping[CaseKey, Mapping[float, Location]]) -> dict[CaseKey, float]:
+def choose(spreads: Mapping[CaseId, Mapping[float, Location]]) -> dict[CaseId, float]:
     """The weight of each case: the one of the least variance, but 1 unless another is clearly better.
 
     A variance from a dozen sessions is off by a factor of two, so each case's gain is shrunk to the mean gain of all
     cases, by how much of the scatter of the gains is not chance.
     """
-    gains: dict[float, dict[CaseKey, float]] = {w: {} for w in WEIGHTS[1:]}
+    gains: dict[float, dict[CaseId, float]] = {w: {} for w in WEIGHTS[1:]}
     for case, by_weight in spreads.items():
         if 1.0 in by_weight:
             for w, found in gains.items():
@@ -307,7 +308,7 @@ def choose(spreads: Mapping[CaseKey, Mapping[float, Location]]) -> dict[CaseKey,
         share = max(0.0, scatter - chance) / scatter if scatter > 0 else 0.0
         for case, gain in found.items():
             found[case] = mean + share * (gain - mean)
-    chosen: dict[CaseKey, float] = {}
+    chosen: dict[CaseId, float] = {}
     for case, by_weight in spreads.items():
         if 1.0 not in by_weight:
             chosen[case] = 0.0
@@ -320,18 +321,18 @@ def choose(spreads: Mapping[CaseKey, Mapping[float, Location]]) -> dict[CaseKey,
 class Learnt(NamedTuple):
     """What the stored sessions say: spreads by weight, the weight chosen, the common variance by weight."""
 
-    at: dict[CaseKey, dict[float, Location]]
-    comparator: dict[CaseKey, Location]
-    weights: Mapping[CaseKey, float]
+    at: dict[CaseId, dict[float, Location]]
+    comparator: dict[CaseId, Location]
+    weights: Mapping[CaseId, float]
     priors: Mapping[float, Prior]
     of_comparators: Prior
 
 
 def _spreads(some: Sequence[Reading], floor: float) -> dict[float, Location]:
-    return {w: location(figures(some, w), floor) for w in (WEIGHTS if paired(some) else (0.0,))}
+    return {w: location(log_estimates(some, w), floor) for w in (WEIGHTS if paired(some) else (0.0,))}
 
 
-def common(at: Mapping[CaseKey, Mapping[float, Location]]) -> dict[float, Prior]:
+def common(at: Mapping[CaseId, Mapping[float, Location]]) -> dict[float, Prior]:
     """The prior by weight."""
     return {w: _prior([by[w] for by in at.values() if w in by]) for w in WEIGHTS}
 
@@ -345,10 +346,10 @@ def prior_of_comparators(spreads: Sequence[Location]) -> Prior:
     return Prior(prior.variance, min(prior.df, statistics.median(s.df for s in spreads))) if prior.df else prior
 
 
-def learn(stored: Mapping[CaseKey, Stored], policy: Policy, known: Screened | None = None) -> Learnt:
+def learn(stored: Mapping[CaseId, Stored], policy: Policy, known: Screened | None = None) -> Learnt:
     """The stored sessions' spreads; with ``known``, only of its wanted cases, and what it says of all of them."""
-    at: dict[CaseKey, dict[float, Location]] = {}
-    comparator: dict[CaseKey, Location] = {}
+    at: dict[CaseId, dict[float, Location]] = {}
+    comparator: dict[CaseId, Location] = {}
     for case in known.wanted if known else stored:
         usable = usable_prior(stored[case].readings)
         if len(usable) < policy.fewest_stored:

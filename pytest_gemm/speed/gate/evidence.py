@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from scipy import special
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import CaseKey
 from pytest_gemm.speed.gate.estimates import (
     FEWEST_CASES,
     Learnt,
@@ -21,9 +21,9 @@ from pytest_gemm.speed.gate.estimates import (
     Reading,
     Stored,
     disturbed_share,
-    figures,
     learn,
     location,
+    log_estimates,
     of_comparator,
     paired,
     pooled,
@@ -82,11 +82,11 @@ class Evidence:
         since_first: how much slower the baseline is than the first epoch, by weight; empty without one.
         sessions: that count.
         seconds, comparator_seconds, stored_seconds: medians.
-        detectable: the smallest slow-down that this policy sees, as a fraction.
+        minimum_effect: the smallest slow-down that this policy sees, as a fraction.
         note: label that every sentence ends with.
     """
 
-    case: CaseKey
+    case: CaseId
     weight: float
     main: View
     raw: View
@@ -97,7 +97,7 @@ class Evidence:
     seconds: float
     comparator_seconds: float | None
     stored_seconds: float
-    detectable: float
+    minimum_effect: float
     note: str
 
 
@@ -176,16 +176,16 @@ def _needed(
     return high
 
 
-def detectable(stored: Mapping[CaseKey, Stored], policy: Policy) -> dict[CaseKey, float]:
+def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[CaseId, float]:
     """The smallest slow-down of each case that screen and confirmation find with a power of 95%, as a fraction.
 
     A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
     """
     learnt = learn(stored, policy)
-    return {case: _detectable(case, learnt, policy) for case in learnt.at}
+    return {case: _minimum_effect(case, learnt, policy) for case in learnt.at}
 
 
-def _detectable(case: CaseKey, learnt: Learnt, policy: Policy) -> float:
+def _minimum_effect(case: CaseId, learnt: Learnt, policy: Policy) -> float:
     weight = learnt.weights[case]
     then = learnt.at[case][weight]
     variance, df = pooled(learnt.priors[weight], then)
@@ -201,12 +201,12 @@ def gathered(stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Po
     weight = learnt.weights[case] if has_comparator else 0.0
 
     def view(w: float) -> View:
-        return _against_stored(figures(head, w), then[w], learnt.priors[w], policy, confirming=confirming)
+        return _against_stored(log_estimates(head, w), then[w], learnt.priors[w], policy, confirming=confirming)
 
     first = stored.first
     since_first = {}
     if first is not None:
-        since_first = {w: then[w].centre - figures([first], w)[0] for w in then if not w or first.comparator}
+        since_first = {w: then[w].centre - log_estimates([first], w)[0] for w in then if not w or first.comparator}
     comparator = None
     if has_comparator:
         comparator = _against_stored(
@@ -228,7 +228,7 @@ def gathered(stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Po
         seconds=statistics.median(r.subject for r in head),
         comparator_seconds=median_comparator(head),
         stored_seconds=statistics.median(r.subject for r in known),
-        detectable=_detectable(case, learnt, policy),
+        minimum_effect=_minimum_effect(case, learnt, policy),
         note=stored.note,
     )
 
@@ -286,7 +286,7 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
 
 
 def anchor_shift(
-    stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Reading]], policy: Policy
+    stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], policy: Policy
 ) -> Reason | None:
     """Whether the comparators as a whole moved since the baseline: one fact about the run, not one a case."""
     learnt = learn(stored, policy)
@@ -294,7 +294,7 @@ def anchor_shift(
 
 
 def all_evidence(
-    stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Reading]], learnt: Learnt, policy: Policy
+    stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], learnt: Learnt, policy: Policy
 ) -> list[Evidence]:
     """The evidence of the screen on all cases that have enough."""
     found = []

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.data import CaseKey, Judgement
+from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate.confirm import conclude
 from pytest_gemm.speed.gate.estimates import (
     Prior,
@@ -18,8 +19,8 @@ from pytest_gemm.speed.gate.estimates import (
     Screened,
     choose,
     common,
-    figures,
     location,
+    log_estimates,
     of_comparator,
     paired,
     pooled,
@@ -50,7 +51,7 @@ def _whole(couples: Iterable[tuple[Reading, Reading]]) -> list[tuple[Reading, Re
 
 def _differences(couples: Sequence[tuple[Reading, Reading]], weight: float) -> list[float]:
     before, after = zip(*couples, strict=True)
-    return [h - b for b, h in zip(figures(before, weight), figures(after, weight), strict=True)]
+    return [h - b for b, h in zip(log_estimates(before, weight), log_estimates(after, weight), strict=True)]
 
 
 def _both_paired(couples: Sequence[tuple[Reading, Reading]]) -> bool:
@@ -68,7 +69,7 @@ def _comparator_view(couples: Sequence[tuple[Reading, Reading]], prior: Prior, p
 
 
 def _gather_pairs(
-    case: CaseKey,
+    case: CaseId,
     couples: Sequence[tuple[Reading, Reading]],
     weight: float,
     priors: Mapping[float, Prior],
@@ -100,13 +101,13 @@ def _gather_pairs(
         seconds=statistics.median(r.subject for r in after),
         comparator_seconds=median_comparator(after),
         stored_seconds=statistics.median(r.subject for r in before),
-        detectable=smallest(scale, df, 0, policy.screen_pairs, policy.confirm_pairs, policy),
+        minimum_effect=smallest(scale, df, 0, policy.screen_pairs, policy.confirm_pairs, policy),
         note=_RAW_NOTE if differs else "",
     )
 
 
 def _pairs_although_disturbed(
-    case: CaseKey,
+    case: CaseId,
     couples: Sequence[tuple[Reading, Reading]],
     priors: Mapping[float, Prior],
     policy: Policy,
@@ -125,7 +126,7 @@ _RAW_NOTE: Final = "by time alone, for the comparator differs between base and h
 
 
 def screen_pair(
-    base: Mapping[CaseKey, Sequence[Reading]], head: Mapping[CaseKey, Sequence[Reading]], policy: Policy
+    base: Mapping[CaseId, Sequence[Reading]], head: Mapping[CaseId, Sequence[Reading]], policy: Policy
 ) -> Screened:
     """Judge the first pairs of sessions of two environments that ran in alternation.
 
@@ -153,8 +154,8 @@ def screen_pair(
             f"head's comparators are {interval(whole)} against base's (median case): all is judged by time alone",
         )
     weights = choose(at)
-    judgements: dict[CaseKey, Judgement] = {}
-    wanted: dict[str, list[CaseKey]] = {"slower": [], "faster": []}
+    judgements: dict[CaseId, Judgement] = {}
+    wanted: dict[str, list[CaseId]] = {"slower": [], "faster": []}
     still = Anchor(None, 0.0, raw_moved=False)  # the machine is the same for both
     for case, some in head.items():
         if case in couples:
@@ -188,7 +189,7 @@ def screen_pair(
 
 
 def _median_case(
-    couples: Mapping[CaseKey, Sequence[tuple[Reading, Reading]]], prior: Prior, policy: Policy
+    couples: Mapping[CaseId, Sequence[tuple[Reading, Reading]]], prior: Prior, policy: Policy
 ) -> View | None:
     """How head's comparators as a whole differ from base's: the median case of each pair; ``None`` without any.
 
@@ -220,20 +221,20 @@ def _merged(base: Sequence[Reading], head: Sequence[Reading]) -> list[Reading]:
 
 
 def confirm_pair(
-    base: Mapping[CaseKey, Sequence[Reading]],
-    head: Mapping[CaseKey, Sequence[Reading]],
+    base: Mapping[CaseId, Sequence[Reading]],
+    head: Mapping[CaseId, Sequence[Reading]],
     screened: Screened,
     policy: Policy,
     *,
     last: bool = True,
-) -> dict[CaseKey, Judgement]:
+) -> dict[CaseId, Judgement]:
     """Judge all cases: the wanted ones by the pairs of the confirmation alone, the others as screened.
 
     The rule is that of :func:`confirm`, on the differences within pairs.  Weight and common variance are the screen's.
     """
     looks = policy.looks(policy.confirm_pairs)
 
-    def gather(case: CaseKey) -> Evidence | Judgement:
+    def gather(case: CaseId) -> Evidence | Judgement:
         if case not in head or case not in base:
             return screened.judgements[case]
         every, needed = _couples(base[case], head[case]), fewest(looks[-1] if last else looks[0])

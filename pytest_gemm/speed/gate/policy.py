@@ -18,13 +18,13 @@ class Policy:
     Attributes:
         delta: slow-down that is tolerated; the null hypothesis is "at most this".
         screen_sessions: processes that look at every case.
-        confirm_sessions: further processes that look at the cases that the screen picked out, in all.
+        confirm_sessions: further processes that look at the cases that the screen selected out, in all.
         first_look: after so many of these, or pairs, what is clear already is settled and only the rest goes on.
         screen_pairs, confirm_pairs: the same for base against head; a pair is one process of each.
         screen_level: level of the screen's test, a case.
         confirm_level: level of the confirmation, over all cases that are confirmed (Holm), shared by its two looks.
         floor: least session-to-session standard deviation of the log figure that is believed.
-        too_noisy: a case whose smallest detectable slow-down is above this stays undecided.
+        underpowered_from: a case whose minimum detectable effect is above this stays undecided.
         anchor_shift: move of the comparators' median case from which on they are no anchor any more.
         guard: a slow-down beyond this in every session is red whatever the noise model says.
         far: a slow-down beyond this, from the slowest stored session to the fastest new one, is red although the new
@@ -45,7 +45,7 @@ class Policy:
     screen_level: float = 0.30
     confirm_level: float = 0.02
     floor: float = 0.003
-    too_noisy: float = 0.10
+    underpowered_from: float = 0.10
     anchor_shift: float = 0.03
     guard: float = 0.15
     far: float = 3.0
@@ -56,7 +56,7 @@ class Policy:
         for name in ("screen_level", "confirm_level"):
             if not 0 < getattr(self, name) < 0.5:
                 raise ValueError(f"{name} is {getattr(self, name)}; a level lies between 0 and 0.5")
-        for name in ("delta", "floor", "too_noisy", "anchor_shift", "guard", "drift"):
+        for name in ("delta", "floor", "underpowered_from", "anchor_shift", "guard", "drift"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction between 0 and 1 (2% is 0.02)")
         if not self.guard < self.far < math.inf:

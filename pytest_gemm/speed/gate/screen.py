@@ -14,9 +14,19 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
-from pytest_gemm.speed.data import CaseKey, Judgement
-from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Stored, figures, learn, paired, usable_prior
+from pytest_gemm.speed.data import Judgement
+from pytest_gemm.speed.gate.estimates import (
+    Learnt,
+    Reading,
+    Screened,
+    Stored,
+    learn,
+    log_estimates,
+    paired,
+    usable_prior,
+)
 from pytest_gemm.speed.gate.evidence import (
     Anchor,
     Evidence,
@@ -52,7 +62,7 @@ def judged(e: Evidence, verdict: Verdict, reason: Reason, *, by: View | None = N
         change=math.expm1(view.estimate),
         low=math.expm1(low),
         high=math.expm1(high),
-        detectable=e.detectable if math.isfinite(e.detectable) else None,
+        minimum_effect=e.minimum_effect if math.isfinite(e.minimum_effect) else None,
         seconds=e.seconds,
         comparator_seconds=e.comparator_seconds,
         stored_seconds=e.stored_seconds,
@@ -62,7 +72,7 @@ def judged(e: Evidence, verdict: Verdict, reason: Reason, *, by: View | None = N
 
 
 def without(
-    case: CaseKey, head: Sequence[Reading], needed: int, unit: str, *, shown: Judgement | None = None
+    case: CaseId, head: Sequence[Reading], needed: int, unit: str, *, shown: Judgement | None = None
 ) -> Judgement:
     """The judgement on a case with too few usable sessions; ``shown`` is what the screen said of it."""
     lost = [r for r in head if r.disturbed]
@@ -83,7 +93,7 @@ def without(
     return Judgement(case, Verdict.UNDECIDED, reason, seconds=seconds, sessions=usable)
 
 
-def no_baseline(case: CaseKey, head: Sequence[Reading], against: str) -> Judgement:
+def no_baseline(case: CaseId, head: Sequence[Reading], against: str) -> Judgement:
     """The judgement on a case without a baseline."""
     usable = usable_prior(head) or list(head)
     return Judgement(
@@ -126,7 +136,7 @@ def although_disturbed(
     then = usable_prior(stored.readings)
     if len(head) < needed or not (paired(head) and paired(then)):
         return None
-    changes = [x - max(figures(then, w)) for w in (0.0, 1.0) for x in figures(head, w)]
+    changes = [x - max(log_estimates(then, w)) for w in (0.0, 1.0) for x in log_estimates(head, w)]
     return gathered(stored, head, learnt, policy, confirming=confirming) if is_far(changes, policy) else None
 
 
@@ -159,9 +169,9 @@ def screened_as(e: Evidence, policy: Policy, anchor: Anchor, *, both: bool, unit
             return unconfirmed(e, shown, unit), direction
         if any(c.alone and c.alone[0].p_slower(c.alone[1]) < policy.screen_level for c in claims):
             return judged(e, Verdict.UNDECIDED, moved_noticeably(e, unit), by=shown), ""
-    if e.detectable > policy.too_noisy:
+    if e.minimum_effect > policy.underpowered_from:
         return judged(e, Verdict.UNDECIDED, underpowered(e, policy, seen), by=shown), ""
-    text = f"{seen}; {percent(e.detectable)} slower would have been seen"
+    text = f"{seen}; {percent(e.minimum_effect)} slower would have been seen"
     return judged(e, Verdict.SAME, Reason("within", text), by=shown), ""
 
 
@@ -186,15 +196,15 @@ def moved_noticeably(e: Evidence, unit: str) -> Reason:
 
 def underpowered(e: Evidence, policy: Policy, seen: str) -> Reason:
     """Why the noise hides a change."""
-    least = f"less than {percent(e.detectable)}" if math.isfinite(e.detectable) else "anything"
+    least = f"less than {percent(e.minimum_effect)}" if math.isfinite(e.minimum_effect) else "anything"
     return Reason(
-        "too-noisy",
-        f"{seen}; {least} slower would go unseen, and {percent(policy.too_noisy)} is the most that may",
+        "underpowered",
+        f"{seen}; {least} slower would go unseen, and {percent(policy.underpowered_from)} is the most that may",
         "record more sessions, or on a quieter machine",
     )
 
 
-def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Reading]], policy: Policy) -> Screened:
+def screen(stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], policy: Policy) -> Screened:
     """Judge the first sessions of the head against what is stored.
 
     A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``: median of
@@ -203,8 +213,8 @@ def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Rea
     learnt, needed = learn(stored, policy), fewest(policy.screen_sessions)
     evidence = {e.case: e for e in all_evidence(stored, head, learnt, policy)}
     anchor = anchor_of(evidence.values(), policy)
-    judgements: dict[CaseKey, Judgement] = {}
-    wanted: dict[str, list[CaseKey]] = {"slower": [], "faster": []}
+    judgements: dict[CaseId, Judgement] = {}
+    wanted: dict[str, list[CaseId]] = {"slower": [], "faster": []}
     for case, some in head.items():
         if case in evidence:
             judgements[case], direction = screened_as(
@@ -234,7 +244,7 @@ def screen(stored: Mapping[CaseKey, Stored], head: Mapping[CaseKey, Sequence[Rea
     )
 
 
-def thin(case: CaseKey, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
+def thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
     """A case with too few sessions."""
     usable = len(usable_prior(stored.readings))
     reason = Reason(

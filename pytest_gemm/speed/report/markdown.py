@@ -13,10 +13,10 @@ from pytest_gemm.speed.report.terminal import (
     comparators,
     cost_lines,
     count_lines,
-    detectable_lines,
     disturbed_lines,
     gate_lines,
     mean_lines,
+    minimum_effect_lines,
     plural,
     rate_cell,
     selection_lines,
@@ -52,7 +52,7 @@ def markdown(run: Run, title: str) -> str:
         *disturbed_lines(run),
         *untimed_lines(run),
         *selection_lines(run),
-        *detectable_lines(run),
+        *minimum_effect_lines(run),
         *winner_lines(run),
     ]
     told += [*mean_lines(run), *run.notes, *cost_lines(run), *gate_lines(run)]

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Judgement
+from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.report import rows as rows_module
 from pytest_gemm.speed.report import terminal, units
 from pytest_gemm.speed.report.rows import Past, Row, Run, Winner
@@ -92,7 +93,7 @@ def page(run: Run, title: str) -> str:
     It asks nobody for anything: styles, script and figures are inside, and a content security policy forbids the rest.
 
     Args:
-        run: what is reported; :attr:`Run.history` and :attr:`Run.ceilings` may be empty, their figures are left out
+        run: what is reported; :attr:`Run.history` and :attr:`Run.peaks` may be empty, their figures are left out
             then and the page says so.
         title: of the page, plain text.
     """
@@ -328,8 +329,8 @@ class _Page:
         for y, judgement in enumerate(judgements):
             colour = _VERDICT_COLOUR[judgement.verdict]
             change = 100 * (judgement.change or 0.0)
-            if judgement.detectable is not None and 100 * judgement.detectable < reach:
-                axes.plot([100 * judgement.detectable], [y], marker="|", color=_GREY, markersize=8)
+            if judgement.minimum_effect is not None and 100 * judgement.minimum_effect < reach:
+                axes.plot([100 * judgement.minimum_effect], [y], marker="|", color=_GREY, markersize=8)
             if judgement.low is not None and judgement.high is not None:
                 low, high = (max(-reach, min(reach, 100 * x)) for x in (judgement.low, judgement.high))
                 axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="butt")
@@ -518,13 +519,13 @@ class _Page:
         groups: dict[str, list[Winner]] = defaultdict(list)
         for line, winner in self.winners.items():
             name = roofline.dtype_name(self.problems[line])
-            if roofline.peak(name, self.run.ceilings) and self.run.ceilings.bandwidth:
+            if roofline.peak_rate(name, self.run.peaks) and self.run.peaks.bandwidth:
                 groups[name].append(winner)
         if not groups:
-            return "<p>The ceilings of this machine were not measured.</p>"
+            return "<p>The peaks of this machine were not measured.</p>"
         told = (
             "Rate against arithmetic intensity: operations for each byte that has to move at least. Lines are the "
-            "measured ceilings; a point above the slope has its operands in a cache."
+            "measured peaks; a point above the slope has its operands in a cache."
         )
         parts = [_element("p", told)]
         for i, piece in enumerate(_chunks(list(groups.items()), 4)):
@@ -536,16 +537,16 @@ class _Page:
         down = math.ceil(len(groups) / across)
         plot = _Plot(name, 0.5 + 3.6 * down)
         grid = plot.figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-        bandwidth = self.run.ceilings.bandwidth
+        bandwidth = self.run.peaks.bandwidth
         works = {w.problem: roofline.work(self.problems[w.problem]) for ws in groups.values() for w in ws}
-        peaks = [peak for dtype in groups if (peak := roofline.peak(dtype, self.run.ceilings))]
+        peaks = [peak for dtype in groups if (peak := roofline.peak_rate(dtype, self.run.peaks))]
         intensities = [work.intensity for work in works.values()]
         left = min(*intensities, min(peaks) / bandwidth) / 2
         right = max(*intensities, max(peaks) / bandwidth) * 2
         scale, prefix = _unit(max(peaks))
         present: list[str] = []
         for axes, (dtype, winners) in zip(grid.flat, groups.items(), strict=False):
-            peak = roofline.peak(dtype, self.run.ceilings) or 0.0
+            peak = roofline.peak_rate(dtype, self.run.peaks) or 0.0
             knee = peak / bandwidth
             axes.plot(
                 [left, knee, right], [left * bandwidth / scale, peak / scale, peak / scale], color=_INK, linewidth=1.4
@@ -667,7 +668,7 @@ class _Page:
         heads = ["problem", "backend", *(["verdict"] if compared else [])]
         heads += ["time", "rate", "roof", f"vs {self.comparator()}"]
         heads += ["change, 95% interval", "seen from"] if compared else []
-        heads += ["picked or kernel", "why"]
+        heads += ["selected or kernel", "why"]
         ran = self.ran()
         numbers = range(3, len(heads) - 2) if compared else range(2, len(heads) - 2)
         head = "".join(
@@ -680,15 +681,15 @@ class _Page:
         tools = f'<p class="tools"><label>Show cases with {field}</label> <output id="shown"></output></p>'
         return tools + _table("cases", head, body)
 
-    def ran(self) -> dict[CaseKey, str]:
+    def ran(self) -> dict[CaseId, str]:
         """The choices of each case, or its kernels where the backend names no choices."""
-        found: dict[CaseKey, dict[str, None]] = defaultdict(dict)
+        found: dict[CaseId, dict[str, None]] = defaultdict(dict)
         for session in self.run.sessions:
             for sample in session.samples:
-                found[sample.case].update(dict.fromkeys(sample.picked or sample.kernels))
+                found[sample.case].update(dict.fromkeys(sample.selected or sample.kernels))
         return {case: ", ".join(names) for case, names in found.items()}
 
-    def cells(self, row: Row, ran: Mapping[CaseKey, str], *, compared: bool) -> Iterable[str]:
+    def cells(self, row: Row, ran: Mapping[CaseId, str], *, compared: bool) -> Iterable[str]:
         judgement = row.judgement
         yield f"<td><code>{html.escape(row.problem.line)}</code></td>"
         yield f"<td>{_chip(self.colours[row.entrant], row.entrant)}</td>"
@@ -699,9 +700,9 @@ class _Page:
         yield _number(terminal.share_cell(row), row.share)
         yield _number(units.ratio_text(row.speedup), row.speedup.middle if row.speedup else None)
         if compared:
-            seen = "-" if judgement.detectable is None else f"{100 * judgement.detectable:.1f}%"
+            seen = "-" if judgement.minimum_effect is None else f"{100 * judgement.minimum_effect:.1f}%"
             yield _number(units.change_text(judgement), judgement.change)
-            yield _number(seen, judgement.detectable)
+            yield _number(seen, judgement.minimum_effect)
         yield f'<td class="small">{html.escape(ran.get(judgement.case, ""))}</td>'
         why = f"{judgement.reason.code}: {judgement.reason}" + (
             f"; {judgement.selection}" if judgement.selection else ""
@@ -801,7 +802,7 @@ _WORDS = {
     "time": "seconds a call: the least of one process's readings, and the median of that over the processes.",
     "rate": "operations of the product (2 M N K) per second; where memory limits the case, bytes per second instead, "
     "counting each operand read once and the result written once.",
-    "roof": "time that the roofline allows, as a share of the time taken. The ceilings are measured, by the same "
+    "roof": "time that the roofline allows, as a share of the time taken. The peaks are measured, by the same "
     "PyTorch. Above 100% the operands stayed in a cache.",
     "vs, over": "time of the comparator over that of the backend, both measured in turn in one process. ± is half of "
     "the 95% interval over processes; with one process there is none.",

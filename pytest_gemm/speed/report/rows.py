@@ -12,10 +12,11 @@ from typing import Literal, NamedTuple
 
 from scipy import special
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Ceilings, Judgement, Sample, Session
+from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
 
 Mode = Literal["baseline", "against", "none"]
 
@@ -54,7 +55,7 @@ class Run:
         sessions: of the head, screening and confirmation.
         hardware: the hardware key.
         software: versions by name.
-        ceilings: of the machine, as measured; empty where they were not.
+        peaks: of the machine, as measured; empty where they were not.
         mode: what the time was compared with: stored baselines, another environment, or nothing.
         anchor: what is to be said of the machine as a whole, ``None`` where its comparators stayed.
         notes: further sentences about the run.
@@ -71,11 +72,11 @@ class Run:
     sessions: Sequence[Session] = ()
     hardware: str = ""
     software: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ceilings: Ceilings = dataclasses.field(default_factory=Ceilings)
+    peaks: Peaks = dataclasses.field(default_factory=Peaks)
     mode: Mode = "baseline"
     anchor: Reason | None = None
     notes: Sequence[str] = ()
-    history: Mapping[CaseKey, Sequence[Past]] = dataclasses.field(default_factory=dict)
+    history: Mapping[CaseId, Sequence[Past]] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     harness_seconds: float = 0.0
     record: str = "pytest perf --gemm-record"
@@ -127,8 +128,8 @@ class Row:
         flop_rate: FLOP/s (operations, for integers); ``None`` untimed.
         byte_rate: byte/s of operands read once and results written once; ``None`` untimed.
         intensity: FLOP per byte.
-        memory_bound: whether the roofline limits it by bandwidth; ``None`` without ceilings.
-        attainable: the roofline's FLOP/s at this intensity, ``None`` without ceilings.
+        memory_bound: whether the roofline limits it by bandwidth; ``None`` without peaks.
+        attainable: the roofline's FLOP/s at this intensity, ``None`` without peaks.
         share: part of the roofline that was reached; above 1 where the operands stay in cache.
         comparator: name of the comparator, "" without one.
         speedup: time of the comparator over time of the subject; ``None`` without one.
@@ -215,18 +216,18 @@ def interval(ratios: Sequence[float]) -> Interval:
     return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), n)
 
 
-def entrant(case: CaseKey) -> str:
+def entrant(case: CaseId) -> str:
     """Who competes: the backend, with the choice where one was asked for."""
-    return case.backend + (f"@{case.choice}" if case.choice else "")
+    return case.backend + (f"@{case.candidate}" if case.candidate else "")
 
 
-def trusted(sessions: Iterable[Session]) -> dict[CaseKey, dict[int, Sample]]:
+def trusted(sessions: Iterable[Session]) -> dict[CaseId, dict[int, Sample]]:
     """The timed samples by case and by position of their session.
 
     Disturbed ones are left out, unless a case has no others: a doubtful figure, whose verdict says so, beats none.
     """
-    good: dict[CaseKey, dict[int, Sample]] = defaultdict(dict)
-    doubtful: dict[CaseKey, dict[int, Sample]] = defaultdict(dict)
+    good: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
+    doubtful: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
     for position, session in enumerate(sessions):
         for sample in session.samples:
             if sample.is_timed:
@@ -249,20 +250,20 @@ def rows(run: Run) -> list[Row]:
     for judgement in run.judgements:
         order.setdefault(judgement.case.problem, []).append(judgement)
     return [
-        _row(judgement, samples.get(judgement.case, {}), run.ceilings)
+        _row(judgement, samples.get(judgement.case, {}), run.peaks)
         for judgement in itertools.chain.from_iterable(order.values())
     ]
 
 
-def _row(judgement: Judgement, samples: Mapping[int, Sample], ceilings: Ceilings) -> Row:
+def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> Row:
     problem = Problem.parse(judgement.case.problem)
     work = roofline.work(problem)
     dtype = roofline.dtype_name(problem)
-    least = roofline.attainable_seconds(work, dtype, ceilings)
-    limit = roofline.bound(work, dtype, ceilings)
+    least = roofline.attainable_seconds(work, dtype, peaks)
+    limit = roofline.bound(work, dtype, peaks)
     seconds = judgement.seconds
     doubtful = is_doubtful(samples)
-    paired = [] if doubtful else [(s.comparator_figure, s.figure) for s in samples.values()]
+    paired = [] if doubtful else [(s.comparator_estimate, s.estimate) for s in samples.values()]
     ratios = [theirs / ours for theirs, ours in paired if theirs is not None]
     return Row(
         judgement=judgement,
@@ -306,12 +307,12 @@ def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures:
     A comparator that is measured beside several backends has one figure a session as well, their median, unless it is a
     backend of the run with figures of its own.
     """
-    found = {who: {position: s.figure for position, s in samples.items()} for who, samples in entrants.items()}
+    found = {who: {position: s.estimate for position, s in samples.items()} for who, samples in entrants.items()}
     beside: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for samples in entrants.values():
         for position, sample in samples.items():
-            if sample.comparator_figure is not None:
-                beside[sample.comparator_name][position].append(sample.comparator_figure)
+            if sample.comparator_estimate is not None:
+                beside[sample.comparator_name][position].append(sample.comparator_estimate)
     for name, readings in beside.items():
         found.setdefault(name, {position: statistics.median(seconds) for position, seconds in readings.items()})
     return found
@@ -331,7 +332,7 @@ def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures | None:
     for who, samples in entrants.items():
         if who == name:
             continue
-        beside = {position: (s.figure, s.comparator_figure) for position, s in samples.items()}
+        beside = {position: (s.estimate, s.comparator_estimate) for position, s in samples.items()}
         found[who] = {position: ours / theirs for position, (ours, theirs) in beside.items() if theirs is not None}
         if len(found[who]) < len(samples):
             return None

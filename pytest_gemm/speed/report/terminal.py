@@ -17,9 +17,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import CaseKey, Judgement
+from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.report.rows import (
     Mode,
     Past,
@@ -54,7 +55,7 @@ def rate_cell(row: Row) -> str:
 
 
 def share_cell(row: Row) -> str:
-    """The share of the roofline in per cent; ``-`` without ceilings, ``cached`` where the memory is no limit."""
+    """The share of the roofline in per cent; ``-`` without peaks, ``cached`` where the memory is no limit."""
     if row.share is None:
         return "-"
     return "cached" if row.memory_bound and row.share > roofline.MARGIN else f"{100 * row.share:.0f}%"
@@ -184,7 +185,7 @@ def summary(run: Run) -> list[str]:
         *disturbed_lines(run),
         *untimed_lines(run),
         *selection_lines(run),
-        *detectable_lines(run),
+        *minimum_effect_lines(run),
         *winner_lines(run),
         *mean_lines(run),
         *run.notes,
@@ -231,7 +232,7 @@ def disturbed_lines(run: Run) -> list[str]:
     """What was left out because the machine was not quiet, and what could not be measured for the same reason."""
     timed = [sample for session in run.sessions for sample in session.samples if sample.is_timed]
     lost = [sample.disturbed for sample in timed if sample.disturbed]
-    lines = [f"no roofline: {run.ceilings.disturbed}"] if run.ceilings.disturbed else []
+    lines = [f"no roofline: {run.peaks.disturbed}"] if run.peaks.disturbed else []
     if lost:
         text = f"disturbed and left out: {len(lost)} of {plural(len(timed), 'sample')}, for instance: {lost[0]}"
         if cases := [case for case, samples in trusted(run.sessions).items() if is_doubtful(samples)]:
@@ -248,15 +249,15 @@ _SENTENCES = 5
 _NAMED = 3
 
 
-def _named(cases: Sequence[CaseKey]) -> str:
+def _named(cases: Sequence[CaseId]) -> str:
     text = ", ".join(map(str, cases[:_NAMED]))
     return text + (f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else "")
 
 
-def _untimed(run: Run) -> dict[str, list[CaseKey]]:
+def _untimed(run: Run) -> dict[str, list[CaseId]]:
     """Cases of which no session has a figure, by how they ended and why."""
     timed = {s.case for session in run.sessions for s in session.samples if s.is_timed}
-    groups: dict[str, list[CaseKey]] = defaultdict(list)
+    groups: dict[str, list[CaseId]] = defaultdict(list)
     seen = set()
     for sample in itertools.chain.from_iterable(session.samples for session in run.sessions):
         if sample.case not in timed and sample.case not in seen:
@@ -272,7 +273,7 @@ def untimed_lines(run: Run) -> list[str]:
 
 
 def selection_lines(run: Run) -> list[str]:
-    """Changed choices, and picked ones that are not the fastest."""
+    """Changed choices, and selected ones that are not the fastest."""
     lines = [f"selection changed, {j.case}: {j.selection}" for j in run.judgements if j.selection]
     known = [(j.regret, f"{j.case} against {j.faster}") for j in run.judgements if j.regret is not None]
     costly = sorted((one for one in known if one[0] >= _REGRET), reverse=True)
@@ -280,7 +281,7 @@ def selection_lines(run: Run) -> list[str]:
         worst = "; ".join(f"{percent_text(regret)} in {where}" for regret, where in costly[:_NAMED])
         more = f", and {len(costly) - _NAMED} more" if len(costly) > _NAMED else ""
         lines.append(
-            f"the picked choice takes over {100 * _REGRET:.0f}% longer than the fastest timed candidate "
+            f"the selected choice takes over {100 * _REGRET:.0f}% longer than the fastest timed candidate "
             f"in {len(costly)} of {plural(len(known), 'case')}: {worst}{more}"
         )
     return lines
@@ -290,12 +291,12 @@ def selection_lines(run: Run) -> list[str]:
 _REGRET = 0.05
 
 
-def detectable_lines(run: Run) -> list[str]:
+def minimum_effect_lines(run: Run) -> list[str]:
     """The smallest changes that the gate could detect."""
-    found = [(j.detectable, j.case) for j in run.judgements if j.detectable is not None]
+    found = [(j.minimum_effect, j.case) for j in run.judgements if j.minimum_effect is not None]
     if not found:
         return []
-    middle = statistics.median(detectable for detectable, _ in found)
+    middle = statistics.median(minimum_effect for minimum_effect, _ in found)
     worst, case = max(found)
     median, least = f"{100 * middle:.1f}%", f"{100 * worst:.1f}% in {case}"
     return [f"smallest slow-down that would have been seen (power 95%): median case {median}, worst {least}"]
@@ -435,7 +436,7 @@ def failure(
     if judgement.selection:
         lines.append(f"  selection changed: {judgement.selection}")
     if judgement.regret is not None and judgement.regret > 0:
-        lines.append(f"  the picked choice takes {percent_text(judgement.regret)} against {judgement.faster}")
+        lines.append(f"  the selected choice takes {percent_text(judgement.regret)} against {judgement.faster}")
     if judgement.reason.remedy:
         lines.append(f"  remedy: {judgement.reason.remedy}")
     if record and mode == "baseline":
@@ -483,6 +484,6 @@ def _evidence_line(judgement: Judgement) -> str:
     text = f"  from {plural(judgement.sessions, 'process', 'processes')}"
     if judgement.change is not None:
         text += f", judged by {_weight_text(judgement.weight)}"
-    if judgement.detectable is not None:
-        text += f"; a slow-down of {100 * judgement.detectable:.1f}% would have been seen"
+    if judgement.minimum_effect is not None:
+        text += f"; a slow-down of {100 * judgement.minimum_effect:.1f}% would have been seen"
     return text

@@ -34,7 +34,7 @@ _MOST_CALLS: Final = 1_000_000
 
 SUBJECT: Final = "subject"
 COMPARATOR: Final = "comparator"
-_RIVAL: Final = "rival "
+_CANDIDATE: Final = "candidate "
 
 # The visits of a block by name, seconds a call in order of time.
 _Block = Mapping[str, Sequence[float]]
@@ -48,7 +48,7 @@ def block_sequence(calls: Calls) -> tuple[Call, ...]:
 def measure(
     subject: Calls,
     comparator: Calls | None,
-    rivals: Mapping[str, Calls] | None = None,
+    candidates: Mapping[str, Calls] | None = None,
     *,
     timer: Timer,
     plan: Plan | None = None,
@@ -59,7 +59,7 @@ def measure(
     Args:
         subject: what is timed; several calls for several sets of operands, used in turn.
         comparator: what is timed beside it; ``None`` for nothing: a block is two visits of the subject then.
-        rivals: further candidates by name, visited once in the middle of each block.
+        candidates: further candidates by name, visited once in the middle of each block.
         timer: for where the calls compute.
         plan: ``None`` for the defaults.
         calls: how many calls fill a visit, by name.  What it lacks is measured and entered, so that a case that is
@@ -75,7 +75,7 @@ def measure(
     works = {SUBJECT: subject}
     if comparator is not None:
         works[COMPARATOR] = comparator
-    works |= {_RIVAL + name: calls for name, calls in (rivals or {}).items()}
+    works |= {_CANDIDATE + name: calls for name, calls in (candidates or {}).items()}
     arms = timer.arms({name: block_sequence(calls) for name, calls in works.items()})
     started = timer.clock()
     for arm in arms.values():
@@ -110,7 +110,7 @@ def measure(
     return Readings(
         subject=of(SUBJECT),
         comparator=of(COMPARATOR),
-        rivals={name.removeprefix(_RIVAL): of(name) for name in arms if name.startswith(_RIVAL)},
+        candidates={name.removeprefix(_CANDIDATE): of(name) for name in arms if name.startswith(_CANDIDATE)},
         calls=visits.calls(SUBJECT),
         retaken=retaken,
         disturbed="; ".join(why),
@@ -179,14 +179,14 @@ class _Visits:
         return blocks, retaken, len(self._spoilt(blocks))
 
     def _block(self) -> _Block:
-        """One block: ABBA or BAAB, the rivals in its middle, where they have as much of the block before as after."""
-        rivals = [name for name in self._arms if name.startswith(_RIVAL)]
-        self._random.shuffle(rivals)
+        """One block: ABBA or BAAB, the other candidates in its middle, with as much of the block before as after."""
+        candidates = [name for name in self._arms if name.startswith(_CANDIDATE)]
+        self._random.shuffle(candidates)
         pair = [name for name in (SUBJECT, COMPARATOR) if name in self._arms]
         if self._random.random() < 0.5:
             pair.reverse()
         found: dict[str, list[float]] = defaultdict(list)
-        for name in (*pair, *rivals, *reversed(pair)):
+        for name in (*pair, *candidates, *reversed(pair)):
             arm, calls = self._arms[name]
             found[name].append(arm.seconds(calls) / calls)
             self._timer.visited(name)

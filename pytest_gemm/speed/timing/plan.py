@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed.data import CaseKey, Sample
+from pytest_gemm.speed.data import Sample
 
 Call = Callable[[], object]
 # One call, or several with operands of their own that are called in turn.
@@ -79,7 +80,7 @@ class Readings:
     Attributes:
         subject: seconds a call, one for each visit in order of time.
         comparator: the same, as long; empty without one.
-        rivals: the same of other candidates, half as long: one visit in each block.
+        candidates: the same of other candidates, half as long: one visit in each block.
         windows: how many of the subject's readings each window holds, for readings that were merged.
         calls: of the subject in one visit.
         retaken: blocks that were thrown away and measured again.
@@ -89,7 +90,7 @@ class Readings:
 
     subject: tuple[float, ...]
     comparator: tuple[float, ...] = ()
-    rivals: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    candidates: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     windows: tuple[int, ...] = ()
     calls: int = 0
     retaken: int = 0
@@ -98,13 +99,13 @@ class Readings:
 
     def sample(
         self,
-        case: CaseKey,
+        case: CaseId,
         device: str,
         status: Status,
         *,
         reason: Reason | None = None,
         comparator_name: str = "",
-        picked: Sequence[str] = (),
+        selected: Sequence[str] = (),
         kernels: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
         distribution: str = "",
@@ -116,7 +117,7 @@ class Readings:
             status=status,
             reason=reason,
             comparator_name=comparator_name,
-            picked=tuple(picked),
+            selected=tuple(selected),
             kernels=tuple(kernels),
             phases=phases or {},
             distribution=distribution,
@@ -145,7 +146,7 @@ def merged(windows: Sequence[Readings]) -> Readings:
     return Readings(
         subject=joined(lambda one: one.subject),
         comparator=joined(lambda one: one.comparator),
-        rivals={name: joined(lambda one, name=name: one.rivals[name]) for name in good[0].rivals},  # type: ignore[misc]  # mypy does not see the default
+        candidates={name: joined(lambda one, name=name: one.candidates[name]) for name in good[0].candidates},  # type: ignore[misc]  # mypy does not see the default
         windows=tuple(len(one.subject) for one in good),
         calls=good[0].calls,
         retaken=sum(one.retaken for one in windows),
