@@ -179,7 +179,7 @@ class Meter:
         self._test = ""
         self._fresh: list[_Work] = []
         self._works: list[_Work] = []
-        self._ceilings = self.request.peaks
+        self._peaks = self.request.peaks
         self._write(session_line(self._head()))
 
     def __call__(self, case: Case, test: str) -> None:
@@ -284,10 +284,10 @@ class Meter:
     def _head(self) -> Session:
         request, device = self.request, self.request.device
         key = key_module.hardware_key("cuda" if device == "cuda" else "cpu", self._config.threads)
-        if self._ceilings is None and request.timed:
+        if self._peaks is None and request.timed:
             dtypes = sorted({roofline.dtype_name(Problem.parse(line)) for _, line in request.cases})
             with self._round(), self._turn():
-                self._ceilings = roofline.measure(device, dtypes, self._config.threads)
+                self._peaks = roofline.measure(device, dtypes, self._config.threads)
         return Session(
             hardware=key,
             software=software.software("cuda" if device == "cuda" else "cpu"),
@@ -297,7 +297,7 @@ class Meter:
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             commit=request.commit,
-            peaks=self._ceilings or Peaks(),
+            peaks=self._peaks or Peaks(),
         )
 
     def _write(self, line: str) -> None:
@@ -471,7 +471,7 @@ class Meter:
 
     def _excess(self, case: Case, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
-        if self._ceilings is None:
+        if self._peaks is None:
             return None
         name = roofline.dtype_name(case.problem)
         cache = None
@@ -479,7 +479,7 @@ class Meter:
             import torch
 
             cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        return roofline.excess(min(sample.subject), roofline.work(case.problem), name, self._ceilings, cache=cache)
+        return roofline.excess(min(sample.subject), roofline.work(case.problem), name, self._peaks, cache=cache)
 
 
 def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
