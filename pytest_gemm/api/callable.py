@@ -56,14 +56,12 @@ class CallableBackend:
 
     def supports(self, problem: Problem) -> Unsupported | None:
         """What the registration said about dtypes and batches."""
-        from pytest_gemm.problem.ops import PROGRAMS
-
-        if problem.op.name == "scaled_mm":
+        if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
         if problem.op.name == "woq_int4":
             return Unsupported("op", "a plain product knows nothing of codes of 4 bits")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
-        cast_first = problem.autocast or problem.op.name in {"mixed_mm", "woq_int8"}
+        cast_first = problem.autocast or problem.op.converts
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
         if not given <= self.dtypes:
             names = " ".join(sorted(given - self.dtypes))
@@ -71,11 +69,9 @@ class CallableBackend:
                 "dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}"
             )
         # A grouped product reaches the function as one matrix after the other, and so do linears.
-        stacked = problem.op.batch == "always" and not problem.grouped and problem.op.name != "linears"
+        stacked = problem.op.batch == "always" and not problem.grouped and not problem.op.several
         if stacked and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
-        if problem.op.name not in PROGRAMS:
-            return Unsupported("op", f"{problem.op.name} has no program around a plain matrix product")
         return None
 
     def prepare(self, problem: Problem, operands: Operands) -> CallablePrepared:

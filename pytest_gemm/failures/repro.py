@@ -26,7 +26,6 @@ from pytest_gemm.numerics import span
 from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
-from pytest_gemm.problem import ops
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
@@ -113,9 +112,9 @@ def _replaced(case: Case, values: str) -> Operands:
         name: operand(t.shape, t.stride(), _offset(t), t.dtype, seeds[name], values).to(device)
         for name, t in tensors.items()
     }
-    if given.problem.op.name == "linears" or given.problem.has("concat"):
+    if given.problem.op.several or given.problem.has("concat"):
         raise Unsupported("own-operands", "several weights have no formula of their own")
-    weight = given.problem.op.name in ops.WEIGHT_OPS
+    weight = given.problem.op.weight
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
     residuals = tuple(
         views.residual_of(given.problem, i, new[f"r{i}"]) if f"r{i}" in new else new["a"]

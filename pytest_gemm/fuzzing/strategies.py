@@ -38,7 +38,7 @@ from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.ops import OPS, PACKED_OPS, PROGRAMS, Op
+from pytest_gemm.problem.ops import OPS, Op
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import QLINEAR_UNARY, Step, StepKind
 
@@ -149,10 +149,10 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
         backend: leave out those of which it claims no plain product; ``None``: nobody is asked.
         ops: names of ops; empty: all that operands and a program exist for.
     """
-    wanted = frozenset(ops) or frozenset(PROGRAMS)
+    wanted = frozenset(ops) or frozenset(OPS)
     found = []
     for op in OPS.values():
-        if op.name not in wanted or op.name not in PROGRAMS:
+        if op.name not in wanted:
             continue
         triples = ((a, b, out) for a, b, out in product(_DTYPES, repeat=3) if op.dtypes(a, b, out))
         uniform_first = sorted(triples, key=lambda names: len(set(names)))
@@ -171,17 +171,20 @@ def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> 
     epilogue = _needed(op, dtypes)
     shape = Shape(64, 64, 64, 3 if op.batch == "always" else None)
     plain = Problem(op, dtypes, layout, shape, epilogue)
-    packed = op.name in PACKED_OPS
-    other = plain if packed else dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
+    other = (
+        plain
+        if op.pack is not None
+        else dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
+    )
     biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
     return any(backend.supports(problem) is None for problem in (plain, other, biased))
 
 
 def _needed(op: Op, dtypes: DTypes) -> tuple[Step, ...]:
     """The steps without which the op is none."""
-    if op.name == "woq_int4":
+    if "group" in op.scales:
         return (Step("group", _GROUPS[0]),)
-    requant = (Step("requant"),) if op.name == "qlinear" and not dtypes.out.is_float else ()
+    requant = (Step("requant"),) if op.fused_steps and not dtypes.out.is_float else ()
     return (Step("bias"),) if op.addend else (Step(op.scales[0]), *requant) if op.scales else ()
 
 
@@ -190,18 +193,17 @@ def _flags_of(form: Form) -> tuple[str, ...]:
     op, names = form.op, {form.dtypes.a.name, form.dtypes.b.name}
     found = ["pad-lda", "pad-ldb", "off-a", "off-b", "var-b" if op.constant_b else "const-b", "dyn-m", "tap", "fork"]
     found.append("res-a")
-    if op.batch == "always":
-        found += ["bcast-b"] if op.name == "grouped_mm" else ["bcast-b", "bcast-a"]
-    if len(names) == 1 and op.name != "grouped_mm":
-        found.append("self")
-    if op.name == "scaled_mm":
-        found.append("fast-acc")
-    if op.name == "qlinear":
-        found.append("reduce-range")
-    if op.name == "linears":
-        found += ["bias-first", "bias-last", "steps-first", "steps-last"]
+    found += [flag for flag in _SOME_OPS if flag in op.flags and (len(names) == 1 or flag != "self")]
     found += [flag for flag in ("tf32", "reduced") if _makes_sense(form, flag)]
     return tuple(found)
+
+
+_UNBIASED: Final = frozenset({"int_mm", "woq_int8"})
+# Flags of some ops, in the order in which they shrink.
+_SOME_OPS: Final = (
+    *("bcast-b", "bcast-a", "self", "fast-acc", "reduce-range"),
+    *("bias-first", "bias-last", "steps-first", "steps-last"),
+)
 
 
 def _makes_sense(form: Form, flag: str) -> bool:
@@ -262,7 +264,7 @@ def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
     if "self" in flags:
         n = m
     batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
-    several = op.name == "linears" or not {"bcast-a", "bcast-b"}.isdisjoint(flags)
+    several = op.several or not {"bcast-a", "bcast-b"}.isdisjoint(flags)
     batch = max(2, min(batch, 5)) if several else min(batch, 5)
     shape = _within(m, n, k, batch if batched else None, work, square="self" in flags)
     group = next((int(step.numbers[0]) for step in epilogue if step.name == "group"), 1)
@@ -288,7 +290,7 @@ def _within(m: int, n: int, k: int, batch: int | None, work: int, *, square: boo
 def _own_steps(draw: st.DrawFn, op: Op) -> tuple[Step, ...]:
     """Scales, the bias with its shape, alpha and beta."""
     steps: list[Step] = []
-    if op.name == "woq_int4":
+    if "group" in op.scales:
         steps.append(Step("group", draw(st.sampled_from(_GROUPS))))
     elif op.scales:
         steps.append(Step(draw(st.sampled_from(op.scales))))
@@ -296,7 +298,7 @@ def _own_steps(draw: st.DrawFn, op: Op) -> tuple[Step, ...]:
         steps.append(Step("bias", draw(st.sampled_from(("", "1n", "m1", "mn")))))
         factors = {name: draw(st.sampled_from(_FACTORS)) for name in ("alpha", "beta")}
         steps += [Step(name, number) for name, number in factors.items() if number]
-    elif op.name not in {"int_mm", "woq_int8"} and draw(st.booleans()):
+    elif op.name not in _UNBIASED and draw(st.booleans()):
         steps.append(Step("bias"))
     return tuple(steps)
 
@@ -305,7 +307,7 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
     """The steps that follow; a cast to what the value is already is no step, and an int32 is cast first."""
     value = form.dtypes.out.name
     found: list[Step] = []
-    if form.op.name == "qlinear":
+    if form.op.fused_steps:
         binary = draw(st.sampled_from(("", "add", "sum" if form.dtypes.out.is_float else "sum-0.25_5")))
         unary = draw(st.sampled_from(("", "relu") if binary else ("", *QLINEAR_UNARY)))
         steps = tuple(Step(*name.partition("-")[::2]) for name in (binary, unary) if name)
@@ -314,11 +316,11 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
         name, _, parameter = token.partition("-")
         step = Step(name, parameter)
         moved = any(other.kind is StepKind.MOVE for other in found)
-        if step.name == "perm" and (form.op.batch != "always" or form.op.name == "grouped_mm"):
+        if step.name == "perm" and (form.op.batch != "always" or form.op.grouped):
             continue  # a matrix has two dimensions
         if step.kind is StepKind.BINARY and parameter and moved:
             continue  # a row or a column is met before any move
-        if form.op.name == "linears" and (step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and parameter)):
+        if form.op.several and (step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and parameter)):
             continue
         if value == "i32" and step.kind is not StepKind.CAST:
             found.append(Step("cast", value := "f32"))
@@ -335,7 +337,7 @@ def _fitting(form: Form, layout: Layout, epilogue: tuple[Step, ...], wanted: lis
 
     Its own rules decide: each is tried on a shape of equal sizes, which meets those about sizes.
     """
-    shape = Shape(8, 8, 128 if form.op.name == "woq_int4" else 8, 2 if form.op.batch == "always" else None)
+    shape = Shape(8, 8, 128 if "group" in form.op.scales else 8, 2 if form.op.batch == "always" else None)
     found: tuple[str, ...] = ()
     for flag in dict.fromkeys(wanted):
         try:

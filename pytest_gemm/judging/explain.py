@@ -15,7 +15,6 @@ from pytest_gemm.numerics.reference import as_added, as_multiplied
 from pytest_gemm.numerics.rounding import round_to, ulp_of
 from pytest_gemm.operands.decoders import decode_k, decode_source, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
-from pytest_gemm.problem.ops import OWN_BIAS
 from pytest_gemm.problem.steps import StepKind
 
 # Elements on which hypotheses about values are tried.
@@ -231,7 +230,7 @@ class _Sample:
                 residuals.append(pick(addend))
             elif step.kind is StepKind.BINARY:
                 residuals.append(pick(next(left)))
-        own = problem.op.addend or problem.op.name in OWN_BIAS
+        own = problem.op.addend or problem.op.own_bias
         term = pick(addend) if own and addend is not None else None
         factor = operands.scale
         scale = pick(factor) if factor is not None else None

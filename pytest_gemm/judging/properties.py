@@ -100,7 +100,7 @@ def _free(p: Problem) -> bool:
     """A and B are floats that can be written to one without the other, and the result has elements and sums."""
     # Several products share one A, and several results one artifact.
     shared = p.b_is_a or p.has("bcast-a") or p.has("bcast-b") or p.has("res-a") or p.has("again")
-    shared = shared or p.op.name == "linears"
+    shared = shared or p.op.several
     floats = p.dtypes.a.name in _PLAIN and p.dtypes.b.name in _PLAIN
     return floats and not shared and not p.shape.is_empty and p.shape.k >= 1
 

@@ -46,7 +46,6 @@ _VECTORS: Final = 4
 # Chance that rounding alone raises suspicion somewhere; it costs some lines, and no verdict.
 _DOUBT: Final = 1e-9
 _EDGES: Final = (16, 32, 64, 128, 256)
-_LINEAR_OPS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "int_mm", "mixed_mm"})
 
 
 def applies(problem: Problem, mode: str) -> bool:
@@ -56,7 +55,7 @@ def applies(problem: Problem, mode: str) -> bool:
         problem: what was computed.
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
-    several = problem.op.name == "linears" or problem.has("again")
+    several = problem.op.several or problem.has("again")
     if problem.grouped or several or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # the rows of a group belong together, as do linears; nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))
@@ -224,7 +223,7 @@ class _Term:
 
 def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
     """What makes the result a sum of the product and operands; why it is none, in words."""
-    if output.op.name not in _LINEAR_OPS or operands.scale_b is not None:
+    if output.op.scales or operands.scale_b is not None:
         return "the sums are scaled"
     if output.autocast:
         return "the operands are rounded first"
@@ -234,7 +233,7 @@ def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
         return "there are infinities or NaN among the operands"
     found: list[_Term] = []
     residuals = iter(operands.residuals)
-    own = output.op.addend or output.op.name == "linear"
+    own = output.op.addend or output.op.own_bias
     if own and operands.bias is not None and output.beta == 1.0:
         found.append(_Term(operands.bias, 1))
     for step in output.passes:

@@ -34,7 +34,7 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.rules import ALL_FLAGS
+from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
 from pytest_gemm.storage.datafile import TableFile, shown
 from pytest_gemm.text import did_you_mean
@@ -57,7 +57,7 @@ _STATUSES: Final = {status.value: status for status in Status if status.is_failu
 _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "op": tuple(OPS),
     "layout": tuple(layout.value for layout in Layout),
-    "flags": tuple(ALL_FLAGS),
+    "flags": tuple(FLAGS),
     "device": ("cpu", "cuda"),
     "mode": MODES,
     "guard": ("end", "begin"),

@@ -57,9 +57,9 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     """
     if problem.has("steps-first") or problem.has("steps-last"):
         return _of_one(problem, operands, reference, contract)
-    if problem.op.name == "qlinear":
+    if problem.op.fused_steps:
         return qlinear(problem, operands, reference)
-    if problem.op.name == "da8w8":
+    if problem.op.int8:
         value = with_addend(problem, operands, reference.c, addend_of(problem, operands))
         return _through(problem, operands, contract, *da8w8(problem, operands, reference, contract), value)
     found = _interval(problem, operands, reference, contract)
@@ -249,8 +249,7 @@ def _product_span(
     plain = addend is None and scale is None and problem.alpha == 1.0
     if contract.epilogue == "fused" or (plain and not problem.passes):
         return span, tier  # without any further step the last rounding is the only one in every contract
-    if plain or problem.op.name == "scaled_mm":
-        # Nobody rounds a sum of fp8 before it is scaled: the op is one kernel, in f32 up to its store.
+    if plain or problem.op.rounds_once:
         return Arithmetic(out, contract.epilogue).stored(span, out), tier
     # Eager kernels are free to round the product to a tensor of the output's dtype before they scale it or add to it
     # (a plain callable does, and so do some paths of ATen and oneDNN), or to do it all in the accumulator.

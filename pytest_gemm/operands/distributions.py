@@ -211,7 +211,7 @@ _LONG_FP8: Final = 2048
 
 def _must_promote(problem: Problem) -> bool:
     """Whether a kernel that adds fp8 in few bits although it must not shows, and it does so on positive data."""
-    return problem.op.name == "scaled_mm" and not problem.has("fast-acc") and problem.shape.k >= _LONG_FP8
+    return problem.op.rounds_once and not problem.has("fast-acc") and problem.shape.k >= _LONG_FP8
 
 
 # Products of int8 from which on the sums of positive ones, 4032 on average, pass 2^27.
@@ -220,4 +220,4 @@ _LONG_INT8: Final = 1 << 15
 
 def _long_integers(problem: Problem) -> bool:
     """Whether positive integers tell more than random signs: sums of those stay far from the limits of int32."""
-    return problem.op.name == "int_mm" and not problem.epilogue and problem.shape.k > _LONG_INT8
+    return problem.dtypes.out.name == "i32" and not problem.epilogue and problem.shape.k > _LONG_INT8

@@ -20,12 +20,9 @@ import numpy as np
 from pytest_gemm.operands.random_streams import Array, Stream, drawn_stack
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
-from pytest_gemm.problem.ops import PROGRAMS, WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
-# Ops on 8-bit integers on both sides whose scales carry every power of two.
-_INT8_OPS: Final = frozenset({"qlinear", "da8w8"})
 # Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
 _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
@@ -130,9 +127,7 @@ def headroom_of(problem: Problem) -> Headroom:
     Raises:
         Unsupported: when its operands cannot be built.
     """
-    op = problem.op.name
-    if op not in PROGRAMS:
-        raise Unsupported("no-operands", f"operands of {op} are not built yet")
+    op = problem.op
     chain = narrowest(problem)
     for dtype in chain[1:]:
         if not dtype.is_float and dtype.name != "i32":
@@ -145,7 +140,7 @@ def headroom_of(problem: Problem) -> Headroom:
             growth *= max(1.0, abs(step.numbers[0]))
         # Residuals of mul reach 3, those of div go down to 1/2.
         growth *= {"mul": 4.0, "div": 2.0}.get(step.name, 1.0)
-    room = DTYPES["f32"].max_finite if op in _INT8_OPS else min(d.max_finite for d in chain)
+    room = DTYPES["f32"].max_finite if op.int8 else min(d.max_finite for d in chain)
     if problem.step("exp") is not None:
         room = math.log(room)
     target = 0.0
@@ -153,21 +148,17 @@ def headroom_of(problem: Problem) -> Headroom:
         # The bounds of a clamp; 1 if both are 0.
         wanted = (max(map(abs, step.numbers)) or 1.0) if step.numbers else step.spec.target
         target = min(target or wanted, wanted)
-    if (
-        problem.step("exp") is not None
-        and op not in _INT8_OPS
-        and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
-    ):
+    if problem.step("exp") is not None and not op.int8 and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
         raise Unsupported("exp-of-integers", "exp of an integer product overflows, and integers cannot be scaled down")
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
-    matrices_b = 1 if op in WEIGHT_OPS or problem.has("bcast-b") else batch
+    matrices_b = 1 if op.weight or problem.has("bcast-b") else batch
     # All groups of a grouped product lie in one matrix.
     matrices_a, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
-    matrices_a = 1 if op == "linears" else matrices_a
+    matrices_a = 1 if op.several else matrices_a
     a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
     zero = 0
-    if op == "qlinear":
+    if op.zero_points:
         if problem.has("reduce-range"):
             a = dataclasses.replace(a, max_finite=127.0)
         static = problem.step("static")
@@ -187,9 +178,9 @@ def headroom_of(problem: Problem) -> Headroom:
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,
         problem.b_is_a,
-        op in {"woq_int8", "woq_int4", "qlinear", "da8w8"},
-        next((s.name for s in problem.epilogue if op == "scaled_mm" and s.name in {"tensorwise", "rowwise"}), ""),
-        int8=op in _INT8_OPS,
+        op.weight_scales,
+        next((s.name for s in problem.epilogue if op.rounds_once and s.name in op.scales), ""),
+        int8=op.int8,
         zero=zero,
     )
 

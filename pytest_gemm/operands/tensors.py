@@ -35,7 +35,6 @@ from pytest_gemm.operands.memory import Guarded, guarded, moved_to
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
-from pytest_gemm.problem.ops import WEIGHT_OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import did_you_mean
 
@@ -235,7 +234,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") ->
 
     transposed = problem.layout.a_transposed
     lines = all_lines(drawn.a, headroom.a_shape, transposed)
-    several = problem.op.name == "linears"
+    several = problem.op.several
     stored_a = _matrix(
         "a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"), middle=problem.has("mid-a")
     )
@@ -251,7 +250,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") ->
             "b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"),
             apart=several, middle=problem.has("mid-b"),
         )  # fmt: skip
-        batch = None if problem.op.name in WEIGHT_OPS else problem.shape.batch
+        batch = None if problem.op.weight else problem.shape.batch
         b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
         buffers.append(stored_b)
 
@@ -285,17 +284,16 @@ def _keep_scales(
     headroom: Headroom, drawn: Drawn, affine: Array | None, keep: Callable[[str, Array, DType], Tensor]
 ) -> dict[str, Tensor]:
     """The scales and zero points that the op takes, as tensors, by the names that :class:`Operands` has for them."""
-    problem, f32 = headroom.problem, DTYPES["f32"]
+    problem = headroom.problem
     if affine is not None:
         return {"affine": keep("affine", affine, problem.dtypes.a)}
     if drawn.scale is None:
         return {}
-    if not (headroom.int8 or headroom.quantised):
-        return {"scale_b": keep("scale", drawn.scale, problem.dtypes.out)}
-    dtype = DTYPES["bf16"] if problem.op.name == "da8w8" and problem.dtypes.out.name == "bf16" else f32
+    dtype = DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
     found = {} if drawn.scale_a is None else {"scale_a": keep("scale_a", drawn.scale_a, dtype)}
-    found["scale_b"] = keep("scale_b", drawn.scale, dtype)
-    if problem.op.name == "qlinear":
+    named = "scale_b" if headroom.int8 or headroom.quantised else "scale"
+    found["scale_b"] = keep(named, drawn.scale, dtype)
+    if problem.op.zero_points:
         found["zero_b"] = keep("zero_b", np.zeros(headroom.b_shape[1], dtype=np.int32), DTYPES["i32"])
         if "scale_a" in found:
             found["zero_a"] = keep("zero_a", np.asarray(headroom.zero, dtype=np.int32), DTYPES["i32"])

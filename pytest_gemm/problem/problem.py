@@ -18,7 +18,7 @@ The characters are those that ``pytest -k`` and every shell take unquoted.
 A problem has one spelling, the canonical line.  Whatever else means the same is read and shown in it: numbers are
 written in their shortest form, a parameter that is the default goes unwritten (``scale-0.50`` is ``scale``), and so do
 factors of 1 and ``const-b`` or ``var-b`` where the op implies them; scales, bias, alpha and beta stand in this order,
-flags in that of :data:`ALL_FLAGS`; a ``perm`` that swaps the last two dimensions is ``t``.  A token that would change
+flags in that of :data:`FLAGS`; a ``perm`` that swaps the last two dimensions is ``t``.  A token that would change
 nothing else is an error.
 """
 
@@ -44,14 +44,11 @@ from pytest_gemm.problem.line import (
     read_op,
     read_shape,
 )
-from pytest_gemm.problem.ops import HALVES, OPS, OWN_BIAS, Op
-from pytest_gemm.problem.rules import ALL_FLAGS, CONTRADICTIONS, RULES, TAKERS, by
-from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, Step, StepKind
-from pytest_gemm.text import did_you_mean
+from pytest_gemm.problem.ops import HALVES, OPS, Op
+from pytest_gemm.problem.rules import FLAGS, by, check_flags
+from pytest_gemm.problem.steps import Step, StepKind
 
 _MOST_ELEMENTS: Final = 2**40
-# Each weight of linears is an argument of the program.
-_MOST_LINEARS: Final = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +95,15 @@ class Problem:
     def _canonical_flags(self) -> tuple[str, ...]:
         """The flags in the order of the table, without the one that says of B what the op implies."""
         implied = "const-b" if self.op.constant_b and not self.b_is_a else "var-b"
-        return tuple(flag for flag in ALL_FLAGS if flag in self.flags and flag != implied)
+        return tuple(flag for flag in FLAGS if flag in self.flags and flag != implied)
 
     @functools.cached_property
     def line(self) -> str:
         """The canonical text; also the problem's id."""
-        return self._text()
+        return self.text()
 
-    def _text(self) -> str:
+    def text(self) -> str:
+        """The line of the fields as they are: the canonical one after construction."""
         parts = [self.op.name, str(self.dtypes), str(self.layout), str(self.shape)]
         if self.epilogue or self.flags:
             parts.append("+".join(map(str, self.epilogue)))
@@ -119,7 +117,7 @@ class Problem:
     # -- facts that several rooms need -----------------------------------------------------------
 
     def has(self, flag: str) -> bool:
-        """Whether the problem carries ``flag``, a key of :data:`ALL_FLAGS`."""
+        """Whether the problem carries ``flag``, a key of :data:`FLAGS`."""
         return flag in self.flags
 
     def step(self, name: str) -> Step | None:
@@ -145,7 +143,7 @@ class Problem:
         if step is None:
             return None
         m, n = self.shape.m, self.shape.n
-        if self.op.name == "linears":  # one for each product
+        if self.op.several:  # one for each product
             return (self.shape.batch or 0, 1, n)
         shape = {"": (n,), "n": (n,), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
         if self.shape.batch is not None and step.text == "mn":
@@ -158,7 +156,7 @@ class Problem:
 
         With ``in-4d`` the product itself has the shape of a first ``view``.
         """
-        own_bias = self.op.addend or self.op.name in OWN_BIAS
+        own_bias = self.op.addend or self.op.own_bias
         steps = tuple(
             s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
         )
@@ -169,7 +167,7 @@ class Problem:
     @property
     def is_deep(self) -> bool:
         """Whether A is 4-D."""
-        return self.op.name == "linear" and self.has("in-4d")
+        return self.has("in-4d") and "in-4d" in self.op.flags
 
     @property
     def passes(self) -> tuple[Step, ...]:
@@ -202,7 +200,7 @@ class Problem:
     @property
     def value_dtype(self) -> DType:
         """Element type of the value that bias and steps meet: that of the product, f32 before it is requantised."""
-        return self.dtypes.out if self.dtypes.out.is_float or self.op.name != "qlinear" else DTYPES["f32"]
+        return self.dtypes.out if self.dtypes.out.is_float or not self.op.fused_steps else DTYPES["f32"]
 
     def residual_dtype(self, step: Step, dtype: DType) -> DType:
         """Element type of a step's residual, where the step meets a value of ``dtype``.
@@ -230,12 +228,12 @@ class Problem:
     @property
     def grouped(self) -> bool:
         """Whether A's rows belong to groups, each with a B of its own."""
-        return self.op.name == "grouped_mm"
+        return self.op.grouped
 
     @property
     def several(self) -> int:
         """How many tensors the program of ``linears`` returns, of which the judge makes one; 0 for another program."""
-        return (self.shape.batch or 0) if self.op.name == "linears" and self.step("gated") is None else 0
+        return (self.shape.batch or 0) if self.op.several and self.step("gated") is None else 0
 
     def is_one_of(self, what: str, index: int) -> bool:
         """Whether product ``index`` of ``linears`` has what ``what`` speaks of: ``bias`` or ``steps``."""
@@ -275,7 +273,7 @@ class Problem:
 
         The program converts f32 under autocast and the integer side of a weight-only or mixed product first.
         """
-        converted = self.autocast or self.op.name in {"mixed_mm", "woq_int8", "woq_int4"}
+        converted = self.autocast or self.op.converts
         return self.dtypes.out if converted else self.dtypes.a
 
     @property
@@ -366,7 +364,7 @@ class Problem:
 
     def _wrong(self, field: str, problem: str, allowed: str, index: int = 0) -> ProblemError:
         """An error about a token of a field, by its number: a flag, a step, a size."""
-        return ProblemError(self._text(), field, problem, allowed, index)
+        return ProblemError(self.text(), field, problem, allowed, index)
 
     def _check(self) -> None:
         op, names = self.op, (self.dtypes.a.name, self.dtypes.b.name, self.dtypes.out.name)
@@ -377,10 +375,7 @@ class Problem:
             raise self._wrong("layout", f"{op.name} cannot be {self.layout}", allowed)
         self._check_shape()
         self._check_epilogue()
-        if self.op.name == "linears":
-            self._check_linears()
-        if self.flags:
-            self._check_flags()
+        check_flags(self)
 
     def _check_shape(self) -> None:
         op, shape = self.op, self.shape
@@ -417,11 +412,11 @@ class Problem:
             if step.name in {"alpha", "beta"} and not op.addend:
                 allowed = "addmm and baddbmm take it; scale-X goes anywhere"
                 raise self._wrong("epilogue", f"{op.name} has no {step.name}", allowed, index)
-            if step.name in {"sum", "requant"} and op.name != "qlinear":
+            if step.name in {"sum", "requant"} and not op.fused_steps:
                 allowed = "qlinear has it" if step.name != "sum" else "write add"
                 raise self._wrong("epilogue", f"{op.name} has no {step.name}", allowed, index)
             if kind is StepKind.JOIN:
-                if op.name != "linears" or self.shape.batch != 2:
+                if not op.several or self.shape.batch != 2:
                     problem = f"{step} joins two products"
                     raise self._wrong("epilogue", problem, "linears of shape 2xMxNxK has them", index)
                 if first_pass:
@@ -441,44 +436,12 @@ class Problem:
             given = " and ".join(str(self.epilogue[index]) for index in scales)
             problem = f"{given} at once" if scales else f"{op.name} needs its scales"
             raise self._wrong("epilogue", problem, f"write one of {' '.join(op.scales)}", max(scales, default=0))
-        if op.name == "woq_int4" and self.shape.k % self.group_size:
-            problem = f"K={self.shape.k} is no multiple of the group {self.group_size}"
-            raise self._wrong("epilogue", problem, "give another K, or a group of 32, 64, 128 or 256", scales[0])
         if op.addend and "bias" not in names:
             raise self._wrong("epilogue", f"{op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
-        if op.name == "qlinear":
-            self._check_qlinear(names)
+        for field, index, problem, allowed in op.check(self):
+            raise self._wrong(field, problem, allowed, index)
         if first_pass:
             self._check_chain()
-
-    def _check_qlinear(self, names: list[str]) -> None:
-        """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
-        integer = not self.dtypes.out.is_float
-        chain = [
-            step.name if step.kind is not StepKind.BINARY or step.name == "sum" else str(step) for step in self.chain
-        ]
-        binary, unary = chain[:1], chain[1:]
-        if binary and binary[0] in QLINEAR_UNARY:
-            binary, unary = [], chain
-        known = ("relu",) if binary else QLINEAR_UNARY
-        if not set(binary) <= set(QLINEAR_BINARY) or unary not in [[], *([name] for name in known)]:
-            allowed = f"one of {' '.join(QLINEAR_UNARY)}, or one of {' '.join(QLINEAR_BINARY)} and then relu"
-            place = self.epilogue.index(self.chain[0])
-            raise self._wrong("epilogue", f"qlinear has no steps {'+'.join(chain)}", allowed, place)
-        if integer != ("requant" in names):
-            problem = "an 8-bit result needs its scale" if integer else "a float result is not requantised"
-            place = 0 if integer else names.index("requant")
-            raise self._wrong("epilogue", problem, f"{'add' if integer else 'drop'} requant", place)
-        total = self.step("sum")
-        if total is not None and total.text and not integer:
-            problem = f"{total} on a float result, whose residual has no scale"
-            raise self._wrong("epilogue", problem, "write sum, or an 8-bit result", names.index("sum"))
-        for name, dtype in (("static", self.dtypes.a), ("requant", self.dtypes.out), ("sum", self.dtypes.out)):
-            step = self.step(name)
-            low = 0.0 if dtype.name == "u8" else -128.0
-            if step is not None and not dtype.is_float and not low <= step.numbers[1] <= dtype.max_finite:
-                problem, allowed = f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}"
-                raise self._wrong("epilogue", problem, allowed, names.index(name))
 
     def _check_chain(self) -> None:
         """Each step must suit the value that it meets, and make another one of it.
@@ -536,36 +499,6 @@ class Problem:
         if is_idle:
             problem = f"{step} leaves the result of {by(shape)} as it is"
             raise self._wrong("epilogue", problem, f"drop {step}", index)
-
-    def _check_linears(self) -> None:
-        shape = self.shape
-        if not 2 <= (shape.batch or 0) <= _MOST_LINEARS:
-            allowed = f"write for example 2x{shape.m}x{shape.n}x{shape.k}"
-            raise self._wrong("shape", f"linears are two or more products, up to {_MOST_LINEARS}", allowed)
-        for index, step in enumerate(self.epilogue):
-            if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
-                raise self._wrong("epilogue", f"linears do not take {step}", f"drop {step}", index)
-
-    def _check_flags(self) -> None:
-        for index, flag in enumerate(self.flags):
-            if not flag:
-                raise self._wrong("flags", "an empty token", "flags tokens are joined by one '+'", index)
-            if flag not in ALL_FLAGS:
-                problem = f"unknown flag {flag!r}{did_you_mean(flag, ALL_FLAGS)}"
-                raise self._wrong("flags", problem, f"known: {' '.join(ALL_FLAGS)}", index)
-            if flag in self.flags[:index]:
-                raise self._wrong("flags", f"duplicate flag: {flag}", "give it once", index)
-            if self.op.name not in TAKERS.get(flag, OPS):
-                problem = f"{self.op.name} does not take {flag}"
-                raise self._wrong("flags", problem, f"drop {flag}, or use {' '.join(TAKERS[flag])}", index)
-            for other in CONTRADICTIONS.get(flag, ()):
-                if self.has(other):
-                    problem = f"{flag} and {other} contradict each other"
-                    raise self._wrong("flags", problem, f"drop {other}", self.flags.index(other))
-        for index, flag in enumerate(self.flags):
-            for is_broken, problem, allowed in RULES[flag](self, flag) if flag in RULES else ():
-                if is_broken:
-                    raise self._wrong("flags", problem, allowed, index)
 
 
 def canonical_line(line: str) -> str:

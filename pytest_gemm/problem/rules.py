@@ -1,4 +1,4 @@
-"""What a flag applies to, and which flags exclude each other."""
+"""Flags: what each of them says, what it applies to, and which exclude each other."""
 
 from __future__ import annotations
 
@@ -6,91 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.ops import OF_ONE, OPS, THIRDS
+from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.ops.woq_int8 import THIRDS
 from pytest_gemm.problem.steps import StepKind
+from pytest_gemm.text import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gemm.problem.problem import Problem
 
-
-ALL_FLAGS: Final[Mapping[str, str]] = {
-    "dyn-m": "one artifact compiled for any M",
-    "pad-lda": "A's rows are wider than K: the gap must not be read",
-    "pad-ldb": "B's rows are wider than they need to be",
-    "off-a": "A starts one element into its storage: an unaligned base",
-    "off-b": "B starts one element into its storage",
-    "bcast-a": "A is one matrix expanded over the batch (stride 0)",
-    "bcast-b": "B is one matrix expanded over the batch (stride 0)",
-    "self": "B is A transposed: A @ A.T on one storage",
-    "const-b": "B is a constant that the compiler may pack",
-    "var-b": "B is an argument, not a constant",
-    "tf32": "f32 may be multiplied as TF32; without the flag it may not",
-    "reduced": "partial sums may be stored in the product's half type; without the flag they may not",
-    "res-a": "the first residual is A itself: an operand that is read twice",
-    "tap": "the value before the last step is returned too: a program of two results",
-    "reduce-range": "A holds 7 of the 8 bits of u8: what PyTorch quantises to for processors that add pairs in 16 bits",
-    "fork": "the last two steps read one value, and each makes a result: a program of two results",
-    "again": "the result is multiplied by B once more: a program of two products and two results",
-    "fast-acc": "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
-    "mid-a": "A's batch lies in the middle of its memory: a permuted view",
-    "mid-b": "B's batch lies in the middle of its memory",
-    "square": "B is A itself: A @ A on one storage",
-    "unfrozen": "B is a parameter that freezing has not made a constant: one in a package of AOTInductor's only",
-    "concat": "B's columns are those of three weights, each of which the program multiplies by on its own",
-    "in-3d": "the input of linears is 3-D: its rows are those of two matrices",
-    "flat": "with in-3d: the program makes its results 2-D again",
-    "in-4d": "the input of a linear is 4-D: its batch is that of two dimensions, the first of size 2",
-    "bias-first": "of linears only the first has the bias",
-    "bias-last": "of linears only the last has the bias",
-    "steps-first": "the steps are those of the first of linears only; the others are returned as they are",
-    "steps-last": "the steps are those of the last of linears only",
-}
-
-
-# -- flags -----------------------------------------------------------------------------------------
-
-
-def _ops_but(*names: str) -> tuple[str, ...]:
-    return tuple(name for name in OPS if name not in names)
-
-
-# The ops that take a flag; a flag that is not here goes with any.  A weight that was packed before the program is made
-# can be no argument of it, and A of grouped_mm is one matrix where its B are several.
-TAKERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "bcast-a": ("bmm", "baddbmm"),
-    "bcast-b": ("bmm", "baddbmm", "grouped_mm"),
-    "self": _ops_but("linears", "mixed_mm", "woq_int8", "woq_int4", "qlinear", "grouped_mm"),
-    "var-b": _ops_but("woq_int4", "qlinear"),
-    **dict.fromkeys(("tf32", "reduced"), ("mm", "addmm", "bmm", "baddbmm", "linear", "mixed_mm")),
-    **dict.fromkeys(("res-a", "tap", "fork"), _ops_but("linears", "woq_int4", "qlinear")),
-    "reduce-range": ("qlinear",),
-    "again": ("mm", "bmm", "linear"),
-    "fast-acc": ("scaled_mm",),
-    **dict.fromkeys(("mid-a", "mid-b"), ("bmm", "baddbmm")),
-    "square": ("mm", "bmm"),
-    "concat": ("woq_int8",),
-    **dict.fromkeys(("in-3d", "flat", *OF_ONE), ("linears",)),
-    "in-4d": ("linear",),
-}
-# Flags beside which others mean nothing: those to drop.
-CONTRADICTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "self": ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "square", "mid-b"),
-    "square": ("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "mid-b"),
-    "const-b": ("var-b",),
-    "unfrozen": ("var-b", "self", "square"),
-    "mid-a": ("bcast-a",),
-    "mid-b": ("bcast-b",),
-    "fork": ("tap",),
-    "again": ("tap", "fork", "self", "res-a"),
-    "concat": ("var-b", "unfrozen"),
-    "in-3d": ("dyn-m",),
-    "in-4d": ("dyn-m", "tap", "fork", "again", "res-a"),
-    "bias-last": ("bias-first",),
-    "steps-last": ("steps-first",),
-}
-
-# What else can be wrong with a flag: whether it is, the complaint, and what would be right.
+# What can be wrong with a flag: whether it is, the complaint, and what would be right.
 _Rules = Iterator[tuple[bool, str, str]]
 
 
@@ -193,29 +119,134 @@ def _rules_of_one(p: Problem, flag: str) -> _Rules:
     yield bool(common), f"{flag}: {'+'.join(common)} is no step of one product alone", f"drop {flag}"
 
 
-RULES: Final[Mapping[str, Callable[[Problem, str], _Rules]]] = {
-    "self": _rules_of_self,
-    "square": _rules_of_square,
-    "bcast-a": _rules_of_bcast,
-    "bcast-b": _rules_of_bcast,
-    "tf32": _rules_of_precision,
-    "reduced": _rules_of_precision,
-    "reduce-range": _rules_of_reduce_range,
-    "concat": _rules_of_concat,
-    "unfrozen": _rules_of_unfrozen,
-    "tap": _rules_of_tap,
-    "fork": _rules_of_fork,
-    "again": _rules_of_again,
-    "res-a": _rules_of_res_a,
-    "in-3d": _rules_of_in_3d,
-    "flat": _rules_of_flat,
-    "in-4d": _rules_of_in_4d,
-    **dict.fromkeys(OF_ONE, _rules_of_one),
+def _but(shape: Shape, **sizes: int) -> Shape:
+    return dataclasses.replace(shape, **sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A fact about operands, result or arithmetic that the other fields do not hold.
+
+    Attributes:
+        help: what it says.
+        every: whether it fits every op; other flags fit the ops that name them.
+        excludes: flags that contradict it, or mean nothing beside it.
+        rules: further rules, given the problem and the flag.
+    """
+
+    help: str
+    every: bool = False
+    excludes: tuple[str, ...] = ()
+    rules: Callable[[Problem, str], _Rules] | None = None
+
+    def takers(self, name: str) -> tuple[str, ...]:
+        """The ops that take it under its ``name``."""
+        return tuple(op.name for op in OPS.values() if self.every or name in op.flags)
+
+
+FLAGS: Final[Mapping[str, Flag]] = {
+    "dyn-m": Flag("one artifact compiled for any M", every=True),
+    "pad-lda": Flag("A's rows are wider than K: the gap must not be read", every=True),
+    "pad-ldb": Flag("B's rows are wider than they need to be", every=True),
+    "off-a": Flag("A starts one element into its storage: an unaligned base", every=True),
+    "off-b": Flag("B starts one element into its storage", every=True),
+    "bcast-a": Flag("A is one matrix expanded over the batch (stride 0)", rules=_rules_of_bcast),
+    "bcast-b": Flag("B is one matrix expanded over the batch (stride 0)", rules=_rules_of_bcast),
+    "self": Flag(
+        "B is A transposed: A @ A.T on one storage",
+        excludes=("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "square", "mid-b"),
+        rules=_rules_of_self,
+    ),
+    "const-b": Flag("B is a constant that the compiler may pack", every=True, excludes=("var-b",)),
+    "var-b": Flag("B is an argument, not a constant"),
+    "tf32": Flag("f32 may be multiplied as TF32; without the flag it may not", rules=_rules_of_precision),
+    "reduced": Flag(
+        "partial sums may be stored in the product's half type; without the flag they may not",
+        rules=_rules_of_precision,
+    ),
+    "res-a": Flag("the first residual is A itself: an operand that is read twice", rules=_rules_of_res_a),
+    "tap": Flag("the value before the last step is returned too: a program of two results", rules=_rules_of_tap),
+    "reduce-range": Flag(
+        "A holds 7 of the 8 bits of u8: what PyTorch quantises to for processors that add pairs in 16 bits",
+        rules=_rules_of_reduce_range,
+    ),
+    "fork": Flag(
+        "the last two steps read one value, and each makes a result: a program of two results",
+        excludes=("tap",),
+        rules=_rules_of_fork,
+    ),
+    "again": Flag(
+        "the result is multiplied by B once more: a program of two products and two results",
+        excludes=("tap", "fork", "self", "res-a"),
+        rules=_rules_of_again,
+    ),
+    "fast-acc": Flag(
+        "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not"
+    ),
+    "mid-a": Flag("A's batch lies in the middle of its memory: a permuted view", excludes=("bcast-a",)),
+    "mid-b": Flag("B's batch lies in the middle of its memory", excludes=("bcast-b",)),
+    "square": Flag(
+        "B is A itself: A @ A on one storage",
+        excludes=("pad-ldb", "off-b", "bcast-b", "const-b", "dyn-m", "mid-b"),
+        rules=_rules_of_square,
+    ),
+    "unfrozen": Flag(
+        "B is a parameter that freezing has not made a constant: one in a package of AOTInductor's only",
+        every=True,
+        excludes=("var-b", "self", "square"),
+        rules=_rules_of_unfrozen,
+    ),
+    "concat": Flag(
+        "B's columns are those of three weights, each of which the program multiplies by on its own",
+        excludes=("var-b", "unfrozen"),
+        rules=_rules_of_concat,
+    ),
+    "in-3d": Flag(
+        "the input of linears is 3-D: its rows are those of two matrices", excludes=("dyn-m",), rules=_rules_of_in_3d
+    ),
+    "flat": Flag("with in-3d: the program makes its results 2-D again", rules=_rules_of_flat),
+    "in-4d": Flag(
+        "the input of a linear is 4-D: its batch is that of two dimensions, the first of size 2",
+        excludes=("dyn-m", "tap", "fork", "again", "res-a"),
+        rules=_rules_of_in_4d,
+    ),
+    "bias-first": Flag("of linears only the first has the bias", rules=_rules_of_one),
+    "bias-last": Flag("of linears only the last has the bias", excludes=("bias-first",), rules=_rules_of_one),
+    "steps-first": Flag(
+        "the steps are those of the first of linears only; the others are returned as they are", rules=_rules_of_one
+    ),
+    "steps-last": Flag(
+        "the steps are those of the last of linears only", excludes=("steps-first",), rules=_rules_of_one
+    ),
 }
 
 
-def _but(shape: Shape, **sizes: int) -> Shape:
-    return dataclasses.replace(shape, **sizes)
+def check_flags(p: Problem) -> None:
+    """Check a problem's flags against the table.
+
+    Raises:
+        ProblemError: for the first flag that is unknown, given twice, not for the op or contradicts another field.
+    """
+    for index, name in enumerate(p.flags):
+        flag = FLAGS.get(name)
+        if flag is None:
+            problem = f"unknown flag {name!r}{did_you_mean(name, FLAGS)}" if name else "an empty token"
+            allowed = f"known: {' '.join(FLAGS)}" if name else "flags tokens are joined by one '+'"
+            raise ProblemError(p.text(), "flags", problem, allowed, index)
+        if name in p.flags[:index]:
+            raise ProblemError(p.text(), "flags", f"duplicate flag: {name}", "give it once", index)
+        if not flag.every and name not in p.op.flags:
+            allowed = f"drop {name}, or use {' '.join(flag.takers(name))}"
+            raise ProblemError(p.text(), "flags", f"{p.op.name} does not take {name}", allowed, index)
+        for other in flag.excludes:
+            if p.has(other):
+                problem = f"{name} and {other} contradict each other"
+                raise ProblemError(p.text(), "flags", problem, f"drop {other}", p.flags.index(other))
+    for index, name in enumerate(p.flags):
+        rules = FLAGS[name].rules
+        for is_broken, problem, allowed in rules(p, name) if rules else ():
+            if is_broken:
+                raise ProblemError(p.text(), "flags", problem, allowed, index)
 
 
 def by(shape: tuple[int, ...]) -> str:

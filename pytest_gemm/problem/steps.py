@@ -70,6 +70,14 @@ class Step:
             return ()
         return tuple(map(float, self.text.split("_"))) if self.text else spec.defaults
 
+    def apply(self, torch: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The step on ``x`` as eager PyTorch computes it, given the module ``torch``."""
+        if self.kind is StepKind.CAST:
+            return x.to(getattr(torch, self.dtype.torch_name))
+        assert self.spec.function is not None, self
+        met = () if residual is None else (residual,)
+        return self.spec.function(torch.nn.functional, x, *met, *self.numbers)
+
     @property
     def extent(self) -> str:
         """How much of the result's shape a residual has, as written: ``n``, ``m1``, ``at``; "" for all of it."""

@@ -21,7 +21,7 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.rules import ALL_FLAGS
+from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
 
 SIZES = st.integers(0, 70_000)
@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn) -> Problem | None:
     shape = Shape(draw(SIZES), draw(SIZES), draw(SIZES), batch)
     own = [("bias", "")] if op.addend else [(op.scales[0], "")] if op.scales else []
     tokens = [*own, *draw(st.lists(steps(), max_size=4))]
-    flags = tuple(draw(st.lists(st.sampled_from(sorted(ALL_FLAGS)), max_size=3)))
+    flags = tuple(draw(st.lists(st.sampled_from(sorted(FLAGS)), max_size=3)))
     layout = draw(st.sampled_from(list(Layout)))
     try:
         return Problem(op, dtypes, layout, shape, tuple(Step(*token) for token in tokens), flags)
@@ -362,10 +362,10 @@ def mutated(line: str, rng: random.Random) -> str:
             case 3:
                 line = line[:at] + line[max(0, at - rng.randint(1, 12)) : at] * rng.randint(1, 40) + line[at:]
             case 4:
-                token = rng.choice([*STEPS, *ALL_FLAGS, "clamp-5_1", "scale-1e999", "perm-1_0", "view-4x4"])
+                token = rng.choice([*STEPS, *FLAGS, "clamp-5_1", "scale-1e999", "perm-1_0", "view-4x4"])
                 line = f"{line}+{token}"
             case 5:
-                line = f"{line}:{rng.choice(list(ALL_FLAGS))}"
+                line = f"{line}:{rng.choice(list(FLAGS))}"
             case _:
                 tokens = re.split(r"([:+])", line)
                 first, second = rng.randrange(len(tokens)), rng.randrange(len(tokens))

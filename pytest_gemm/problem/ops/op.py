@@ -1,0 +1,131 @@
+"""The type of an operation: its grammar, its program and the facts that other packages read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gemm.problem.layout import Layout
+
+if TYPE_CHECKING:
+    from pytest_gemm.problem.problem import Problem
+
+# A torch.Tensor, and the tensors of a program by name.  Modules that collection imports must not import torch: the
+# functions of an op are given the module.
+Tensor = Any
+Tensors = dict[str, Any]
+Matmul = Callable[[Tensor, Tensor], Tensor]
+# What may be wrong with a problem of the op: the field, the index of the token, the complaint, what would be right.
+Complaints = Iterator[tuple[str, int, str, str]]
+
+FLOATS: Final = frozenset({"f64", "f32", "f16", "bf16"})
+HALVES: Final = frozenset({"f16", "bf16"})
+UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
+FLOAT_HELP: Final = f"{UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
+
+# Flags of every op whose program has one product and one result at its end, and of those with a weight in the program.
+OUTPUTS: Final = ("res-a", "tap", "fork")
+PRECISION: Final = ("tf32", "reduced")
+
+
+def uniform_float(a: str, b: str, out: str) -> bool:
+    """One float type."""
+    return a == b == out and a in FLOATS
+
+
+def any_float(a: str, b: str, out: str) -> bool:
+    """One float type, or f32 that the program converts to a half type."""
+    return uniform_float(a, b, out) or (a == b == "f32" and out in HALVES)
+
+
+def around_dense(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
+    """``alpha * a @ b + beta * bias`` with ``matmul`` for the product, everything else in eager PyTorch."""
+    a, b = t["a"], t["b"].mT if p.op.weight else t["b"]
+    if p.op.converts:
+        out = dtype_of(torch, p)
+        a, b = a.to(out), b.to(out)
+    if p.op.batch == "optional" and a.dim() > 2:
+        c = matmul(a.flatten(0, -2), b).reshape(*a.shape[:-1], b.shape[-1])
+    else:
+        c = matmul(a, b)
+    if "bias" not in t or not (p.op.addend or p.op.own_bias):
+        return c
+    # beta = 0 ignores the addend altogether, NaN included (BLAS, and torch.addmm's documentation).
+    c = c if p.alpha == 1.0 else c * p.alpha
+    return c if p.beta == 0.0 else c + (t["bias"] if p.beta == 1.0 else t["bias"] * p.beta)
+
+
+def dtype_of(torch: Any, p: Problem) -> Any:
+    """The torch dtype of the product."""
+    return getattr(torch, p.dtypes.out.torch_name)
+
+
+def _nothing(*_: Any) -> Any:
+    return iter(())
+
+
+def _f32(_: str) -> str:
+    return "f32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An operation under its ATen-style name: one table entry with all that is known about it.
+
+    ``native`` and ``around`` receive the module ``torch``, the problem and the program's tensors by name, ``b`` also
+    where B is A.
+
+    Attributes:
+        name: the key of ``OPS``.
+        batch: ``"never"``, ``"always"`` or ``"optional"``.
+        dtypes: whether a triple of dtype names makes sense (a backend may still refuse it).
+        dtypes_help: the same in words, with an example.
+        native: the product with its own addend, as a user writes it.
+        around: the same with a given matrix product, everything around it in eager PyTorch.
+        constant_b: whether B is a weight, constant for the compiler, unless a flag says otherwise.
+        addend: whether the op itself takes a bias operand C (``beta * C + alpha * A @ B``).
+        own_bias: whether the op itself adds a bias of shape (N,).
+        layouts: layouts that can be expressed.
+        scales: quantisation steps, of which a problem needs one.
+        flags: flags that the op takes, beyond those that fit every op.
+        weight: whether the second argument is the N x K weight as stored, not its K x N view.
+        converts: whether the program converts an integer side to the product's type.
+        weight_scales: whether B has scales for its columns.
+        scale_dtype: dtype of the scales by that of the result.
+        int8: whether both sides are 8-bit integers whose product is scaled.
+        zero_points: whether A has a zero point.
+        fused_steps: whether the op computes its steps itself, in f32, and requantises an 8-bit result.
+        rounds_once: whether the op is one kernel that keeps f32 up to its store.
+        several: whether there is one product for each matrix of the batch, all of one A.
+        grouped: whether A's rows belong to groups, each with a B of its own.
+        pack: the N x K weight in the form that the op takes, where a user packs it once; ``None`` for no packing.
+        derived: what a compiler makes of several constants of the program, by what it makes it of.
+        check: complaints about a problem that only this op has.
+    """
+
+    name: str
+    batch: str
+    dtypes: Callable[[str, str, str], bool]
+    dtypes_help: str
+    native: Callable[[Any, Problem, Tensors], Tensor]
+    around: Callable[[Any, Problem, Tensors, Matmul], Tensor] = around_dense
+    constant_b: bool = True
+    addend: bool = False
+    own_bias: bool = False
+    layouts: tuple[Layout, ...] = tuple(Layout)
+    scales: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    weight: bool = False
+    converts: bool = False
+    weight_scales: bool = False
+    scale_dtype: Callable[[str], str] = _f32
+    int8: bool = False
+    zero_points: bool = False
+    fused_steps: bool = False
+    rounds_once: bool = False
+    several: bool = False
+    grouped: bool = False
+    pack: Callable[[Any, Problem, Tensor], Tensor] | None = None
+    derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
+    check: Callable[[Problem], Complaints] = _nothing
