@@ -25,7 +25,6 @@ else:
 
 
 _FILE = Path(__file__).with_name("pytorch_families.toml")
-_LEVELS = ("quick", "full", "exhaustive")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,18 +71,9 @@ def load(path: Path = _FILE) -> tuple[Family, ...]:
     return tuple(found)
 
 
-def _levels() -> dict[str, str]:
-    """The least level of every problem of the matrix, by its line."""
-    found: dict[str, str] = {}
-    for level in _LEVELS:
-        for problem in matrix.products(level):
-            found.setdefault(str(problem), level)
-    return found
-
-
 def complaints(families: Iterable[Family]) -> list[str]:
     """What is wrong with the table, a sentence each; empty when every line is a problem of the suite."""
-    found, levels = [], _levels()
+    found, levels = [], matrix.levels()
     for family in families:
         if not (family.lines or family.awaiting):
             found.append(f"{family.test}: no line covers it")
@@ -103,7 +93,7 @@ def complaints(families: Iterable[Family]) -> list[str]:
 
 def page(families: Iterable[Family]) -> str:
     """The table as Markdown."""
-    families, levels = tuple(families), _levels()
+    families, levels = tuple(families), matrix.levels()
     total = sum(family.cases + family.dynamic for family in families)
     lines = [
         "# PyTorch's test_cpu_select_algorithm.py, family by family",

@@ -1,4 +1,4 @@
-"""Warm caches: a compiler that remembers must not answer with what it remembers of another weight or program.
+"""Warm caches: an answer for another weight or program must not come from a cache.
 
 A user compiles with every cache of PyTorch on.  The other tests turn those off, because they compile
 once for many distributions; here they are on.  To a cache it does not matter which candidate was compiled, so
@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gemm.conformance import matrix
+from pytest_gemm.problem.axes import unique
+from pytest_gemm.problem.dtypes import DTYPES
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
@@ -26,15 +30,34 @@ def test_new_weights_in_one_process(gemm_case: Case, gemm_check: GemmCheck) -> N
     gemm_check(user)
 
 
-@pytest.mark.gemm(problems=matrix.recompiled_elsewhere, distributions=["rand"])
+@pytest.mark.gemm(problems=matrix.recompiled_in_another_process, distributions=["rand"])
 def test_new_weights_in_another_process(gemm_case: Case, gemm_check: GemmCheck) -> None:
     user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
     gemm_check.run_elsewhere(dataclasses.replace(user, seed=user.seed + 1))
     gemm_check(user)
 
 
-@pytest.mark.gemm(problems=matrix.alike, distributions=["rand-positive"])  # sums of one sign show how they are held
+# Sums of one sign show how they are held.
+@pytest.mark.gemm(problems=matrix.same_operands, distributions=["rand-positive"])
 def test_after_others_with_the_same_operands(gemm_case: Case, gemm_check: GemmCheck) -> None:
     user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
-    gemm_check.run_before(user, matrix.others_with_the_operands_of(user.problem))
+    gemm_check.run_before(user, others_with_the_operands_of(user.problem))
     gemm_check(user)
+
+
+def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
+    """Programs that take the operands of this one and compute something else.
+
+    Another accuracy or another output of fp8, a product without its factors or without its last step: a cache whose
+    key covers the operands alone would answer one with the other.
+    """
+    kept = tuple(step for step in problem.epilogue if step.name not in {"alpha", "beta"})
+    asked = [dataclasses.replace(problem, epilogue=kept)]
+    if problem.op.name == "scaled_mm":
+        flags = tuple({*problem.flags} ^ {"fast-acc"})
+        asked.append(dataclasses.replace(problem, flags=flags))
+        out = DTYPES["f16" if problem.dtypes.out.name == "bf16" else "bf16"]
+        asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))
+    elif problem.passes and problem.passes[-1].kind is not StepKind.BINARY:
+        asked.append(problem.without(problem.epilogue.index(problem.passes[-1])))
+    return tuple(other for other in unique(Problem.parse(one.line) for one in asked) if other != problem)

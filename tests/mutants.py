@@ -131,7 +131,7 @@ SMALL = {dtype: line.format(k=256) for dtype, line in PLAIN.items() if dtype in 
 SMALL_F32 = only(SMALL, "f32")
 SMALL_BIAS = {"f32": BIAS["f32"].format(k=256)}
 
-# Bugs that begin at a size: problems of conformance/matrix.py, of level quick unless a comment says otherwise.
+# Bugs that begin at a size: problems of conformance/cases, of level quick unless a comment says otherwise.
 TALL = {
     "f32": "mm:f32:nn:65601x5x3",
     "bf16": "linear:bf16:nt:65601x4x8:bias",

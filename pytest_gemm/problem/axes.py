@@ -1,99 +1,79 @@
-"""Cases from axes: combine, expand, filter; then problems with stable ids.
-
-The shape of it is that of WebGPU's conformance suite: a list of *points* (plain dictionaries) that grows
-axis by axis.  Nonsense is filtered, what a backend merely cannot do is not: it answers for itself.
-
-Example::
-
-    Cases().combine(dtype=["f32", "bf16"], m=[1, 17, 32]).combine(n=[64, 65]).expand(
-        "k", lambda p: [1000] if p["m"] == 1 else [64, 1000]
-    ).problems("mm:{dtype}:nn:{m}x{n}x{k}")
-"""
+"""Problem lines from templates and axes."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from pytest_gemm.problem.problem import Problem
 
-# A point's values are whatever its axes hold; only the template looks at them.
-Point = Mapping[str, Any]
+LEVELS: Final = ("quick", "full", "exhaustive")
 
-LEVELS = ("quick", "full", "exhaustive")
+# A text, a number, or a table of several, which vary together.
+Value = str | int | float | Mapping[str, str | int | float]
+Axes = Mapping[str, Sequence[Value]]
 
 
 class TemplateError(ValueError):
     """A template with a name in braces that is no axis."""
 
 
-class Cases:
-    """An immutable list of points; every method returns a new one.
+def lines(templates: Iterable[str], axes: Axes, spread: Iterable[str] = ()) -> list[str]:
+    """The templates filled with every combination of the axes that they name, each line once.
 
     Args:
-        points: where to start, by default one point with no axis.
+        templates: problem lines with names of axes in braces.  Empty trailing fields, and a ``+`` at either end of a
+            field, are dropped.
+        axes: values by name.  A table among them gives several names a value at once.
+        spread: axes of which each combination of the others gets one value, see :func:`points`.
+
+    Raises:
+        TemplateError: for a name in braces that is no axis.
     """
-
-    def __init__(self, points: Iterable[Point] = ({},)) -> None:
-        self._points = tuple(points)
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self._points)
-
-    def __len__(self) -> int:
-        return len(self._points)
-
-    def combine(self, **axes: Iterable[Any]) -> Cases:
-        """Cross every point with every combination of the given axes.
-
-        Raises:
-            ValueError: when an axis is there already.
-        """
-        names = list(axes)
-        for name in names:
-            if self._points and name in self._points[0]:
-                raise ValueError(f"axis {name!r} is there already")
-        products = [dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values())]
-        return Cases({**point, **more} for point in self._points for more in products)
-
-    def expand(self, name: str, values: Callable[[Point], Iterable[Any]]) -> Cases:
-        """Add an axis whose values depend on the point; a point with no value is dropped."""
-        return Cases({**point, name: value} for point in self._points for value in values(point))
-
-    def filter(self, keep: Callable[[Point], bool]) -> Cases:
-        """Keep the points that make sense."""
-        return Cases(point for point in self._points if keep(point))
-
-    def __add__(self, other: Cases) -> Cases:
-        return Cases((*self._points, *other))
-
-    def problems(self, template: str) -> tuple[Problem, ...]:
-        """The points as problems, first mention first, each once.
-
-        Args:
-            template: a problem line with the axes in braces; trailing empty fields are dropped.
-
-        Raises:
-            TemplateError: for a name in braces that is no axis.
-        """
-        return unique(map(Problem.parse, self.lines(template)))
-
-    def lines(self, template: str) -> list[str]:
-        """The same as text, each line once."""
-        return list(dict.fromkeys(_fill(template, point).rstrip(":") for point in self._points))
+    found: dict[str, None] = {}
+    for template in templates:
+        named = set(re.findall(r"\{([^{}]*)\}", template))
+        own = {name: values for name, values in axes.items() if named & names(name, values)}
+        found |= dict.fromkeys(_fill(template, point) for point in points(own, [one for one in spread if one in own]))
+    return list(found)
 
 
-def _fill(template: str, point: Point) -> str:
+def names(axis: str, values: Sequence[Value]) -> set[str]:
+    """What an axis gives a value to: its name, or the keys of its tables."""
+    return {name for one in values for name in (one if isinstance(one, Mapping) else (axis,))}
+
+
+def points(axes: Axes, spread: Sequence[str] = ()) -> Iterator[dict[str, str | int | float]]:
+    """The cross product of the axes.
+
+    An axis of ``spread`` is not crossed: each point gets one of its values, the one whose hash with the point is the
+    largest.  So a point keeps its value when another axis gains a value, and moves only to a value that is new.
+    """
+    crossed = {name: values for name, values in axes.items() if name not in spread}
+    for values in itertools.product(*crossed.values()):
+        point: dict[str, str | int | float] = {}
+        for name, value in zip(crossed, values, strict=True):
+            point |= value if isinstance(value, Mapping) else {name: value}
+        text = repr(sorted(point.items()))
+        for name in spread:
+            value = max(axes[name], key=lambda one: hashlib.sha256(f"{text} {one}".encode()).digest())
+            point |= value if isinstance(value, Mapping) else {name: value}
+        yield point
+
+
+def _fill(template: str, point: Mapping[str, str | int | float]) -> str:
     """The template with the point's values; nothing of ``str.format`` but plain names."""
 
     def value(name: re.Match[str]) -> str:
         if name[1] not in point:
-            raise TemplateError(f"the template asks for {name[0]}, and there is no such axis")
+            raise TemplateError(f"the template has {name[0]}, which is no axis")
         return str(point[name[1]])
 
-    return re.sub(r"\{([^{}]*)\}", value, template)
+    filled = re.sub(r"\{([^{}]*)\}", value, template)
+    return re.sub(r":\++|\++(?=:|$)", lambda found: ":" if found[0][0] == ":" else "", filled).rstrip(":")
 
 
 def unique(problems: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -1,6 +1,6 @@
-"""Problems from a data file: what the speed suite times, and what users add to it.
+"""Sets of problems in a data file: the cases of the suites, and what users add to them.
 
-A shapes file is TOML.  Each ``[[set]]`` has a template of problem lines and axes that are crossed to fill it::
+A file is TOML.  Each ``[[set]]`` has a template of problem lines and axes that are crossed to fill it::
 
     [[set]]
     name = "decode"
@@ -9,45 +9,66 @@ A shapes file is TOML.  Each ``[[set]]`` has a template of problem lines and axe
     level = "quick"                         # from which --gemm-level on; default quick
     problem = "linear:{dtype}:nt:{m}x{nk}"
     dtype = ["f32", "bf16"]
-    m = [1, 4, 16]
+    m = [1, "4..16"]                        # 4 to 16
     nk = ["4096x4096", "11008x4096"]        # N x K
 
-Every key that is none of the first five is an axis, whose values take the place of its name in braces; braces mean
-nothing else.  A set without axes is a list of lines in ``problems``.
+Every key that is not one of :data:`_KEYS` is an axis.  Its values replace its name in braces; braces mean nothing else.
+In place of ``problem``, ``problems`` is a list of templates, each crossed with the axes that it names, or of lines
+without axes.  ``docs/adding-a-case.md`` describes the other keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from pytest_gemm.problem.axes import LEVELS, Cases, TemplateError, unique
+from pytest_gemm.problem import axes
+from pytest_gemm.problem.axes import LEVELS, TemplateError, Value, unique
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage.datafile import TableFile, shown
+from pytest_gemm.storage.datafile import Key, TableFile, is_text, is_texts, shown
 from pytest_gemm.storage.errors import FileError
 from pytest_gemm.text import did_you_mean
 
 _DEVICES: Final = ("cpu", "cuda")
-_OWN: Final = frozenset({"name", "help", "device", "level", "problem", "problems"})
-
-
-# So many problems of one set were meant otherwise.
+# A set with more problems is a mistake.
 _MOST: Final = 100_000
+# The file beside a file of sets whose lists an axis names as "@list".
+_SHARED: Final = "axes.toml"
 
 
 class ShapeError(FileError):
-    """A shapes file that cannot be used, or the name of a set that does not exist, with what would be right."""
+    """A file of sets that cannot be used, or the name of a set that does not exist, with what would be right."""
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[a-z0-9][a-z0-9_-]*", value) is not None
+
+
+def _are_devices(value: Any) -> bool:
+    return value != [] and all(one in _DEVICES for one in (value if isinstance(value, list) else [value]))
+
+
+_KEYS: Final[Mapping[str, Key]] = {
+    "name": Key(_is_name, "a set needs a name of lower-case letters, digits and dashes", required=True),
+    "help": Key(is_text, "write a text between quotes"),
+    "device": Key(_are_devices, 'it is "cpu", "cuda" or both'),
+    "level": Key(lambda value: value in LEVELS, f"it is one of {', '.join(LEVELS)}"),
+    "problem": Key(is_text, "write a problem line with axes in braces"),
+    "problems": Key(is_texts, "write a list of problem lines"),
+    "exclude": Key(is_texts, "write a list of patterns of problem lines"),
+    "spread": Key(is_texts, "write a list of axes"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class ShapeSet:
+class ProblemSet:
     """A named set of problems.
 
     Attributes:
@@ -65,85 +86,113 @@ class ShapeSet:
     problems: tuple[Problem, ...]
 
 
-@functools.lru_cache(maxsize=16)
-def read(path: Path) -> tuple[ShapeSet, ...]:
-    """All sets of a file.
+@functools.lru_cache(maxsize=64)
+def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
+    """The sets of a file, up to a level.
 
     Raises:
         ShapeError: naming the file, the line and the key.
     """
     file = TableFile(path, "set", ShapeError)
-    found: dict[str, ShapeSet] = {}
+    found: dict[str, ProblemSet | None] = {}
     for table in file.tables():
-        one = _set(file, table)
-        if one.name in found:
-            raise file.fail(f"two sets are called {one.name!r}", "names are unique", "name")
-        found[one.name] = one
+        file.check(table, _KEYS, others=True)
+        name = table["name"]
+        if name in found:
+            raise file.fail(f"two sets are called {name!r}", "names are unique", "name")
+        wanted = LEVELS.index(table.get("level", LEVELS[0])) <= LEVELS.index(level)
+        found[name] = _set(file, table) if wanted else None
     if not found:
-        raise ShapeError(path, 0, "has no sets", "a shapes file consists of [[set]] tables")
-    return tuple(found.values())
+        raise ShapeError(path, 0, "has no sets", "a file of problems consists of [[set]] tables")
+    return tuple(one for one in found.values() if one is not None)
 
 
-def _set(file: TableFile, table: Mapping[str, Any]) -> ShapeSet:
-    def fail(key: str, remedy: str) -> NoReturn:
-        raise file.fail(f"{key} is {shown(table[key])}", remedy, key)
-
-    name = table.get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9-]+", name):
-        problem = "name is missing" if name is None else f"name is {shown(name)}"
-        raise file.fail(problem, "a set needs a name of lower-case letters, digits and dashes", "name")
-    if not isinstance(table.get("help", ""), str):
-        fail("help", "write a text between quotes")
-    devices = table.get("device", list(_DEVICES))
-    devices = devices if isinstance(devices, list) else [devices]
-    if not devices or not all(one in _DEVICES for one in devices):
-        fail("device", 'it is "cpu", "cuda" or both')
-    level = table.get("level", "quick")
-    if level not in LEVELS:
-        fail("level", f"it is one of {', '.join(LEVELS)}")
+def _set(file: TableFile, table: Mapping[str, Any]) -> ProblemSet:
     if ("problem" in table) == ("problems" in table):
         remedy = "give either 'problem', a template with axes, or 'problems', a list of lines"
         raise file.fail("it has both" if "problem" in table else "it has no problems", remedy, "problem")
     key = "problem" if "problem" in table else "problems"
-    lines = table[key] if key == "problems" else _lines(file, table)
-    if not isinstance(lines, list) or not lines or not all(isinstance(line, str) for line in lines):
-        fail(key, "write a list of problem lines")
-    unknown = [other for other in table if other not in _OWN]
-    if key == "problems" and unknown:
-        hint = did_you_mean(unknown[0], _OWN)
-        raise file.fail(f"unknown key {shown(unknown[0])}{hint}", "axes need a template, 'problem'", unknown[0])
     try:
-        problems = unique(map(Problem.parse, lines))
+        problems = unique(map(Problem.parse, _lines(file, table, key)))
     except ProblemError as error:
         head = str(error).partition("\n")[0]
         raise file.fail(f"problem {shown(error.line)}: {head}", "correct the line", key) from None
-    return ShapeSet(name, table.get("help", ""), tuple(devices), level, problems)
+    device = table.get("device", list(_DEVICES))
+    devices = tuple(device) if isinstance(device, list) else (device,)
+    return ProblemSet(table["name"], table.get("help", ""), devices, table.get("level", LEVELS[0]), problems)
 
 
-def _lines(file: TableFile, table: Mapping[str, Any]) -> list[str]:
-    """The problem lines of a template and its axes."""
-    template = table["problem"]
-    if not isinstance(template, str):
-        raise file.fail(f"problem is {shown(template)}", "write a problem line with axes in braces", "problem")
-    axes = {key: value for key, value in table.items() if key not in _OWN}
-    for key, value in axes.items():
-        if not isinstance(value, list) or not value or not all(map(_is_plain, value)):
-            remedy = "an axis is a list of texts and numbers"
-            raise file.fail(f"the axis {shown(key)} is {shown(value)}", remedy, key)
-        if f"{{{key}}}" not in template:
-            hint = did_you_mean(key, _OWN)
-            raise file.fail(f"the template has no {{{key}}}{hint}", "delete this axis, or use it", key)
-    if math.prod(map(len, axes.values())) > _MOST:
+def _lines(file: TableFile, table: Mapping[str, Any], key: str) -> list[str]:
+    """The problem lines of the templates and axes of a set."""
+    templates = [table[key]] if key == "problem" else table[key]
+    found = {name: _values(file, name, value) for name, value in table.items() if name not in _KEYS}
+    for name, values in found.items():
+        if unused := [one for one in axes.names(name, values) if not any(f"{{{one}}}" in line for line in templates)]:
+            hint = did_you_mean(name, _KEYS)
+            raise file.fail(f"no template has {{{unused[0]}}}{hint}", "delete this axis, or use it", name)
+    for name in table.get("spread", ()):
+        if name not in found:
+            hint = did_you_mean(name, found)
+            raise file.fail(f"spread has {shown(name)}, which is no axis{hint}", "name an axis", "spread")
+    if math.prod(map(len, found.values())) > _MOST:
         raise file.fail(f"the axes make more than {_MOST} problems", "divide the set, or shorten its axes", "problem")
-    points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     try:
-        return Cases(points).lines(template)
+        lines = axes.lines(templates, found, table.get("spread", ()))
     except TemplateError as error:
-        raise file.fail(str(error), f"axes of this set: {', '.join(axes) or 'none'}", "problem") from None
+        raise file.fail(str(error), f"axes of this set: {', '.join(found) or 'none'}", key) from None
+    return _without(file, lines, table.get("exclude", ()))
+
+
+def _without(file: TableFile, lines: list[str], patterns: Iterable[str]) -> list[str]:
+    """The lines that match no pattern; each pattern matches a line."""
+    for pattern in patterns:
+        kept = [line for line in lines if not fnmatch.fnmatchcase(line, pattern)]
+        if len(kept) == len(lines):
+            raise file.fail(f"exclude {shown(pattern)} matches no line", "delete it, or correct it", "exclude")
+        lines = kept
+    return lines
+
+
+def _values(file: TableFile, axis: str, values: Any) -> list[Value]:
+    """The values of an axis, with lists that are named and ranges in their places."""
+    if not isinstance(values, list) or not values or not all(map(_is_value, values)):
+        remedy = "an axis is a list of texts, numbers and tables of them"
+        raise file.fail(f"the axis {shown(axis)} is {shown(values)}", remedy, axis)
+    found: list[Value] = []
+    for one in values:
+        if isinstance(one, str) and one.startswith("@"):
+            shared = _shared(file.path.with_name(_SHARED))
+            if one[1:] not in shared:
+                hint = did_you_mean(one[1:], shared)
+                raise file.fail(f"the axis {shown(axis)}: no list {shown(one)}{hint}", f"see {_SHARED}", axis)
+            found += shared[one[1:]]
+        elif isinstance(one, str) and (ends := re.fullmatch(r"(\d{1,6})\.\.(\d{1,6})", one)):
+            found += range(int(ends[1]), int(ends[2]) + 1)
+        else:
+            found.append(one)
+    return found
+
+
+@functools.cache
+def _shared(path: Path) -> Mapping[str, list[Value]]:
+    """The named lists of ``axes.toml``; none where the file does not exist."""
+    if not path.exists():
+        return {}
+    file = TableFile(path, "set", ShapeError)
+    for name, values in (found := file.document()).items():
+        if not isinstance(values, list) or not all(map(_is_plain, values)):
+            line = file.find(rf"{re.escape(name)}\s*=")
+            raise ShapeError(path, line, f"{name} is {shown(values)}", "write a list of texts and numbers")
+    return found
+
+
+def _is_value(value: object) -> bool:
+    """Whether an axis may have this value: a plain one, or a table of plain ones."""
+    return _is_plain(value) or (isinstance(value, dict) and bool(value) and all(map(_is_plain, value.values())))
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value of an axis is a text, or a number that can stand in a problem line."""
+    """Whether a value is a text, or a number that can stand in a problem line."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
@@ -162,11 +211,10 @@ def select(shipped: Path, wanted: Sequence[str], level: str, device: str, root: 
     Raises:
         ShapeError: for a name that is neither a set nor a file.
     """
-    sets = read(shipped)
     if not wanted:
-        depth = LEVELS.index(level)
-        return _problems(one for one in sets if device in one.devices and LEVELS.index(one.level) <= depth)
-    chosen: list[ShapeSet] = []
+        return _problems(one for one in read(shipped, level) if device in one.devices)
+    sets = read(shipped)
+    chosen: list[ProblemSet] = []
     for name in wanted:
         if any(one.name == name for one in sets):
             chosen += [one for one in sets if one.name == name]
@@ -180,5 +228,5 @@ def select(shipped: Path, wanted: Sequence[str], level: str, device: str, root: 
     return _problems(chosen)
 
 
-def _problems(sets: Iterable[ShapeSet]) -> tuple[Problem, ...]:
+def _problems(sets: Iterable[ProblemSet]) -> tuple[Problem, ...]:
     return unique(problem for one in sets for problem in one.problems)

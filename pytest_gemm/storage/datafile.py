@@ -13,7 +13,7 @@ import stat
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +71,31 @@ def _fields(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def is_text(value: object) -> bool:
+    """Whether a value is a text."""
+    return isinstance(value, str)
+
+
+def is_texts(value: object) -> bool:
+    """Whether a value is a list of texts that is not empty."""
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What a key of a table takes.
+
+    Attributes:
+        right: whether a value is of the right kind.
+        remedy: what to write in place of a wrong value, or of none.
+        required: whether each table has the key.
+    """
+
+    right: Callable[[Any], bool]
+    remedy: str
+    required: bool = False
+
+
 class TableFile:
     """A TOML file that consists of tables of one name.
 
@@ -106,7 +131,8 @@ class TableFile:
             line = data.count(b"\n", 0, error.start) + 1
             raise self.error(self.path, line, "is not UTF-8", "save the file as UTF-8") from None
 
-    def _parse(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
+        """The whole file."""
         try:
             return tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as error:
@@ -122,7 +148,7 @@ class TableFile:
 
     def tables(self) -> Iterator[Mapping[str, Any]]:
         """Its tables, in their order."""
-        document = self._parse()
+        document = self.document()
         for key in document:
             if key != self.table:
                 hint = did_you_mean(key, [self.table])
@@ -134,6 +160,26 @@ class TableFile:
             raise self.error(self.path, line, f"{self.table} is not a list of tables", f"write [[{self.table}]]")
         for self.index, one in enumerate(found):
             yield one
+
+    def check(self, table: Mapping[str, Any], keys: Mapping[str, Key], *, others: bool = False) -> None:
+        """Hold the current table against its keys.
+
+        Args:
+            table: as :meth:`tables` gave it.
+            keys: what each key takes.
+            others: whether there may be further keys.
+
+        Raises:
+            FileError: for an unknown key, a missing one, and a wrong value.
+        """
+        for name in () if others else table:
+            if name not in keys:
+                raise self.fail(f"unknown key {name!r}{did_you_mean(name, keys)}", f"known: {' '.join(keys)}", name)
+        for name, key in keys.items():
+            if key.required and name not in table:
+                raise self.fail(f"{name} is missing", key.remedy)
+            if name in table and not key.right(table[name]):
+                raise self.fail(f"{name} is {shown(table[name])}", key.remedy, name)
 
     # -- where something stands ------------------------------------------------------------------------------------
 

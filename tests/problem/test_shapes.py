@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm.problem import shapes
-from pytest_gemm.problem.axes import Cases, TemplateError
+from pytest_gemm.problem import axes, shapes
+from pytest_gemm.problem.axes import TemplateError
 from pytest_gemm.problem.shapes import ShapeError
 
 SHIPPED = Path(__file__).parents[2] / "perf" / "shapes.toml"
@@ -33,6 +33,42 @@ def test_axes_are_crossed_into_problem_lines(tmp_path: Path) -> None:
         "mm:bf16:nn:16x8x4",
     ]
     assert one.devices == ("cpu", "cuda")
+
+
+def test_axes_share_lists_count_and_vary_together(tmp_path: Path) -> None:
+    (tmp_path / "axes.toml").write_text('floats = ["f32", "bf16"]\n')
+    path = written(
+        tmp_path,
+        """
+[[set]]
+name = "a"
+problems = ["mm:{dtype}:nn:{m}x1x1", "mm:{out}:nn:8x8x8::{flag}+off-a"]
+dtype = ["@floats"]
+m = [1, "4..5"]
+case = [{ out = "f32", flag = "tf32" }, { out = "bf16", flag = "" }]
+exclude = ["mm:bf16:*:4x*"]
+""",
+    )
+    (one,) = shapes.read(path)
+    assert [p.line for p in one.problems] == [
+        *("mm:f32:nn:1x1x1", "mm:f32:nn:4x1x1", "mm:f32:nn:5x1x1", "mm:bf16:nn:1x1x1", "mm:bf16:nn:5x1x1"),
+        *("mm:f32:nn:8x8x8::off-a+tf32", "mm:bf16:nn:8x8x8::off-a"),
+    ]
+
+
+def test_what_is_spread_depends_on_values_and_not_on_their_places() -> None:
+    def spread(**more: list[axes.Value]) -> dict[str, str]:
+        of = {"dtype": ["f32", "f16", "bf16"], "m": [*range(8)], "shape": ["2x2", "4x4", "8x8"], **more}
+        lines = axes.lines(["{dtype} {m} {shape}"], of, ["shape"])
+        return dict(line.rsplit(" ", 1) for line in lines)
+
+    found = spread()
+    assert len(found) == 3 * 8
+    assert set(found.values()) == {"2x2", "4x4", "8x8"}
+    assert spread(dtype=["bf16", "f32", "f64", "f16"]).items() >= found.items()
+    assert spread(shape=["8x8", "2x2", "4x4"]) == found
+    grown = spread(shape=["2x2", "3x3", "4x4", "8x8"])
+    assert {shape for point, shape in grown.items() if shape != found[point]} == {"3x3"}
 
 
 def test_the_shipped_sets_have_what_the_suite_promises() -> None:
@@ -83,7 +119,7 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("", 0, "has no sets; a shapes file consists of [[set]] tables"),
+        ("", 0, "has no sets; a file of problems consists of [[set]] tables"),
         ("[[shape]]\nname = 'a'\n", 1, "unknown table 'shape'; entries are [[set]]"),
         ("set = 1\n", 1, "set is not a list of tables; write [[set]]"),
         ("set = [1]\n", 1, "set is not a list of tables"),
@@ -107,11 +143,11 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (HEAD + "problems = [5]\n", 3, "problems is [5]; write a list"),
         (HEAD + "problems = ['mm:f33:nn:1x1x1']\n", 3, "problem 'mm:f33:nn:1x1x1': dtypes: unknown dtype 'f33'"),
         (HEAD + "problems = ['']\n", 3, "problem '': op:"),
-        (LINES + "m = [1]\n", 4, "unknown key 'm'; axes need a template"),
-        (LINES + "levle = 'full'\n", 4, "unknown key 'levle' (did you mean 'level'?)"),
+        (LINES + "m = [1]\n", 4, "no template has {m}; delete this axis, or use it"),
+        (LINES + "levle = 'full'\n", 4, "the axis 'levle' is 'full'; an axis is a list"),
         (HEAD + "problem = 5\n", 3, "problem is 5; write a problem line with axes in braces"),
-        (TEMPLATE, 3, "the template asks for {m}, and there is no such axis; axes of this set: none"),
-        (TEMPLATE + "m = 4\n", 4, "the axis 'm' is 4; an axis is a list of texts and numbers"),
+        (TEMPLATE, 3, "the template has {m}, which is no axis; axes of this set: none"),
+        (TEMPLATE + "m = 4\n", 4, "the axis 'm' is 4; an axis is a list of texts, numbers and tables of them"),
         (TEMPLATE + "m = []\n", 4, "the axis 'm' is []"),
         (TEMPLATE + "m = [true]\n", 4, "the axis 'm' is [True]"),
         (TEMPLATE + "m = [nan]\n", 4, "the axis 'm' is [nan]"),
@@ -122,12 +158,17 @@ LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
         (TEMPLATE + f"m = [0x{9999 * 'f'}]\n", 4, "the axis 'm' is a value that is too large"),
         (TEMPLATE + f"m = {9999 * '['}{9999 * ']'}\n", 0, "is nested too deeply; write [[set]] tables"),
         (TEMPLATE + f"m.{'.'.join(9999 * 'a')} = 1\n", 4, "the axis 'm' is a value that is too large"),
-        (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "the template has no {levles} (did you mean 'level'?)"),
+        (TEMPLATE + "m = [1]\nlevles = ['full']\n", 5, "no template has {levles} (did you mean 'level'?)"),
         (
             TEMPLATE.replace("{m}", "{m}{n}{k}") + "".join(f"{axis} = [{100 * '1, '}]\n" for axis in "mnk"),
             3,
             "the axes make more than 100000 problems",
         ),
+        (TEMPLATE + "m = ['@sizes']\n", 4, "the axis 'm': no list '@sizes'; see axes.toml"),
+        (TEMPLATE + "m = [{}]\n", 4, "the axis 'm' is [{}]"),
+        (TEMPLATE + "m = [{ a = 1 }]\n", 4, "no template has {a}"),
+        (TEMPLATE + "m = [1]\nspread = ['n']\n", 5, "spread has 'n', which is no axis"),
+        (TEMPLATE + "m = [1]\nexclude = ['mm:bf16:*']\n", 5, "exclude 'mm:bf16:*' matches no line; delete it"),
         (LINES + LINES, 5, "two sets are called 'a'; names are unique"),
     ],
 )
@@ -145,10 +186,10 @@ def test_a_file_that_is_wrong_names_the_line_and_what_would_be_right(
 @pytest.mark.parametrize("word", ["{dtype:>999999999}", "{dtype.__class__}", "{dtype[0]}", "{dtype!r}", "{}", "{0}"])
 def test_braces_hold_the_name_of_an_axis_and_nothing_else(tmp_path: Path, word: str) -> None:
     text = HEAD + f"problem = 'mm:{word}:nn:1x1x1'\ndtype = ['f32']\n"
-    with pytest.raises(ShapeError, match=r"toml:\d: the template (has no \{dtype\}|asks for)"):
+    with pytest.raises(ShapeError, match=r"toml:\d: (no template has \{dtype\}|the template has)"):
         shapes.read(written(tmp_path, text))
-    with pytest.raises(TemplateError, match=re.escape(f"the template asks for {word}")):
-        Cases().combine(dtype=["f32"]).problems(f"mm:{word}:nn:1x1x1")
+    with pytest.raises(TemplateError, match=re.escape(f"the template has {word}")):
+        axes.lines([f"mm:{word}:nn:1x1x1"], {"dtype": ["f32"]})
 
 
 @pytest.mark.parametrize(
@@ -187,7 +228,7 @@ def test_a_set_that_there_is_not_is_an_error_of_collection(pytester: pytest.Pyte
     [
         (
             "mine.toml",
-            "ERROR: --gemm-shapes: *mine.toml:3: the template asks for {dtype:>9}, and there is no such axis*",
+            "ERROR: --gemm-shapes: *mine.toml:3: the template has {dtype:>9}, which is no axis*",
         ),
         ("none.toml", "ERROR: --gemm-shapes: *none.toml: cannot be read (No such file or directory); name a TOML file"),
         ("folder", "ERROR: --gemm-shapes: *folder: is no regular file; name a TOML file"),

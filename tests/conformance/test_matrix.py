@@ -1,39 +1,14 @@
-"""Axes into cases, and the shipped matrix."""
+"""The shipped cases: what each level holds."""
 
 from __future__ import annotations
-
-import pytest
 
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.conformance import matrix
-from pytest_gemm.problem.axes import Cases, unique
+from pytest_gemm.problem import shapes
 from pytest_gemm.problem.problem import Problem
-
-
-def test_combine_expand_filter() -> None:
-    cases = (
-        Cases()
-        .combine(m=[1, 2], n=[3])
-        .combine(k=[4, 5])
-        .expand("dtype", lambda p: ["f32", "bf16"] if p["m"] == 1 else [])
-        .filter(lambda p: p["k"] == 4 or p["dtype"] == "f32")
-    )
-    lines = [str(p) for p in cases.problems("mm:{dtype}:nn:{m}x{n}x{k}")]
-    assert lines == ["mm:f32:nn:1x3x4", "mm:bf16:nn:1x3x4", "mm:f32:nn:1x3x5"]
-
-
-def test_an_axis_is_given_once() -> None:
-    with pytest.raises(ValueError, match="'m' is there already"):
-        Cases().combine(m=[1]).combine(m=[2])
-
-
-def test_problems_are_distinct_and_keep_their_order() -> None:
-    found = Cases().combine(e=["", "", "relu"]).problems("mm:f32:nn:1x1x1:{e}")
-    assert [str(p) for p in found] == ["mm:f32:nn:1x1x1", "mm:f32:nn:1x1x1:relu"]
-    assert unique([*found, *found]) == found
 
 
 def test_levels_hold_each_other() -> None:
@@ -118,7 +93,7 @@ def test_the_quick_level_switches_what_a_user_can() -> None:
 
 def test_what_is_meant_for_cuda_costs_the_cpu_few_compiles() -> None:
     """A compile of a C++ template takes a second, and the level is to stay under five minutes on two cores."""
-    meant = {*matrix.aligned("quick"), *matrix.fused("quick"), *matrix.modes("quick")}
+    meant = {problem for name in ("aligned", "fused", "modes") for problem in matrix.family(name, "quick")}
     assert len(meant) > 100
     assert sum(CppBackend().supports(p) is None for p in meant) <= 10
 
@@ -126,3 +101,10 @@ def test_what_is_meant_for_cuda_costs_the_cpu_few_compiles() -> None:
 def test_every_problem_of_the_matrix_can_be_read_back() -> None:
     for problem in matrix.products("full"):
         assert Problem.parse(str(problem)) == problem
+
+
+def test_every_set_has_a_reason_and_a_problem_of_its_own() -> None:
+    for name in (*matrix.families(), "caches", "properties"):
+        for one in shapes.read(matrix.CASES / f"{name}.toml"):
+            assert one.help, f"{name}.toml: {one.name}"
+            assert one.problems, f"{name}.toml: {one.name}"
