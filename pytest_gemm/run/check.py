@@ -144,7 +144,7 @@ class GemmCheck:
             with _foreign(case):
                 return case.backend.with_user_caches(uuid.uuid4().hex)
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
-        self.finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
+        self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")
 
     def run_elsewhere(self, case: Case) -> None:
@@ -169,10 +169,7 @@ class GemmCheck:
             details = message(error.__cause__ or error)[-2000:]
         else:
             return
-        line = case.problem.line
-        crash = Outcome(
-            case.backend.name, line, case.distributions[0], case.seed, Status.CRASHED, reason, details=details
-        )
+        crash = Outcome(case.id(), case.distributions[0], case.seed, Status.CRASHED, reason, details=details)
         self.finish(case, [crash])
 
     def run_before(self, case: Case, problems: Iterable[Problem]) -> None:
@@ -221,7 +218,7 @@ class GemmCheck:
             if outcome.status is Status.NOT_RUN:
                 pytest.skip(f"not run: {outcome.reason}")
             if outcome.status is Status.PRUNED:
-                pytest.skip(f"pruned: {outcome.choice}: {outcome.reason}")
+                pytest.skip(f"pruned: {outcome.candidate}: {outcome.reason}")
 
     def _save(self, case: Case, outcomes: list[Outcome]) -> None:
         """What was asked for on disk of those that failed, known failures included."""
@@ -268,4 +265,4 @@ def _foreign(case: Case) -> Iterator[None]:
 
 def _key(outcome: Outcome) -> tuple[object, ...]:
     """What tells the outcomes of a case apart."""
-    return outcome.choice, outcome.distribution, outcome.seed, outcome.reason
+    return outcome.candidate, outcome.distribution, outcome.seed, outcome.reason

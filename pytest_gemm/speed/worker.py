@@ -24,11 +24,11 @@ from msgspec.structs import replace
 
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Outcome, Pruned, Reason, Status, Unsupported
+from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
@@ -216,22 +216,22 @@ class Meter:
 
         for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
             compiled += outcome.seconds.compile
-            if outcome.status is Status.PRUNED and outcome.choice != "" and judged.choices in {"winner", "one"}:
+            if outcome.status is Status.PRUNED and outcome.candidate != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
             if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it here
                 lost = outcome.status is Status.PRUNED
                 outcome = dataclasses.replace(  # noqa: PLW2901  # the same outcome under the case's own name
-                    outcome, choice="", status=Status.CRASHED if lost else outcome.status
+                    outcome, case=judged.id(), status=Status.CRASHED if lost else outcome.status
                 )
             if self._fresh and outcome.status is Status.PASSED:
                 work = self._fresh.pop()
                 work.outcome = outcome
                 work.phases = {"prepare": compiled, "judge": time.perf_counter() - started - compiled, "time": 0.0}
                 self._works.append(work)
-                last.pop(outcome.choice, None)
+                last.pop(outcome.candidate, None)
                 started, compiled = time.perf_counter(), 0.0
-            elif outcome.choice not in last or last[outcome.choice].status is Status.PASSED:
-                last[outcome.choice] = outcome
+            elif outcome.candidate not in last or last[outcome.candidate].status is Status.PASSED:
+                last[outcome.candidate] = outcome
         self._fresh.clear()
         if self._config.artifacts is not None and not self._judge.has_lost(case.device):
             from pytest_gemm.failures import artifacts, text
@@ -352,9 +352,7 @@ class Meter:
         if work.outcome is None or work.outcome.status is not Status.PASSED:
             return
         case, started = work.case, time.perf_counter()
-        activity = Activity(
-            case.backend.name, case.problem.line, "time", case.distributions[0], case.seed, device=case.device
-        )
+        activity = Activity(case.id(), Phase.TIME, case.distributions[0], case.seed, device=Device(case.device))
         try:
             with self._watch(activity), contextlib.ExitStack() as stack:
                 _, comparator = work.comparator
@@ -381,13 +379,13 @@ class Meter:
         assert work.outcome is not None
         outcome = work.outcome
         if outcome.status is Status.PASSED and not _same(work.first, work.last):
-            again = dataclasses.replace(work.case, choices=outcome.choice or work.case.choices)
+            again = dataclasses.replace(work.case, choices=outcome.candidate or work.case.choices)
             outcome = list(self._judge.judge(again, timing=lambda *_: work.last))[-1]
         if outcome.status is not Status.PASSED or not work.windows:
             return _sample(work.case, outcome, work.phases)
         readings = plan_module.merged(work.windows)
         sample = readings.sample(
-            CaseId(outcome.backend, outcome.problem, outcome.choice),
+            CaseId(outcome.backend, outcome.problem, outcome.candidate),
             work.case.device,
             outcome.status,
             comparator_name=work.comparator[0],
@@ -485,7 +483,7 @@ class Meter:
 def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
     """An outcome as a sample without readings."""
     return Sample(
-        case=CaseId(outcome.backend, outcome.problem, outcome.choice),
+        case=CaseId(outcome.backend, outcome.problem, outcome.candidate),
         device=case.device,
         status=outcome.status,
         reason=outcome.reason,

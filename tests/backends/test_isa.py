@@ -23,6 +23,7 @@ from pytest_gemm.backends.cpp import machine_code
 from pytest_gemm.backends.cpp.backend import CppBackend, compiler
 from pytest_gemm.backends.inductor import backend as inductor
 from pytest_gemm.backends.inductor import cpu_isa, torch_compat
+from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -37,7 +38,7 @@ from pytest_gemm.run.state import RunState
 from pytest_gemm.tools import doctor
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
-TWIN = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", isa="avx2")
+TWIN = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, isa="avx2"), "rand", 0, Status.INCORRECT)
 EPYC = ("fpu", "avx", "avx2", "fma", "f16c", "avx_vnni")
 SKYLAKE = (*EPYC, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma")
 ICE_LAKE = (*SKYLAKE, "avx512_vnni", "avx512_bitalg")
@@ -153,8 +154,8 @@ def test_only_what_generates_code_for_the_cpu_has_variants() -> None:
 
 
 def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
-    assert selection.Pick("cpp", MM, (), "", "avx512_vnni").id == f"cpp@avx512_vnni-{MM.line}"
-    nodeid = f"test_it.py::test_product[{selection.Pick('cpp', MM, (), 'cpp-wrapper', 'avx2').id}]"
+    assert selection.Pick("cpp", MM, (), isa="avx512_vnni").id == f"cpp@avx512_vnni-{MM.line}"
+    nodeid = f"test_it.py::test_product[{selection.Pick('cpp', MM, (), Mode.CPP_WRAPPER, 'avx2').id}]"
     assert selection.split_id(nodeid) == ("cpp", MM)
     assert selection.axes_of(nodeid) == ("cpp-wrapper", "avx2", 0)
     assert selection.axes_of(f"test_it.py::test_product[cpp@aoti-{MM.line}]") == ("aoti", "", 0)

@@ -27,6 +27,7 @@ from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures import repro
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -35,7 +36,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import page as results
+from pytest_gemm.run.record import Provenance, Record
 from pytest_gemm.tools import cli, coverage
 
 needs_compiler = pytest.mark.skipif(
@@ -258,7 +259,7 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
     for name in names:
         case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", name)
         (outcome,) = judge.Judge().judge(case)
-        assert (outcome.status, outcome.choice) == (Status.PASSED, name)
+        assert (outcome.status, outcome.candidate) == (Status.PASSED, name)
         (said,) = outcome.configuration
         assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
     assert cpp_micro_gemm.micro_gemm_configs is before
@@ -361,7 +362,7 @@ def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
     backend: Any = Listing()
     case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
     outcomes = list(judge.Judge().judge(case))
-    assert [(o.choice, o.reason.code if o.reason else "") for o in outcomes] == ended
+    assert [(o.candidate, o.reason.code if o.reason else "") for o in outcomes] == ended
 
 
 # -- coverage ----------------------------------------------------------------------------------------
@@ -377,8 +378,16 @@ REGISTERED = (
 )
 
 
-def judged(line: str, status: Status = Status.PASSED, *products: Product, **facts: Any) -> Outcome:
-    return Outcome("cpp", line, "rand", 0, status, configuration=tuple(map(str, products)), **facts)
+def judged(
+    line: str,
+    status: Status = Status.PASSED,
+    *products: Product,
+    candidate: str = "",
+    isa: str = "",
+    reason: Reason | None = None,
+) -> Outcome:
+    case = CaseId("cpp", line, candidate, isa=isa)
+    return Outcome(case, "rand", 0, status, reason, configuration=tuple(map(str, products)))
 
 
 def outcomes() -> list[Outcome]:
@@ -405,12 +414,12 @@ def outcomes() -> list[Outcome]:
             product("CppMicroGemmRef-1x1x1", threads=1),
             product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
         ),
-        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=f"{VEC},grouped"),
-        judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},grouped,cache=2.2.8"),
+        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, candidate=f"{VEC},grouped"),
+        judged(flat, Status.CRASHED, reason=lost, candidate=f"{VEC},grouped,cache=2.2.8"),
         judged(flat, Status.FALLBACK, product()),
         judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
-        judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), choice=VEC),
-        Outcome("aten", flat, "rand", 0, Status.PASSED),
+        judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), candidate=VEC),
+        Outcome(CaseId("aten", flat), "rand", 0, Status.PASSED),
     ]
 
 
@@ -462,7 +471,7 @@ def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.Cap
     from pytest_gemm import records
 
     path = tmp_path / "run.jsonl"
-    lines = [records.record_line(results.provenance(["conformance"], gpus=False))]
+    lines = [records.record_line({"run": records.plain(Provenance.of(["conformance"], gpus=False))})]
     lines += [records.record_line(records.to_record(one)) for one in outcomes()]
     path.write_text("".join(lines))
     # In a process of its own, where nothing of Inductor has been imported before.
@@ -490,7 +499,7 @@ def test_a_later_ledger_explains_what_a_record_holds(tmp_path: Path, asks: str, 
     line = "linear:f32:nt:20x33x40"
     wrong = judged(line, Status.INCORRECT, product(threads=2), isa="avx2")
     right = judged(line, Status.PASSED, product(threads=2), isa="avx2")
-    record = results.Record({"isa": "amx", "versions": {"torch": "2.11.0"}}, [wrong, right], {})
+    record = Record(Provenance(isa="amx", versions={"torch": "2.11.0"}), (wrong, right))
     found = coverage.explained(record, Ledger.load(path))
     assert [(one.status, one.known_failure) for one in found] == [
         (Status.KNOWN_FAILURE, "it") if known else (Status.INCORRECT, ""),

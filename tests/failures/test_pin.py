@@ -17,6 +17,7 @@ from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor import naming
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures import artifacts, error_map, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
@@ -90,8 +91,8 @@ def test_a_script_of_zeros_of_the_wrong_sign_fails_too(tmp_path: Path, capsys: p
     assert run(place / "repro.py") == 0
 
 
-def failed(line: str, status: Status, code: str, **more: Any) -> Outcome:
-    return Outcome("cpp", line, "int-2", 0, status, Reason(code, "it failed"), **more)
+def failed(line: str, status: Status, code: str, candidate: str = "") -> Outcome:
+    return Outcome(CaseId("cpp", line, candidate), "int-2", 0, status, Reason(code, "it failed"))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
     given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
     recipe = CutlassBackend().recipe(problem, given, name)
-    text = repro.script(repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", choice=name), recipe, given)).text
+    text = repro.script(repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", name), recipe, given)).text
     compile(text, "repro.py", "exec")
     assert "swizzle=1$" in text
     assert "/somewhere" not in text

@@ -33,6 +33,7 @@ from pytest_gemm.backends.inductor import compilation, listing, naming, poisonin
 from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -593,10 +594,10 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
     case = case_module.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
     outcomes = list(judge.Judge().judge(case))
     assert {o.status for o in outcomes} <= {Status.PASSED, Status.PRUNED}, outcomes
-    assert {o.choice for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
+    assert {o.candidate for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
     for outcome in outcomes:
         if outcome.status is Status.PASSED:
-            assert outcome.chosen == (outcome.choice,)
+            assert outcome.chosen == (outcome.candidate,)
 
 
 # -- the judge -----------------------------------------------------------------------------------------
@@ -668,7 +669,7 @@ def judged(backend: Any, choices: str, distributions: tuple[str, ...] = DISTRIBU
 
 def test_all_candidates_are_judged_with_all_distributions() -> None:
     outcomes = judged(Fake("a", "b"), "all")
-    assert [(o.choice, o.distribution) for o in outcomes] == [(c, f) for c in "ab" for f in DISTRIBUTIONS]
+    assert [(o.candidate, o.distribution) for o in outcomes] == [(c, f) for c in "ab" for f in DISTRIBUTIONS]
     assert {o.status for o in outcomes} == {Status.PASSED}
     assert {o.chosen for o in outcomes} == {("a",), ("b",)}
 
@@ -677,7 +678,7 @@ def test_no_choice_is_the_backends_own_way() -> None:
     backend = Fake("a", "b")
     for choices in ("", "one", "winner"):
         outcomes = judged(backend, choices)
-        assert {o.choice for o in outcomes} == {""}
+        assert {o.candidate for o in outcomes} == {""}
     assert set(backend.prepared) == {""}
     assert backend.listed == 0
 
@@ -713,7 +714,7 @@ def test_a_backend_picks_in_the_way_that_was_asked_for(choices: str, chosen: str
 )
 def test_a_number_is_spread_and_a_pattern_is_matched(choices: str, expected: str) -> None:
     outcomes = judged(Fake(*"abcdefg"), choices, ("rand",))
-    assert "".join(dict.fromkeys(o.choice for o in outcomes)) == expected
+    assert "".join(dict.fromkeys(o.candidate for o in outcomes)) == expected
 
 
 def test_a_pattern_that_no_candidate_of_the_problem_matches_is_refused_with_the_list() -> None:
@@ -751,13 +752,13 @@ def test_with_many_candidates_each_is_judged_with_one_exact_and_one_random_distr
     assert {o.distribution for o in judged(Fake(*few), "all")} == set(DISTRIBUTIONS)
     outcomes = judged(Fake(*many), "all", ("specials", "k-cover", "rand", "int-2"))
     assert {o.distribution for o in outcomes} == {"k-cover", "specials"}  # the first of each kind, as the case has them
-    assert {o.choice for o in outcomes} == set(many)
+    assert {o.candidate for o in outcomes} == set(many)
     assert {o.distribution for o in judged(Fake(*many), "c1")} == set(DISTRIBUTIONS)
 
 
 def test_a_pruned_candidate_is_no_failure_and_a_broken_one_is() -> None:
     outcomes = judged(Fake("a", "b-unfit", "c-broken", "d"), "all", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [
+    assert [(o.candidate, o.status) for o in outcomes] == [
         ("a", Status.PASSED),
         ("b-unfit", Status.PRUNED),
         ("c-broken", Status.CRASHED),
@@ -782,18 +783,18 @@ def test_when_all_candidates_are_pruned_the_case_fails() -> None:
 
 def test_what_the_backend_drops_by_itself_is_in_the_record() -> None:
     outcomes = judged(Fake("a", "b-unfit"), "winner", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [("b-unfit", Status.PRUNED), ("", Status.PASSED)]
+    assert [(o.candidate, o.status) for o in outcomes] == [("b-unfit", Status.PRUNED), ("", Status.PASSED)]
 
 
 def test_a_wrong_candidate_is_named_and_the_others_pass() -> None:
     outcomes = judged(Fake("a", "b-off", "c"), "all", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [
+    assert [(o.candidate, o.status) for o in outcomes] == [
         ("a", Status.PASSED),
         ("b-off", Status.INCORRECT),
         ("c", Status.PASSED),
     ]
     crashed = judged(Fake("a", "b-crash"), "all", ("rand",))[-1]
-    assert (crashed.choice, crashed.status) == ("b-crash", Status.CRASHED)
+    assert (crashed.candidate, crashed.status) == ("b-crash", Status.CRASHED)
 
 
 def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -825,9 +826,9 @@ def test_evidence_of_failed_candidates_is_bounded() -> None:
 
 def test_choices_that_are_done_or_withheld_do_not_run() -> None:
     backend = Fake("a", "b", "c")
-    held = Outcome("fake", MM.line, "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"), choice="c")
+    held = Outcome(CaseId("fake", MM.line, candidate="c"), "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"))
     outcomes = judged(backend, "all", ("rand",), done=frozenset({"a"}), withheld=lambda c: held if c == "c" else None)
-    assert [(o.choice, o.status) for o in outcomes] == [("b", Status.PASSED), ("c", Status.KNOWN_FAILURE)]
+    assert [(o.candidate, o.status) for o in outcomes] == [("b", Status.PASSED), ("c", Status.KNOWN_FAILURE)]
     assert backend.prepared == ["b"]
 
 
@@ -836,7 +837,7 @@ def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
 
     @contextlib.contextmanager
     def watch(activity: Any) -> Iterator[None]:
-        seen.append((activity.phase, activity.choice))
+        seen.append((activity.phase, activity.case.candidate))
         yield
 
     case = case_module.Case(Fake("a"), MM, ("rand",), 0, "cpu", "all")
@@ -850,7 +851,7 @@ def test_on_a_lost_device_the_remaining_candidates_are_not_run(monkeypatch: pyte
 
     monkeypatch.setattr(faults, "device_error", lambda device: RuntimeError("CUDA error: misaligned address"))
     outcomes = judged(Fake("a-crash", "b", "c"), "all", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [
+    assert [(o.candidate, o.status) for o in outcomes] == [
         ("a-crash", Status.CRASHED),
         ("b", Status.NOT_RUN),
         ("c", Status.NOT_RUN),
@@ -1026,12 +1027,13 @@ def test_a_ledger_entry_may_speak_of_candidates(tmp_path: Path) -> None:
     path.write_text(ENTRY)
     ledger, env = Ledger.load(path), Environment("2.11.0")
 
-    def explained(**facts: Any) -> bool:
-        outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, test="test_product", **facts)
+    def explained(candidate: str = "", **facts: Any) -> bool:
+        case = CaseId("triton", MM.line, candidate)
+        outcome = Outcome(case, "rand", 0, Status.INCORRECT, test="test_product", **facts)
         return ledger.match(outcome, MM, env) is not None
 
-    assert explained(choice="triton_mm-64x64x32,s5,w8")
-    assert not explained(choice="triton_mm-64x64x32,s4,w8")
+    assert explained("triton_mm-64x64x32,s5,w8")
+    assert not explained("triton_mm-64x64x32,s4,w8")
     # Where the backend chose by itself it is the candidate that it chose.
     assert explained(chosen=("triton_mm-64x64x32,s5,w8",))
     assert not explained(chosen=("triton_mm-64x64x32,s4,w8",))
@@ -1114,16 +1116,16 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
         ]
     )
     assert "--gemm-choices=all" not in result.stdout.str()
-    statuses = {(r["choice"], r["status"]) for r in records(record)}
+    statuses = {(r["candidate"], r["status"]) for r in records(record)}
     assert statuses == {
         ("good-1", "passed"),
         ("good-2", "passed"),
         ("bad-off", "incorrect"),
         ("big-unfit", "pruned"),
     }
-    assert {tuple(r["chosen"]) for r in records(record) if r["choice"] == "good-1"} == {("good-1",)}
+    assert {tuple(r["chosen"]) for r in records(record) if r["candidate"] == "good-1"} == {("good-1",)}
     found = {p.get("name"): p.get("value") for p in ET.parse(junit).iter("property")}
-    assert found["gemm_choice"] == "good-1, good-2, bad-off, big-unfit"
+    assert found["gemm_candidate"] == "good-1, good-2, bad-off, big-unfit"
     line = next(text for text in result.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
     again = run(project, *shlex.split(line))
     again.assert_outcomes(failed=1)
@@ -1176,15 +1178,15 @@ def test_the_default_is_the_own_way_at_quick_and_all_from_full_on(project: pytes
     record = project.path / "run.jsonl"
     common = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={record}")
     assert run(project, *common).ret == 0
-    assert {r["choice"] for r in records(record)} == {"", "big-unfit"}
+    assert {r["candidate"] for r in records(record)} == {"", "big-unfit"}
     result = run(project, *common, "--gemm-level=full")
     assert result.ret == 1
-    assert {r["choice"] for r in records(record)} == {"good-1", "good-2", "bad-off", "big-unfit"}
+    assert {r["candidate"] for r in records(record)} == {"good-1", "good-2", "bad-off", "big-unfit"}
     result.stdout.fnmatch_lines(["  rerun: * --gemm-level=full * --gemm-choices=bad-off"])
 
 
 def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
-    outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
+    outcome = Outcome(CaseId("triton", MM.line), "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
     rerun = text_module.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-choices=winner"))
     assert rerun.line(outcome).endswith(" --gemm-threads=3 --gemm-choices=triton_mm-64x64x32,s5,w8")
     by_rule = dataclasses.replace(rerun, options=("--gemm-choices=one",))
@@ -1198,7 +1200,9 @@ def test_no_candidates_at_all_is_a_usage_error(project: pytest.Pytester) -> None
 
 
 def test_a_record_has_the_candidates_and_is_read_again() -> None:
-    outcome = Outcome("triton", MM.line, "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",), choice="a")
+    outcome = Outcome(
+        CaseId("triton", MM.line, candidate="a"), "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",)
+    )
     record = json.loads(json.dumps(records_module.to_record(outcome)))
     assert records_module.from_record(record) == outcome
 
@@ -1227,7 +1231,7 @@ def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(pro
     options = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-choices=all")
     result = run(project, *options, f"--gemm-run-record={record}", f"--gemm-known-failures={ledger}")
     assert result.ret == 0
-    found = {(r["choice"], r["status"], (r["reason"] or {}).get("code")) for r in records(record)}
+    found = {(r["candidate"], r["status"], (r["reason"] or {}).get("code")) for r in records(record)}
     assert found == {
         ("good-1", "passed", None),
         ("b-off", "known-failure", "can-crash"),  # had it run, the code would be another

@@ -164,7 +164,7 @@ class Ends:
         self.asked_again = True
 
     def finish(self, _: Case, outcomes: list[Outcome]) -> None:
-        self.outcomes += [(outcome.status, outcome.choice) for outcome in outcomes]
+        self.outcomes += [(outcome.status, outcome.candidate) for outcome in outcomes]
 
 
 @pytest.mark.parametrize("left_out", [Status.PRUNED, Status.KNOWN_FAILURE])
