@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Final
 
 
 class Device(str, enum.Enum):
@@ -32,13 +31,9 @@ class Mode(str, enum.Enum):
         return self.value
 
 
-# The modes that can be asked for.
-MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)
-
-
 @dataclasses.dataclass(frozen=True, order=True)
 class CaseId:
-    """What is judged or timed.
+    """What was asked of whom.
 
     Attributes:
         backend: name of the backend.
