@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Final
 
 
 class Device(str, enum.Enum):
@@ -31,9 +32,13 @@ class Mode(str, enum.Enum):
         return self.value
 
 
+# The modes that can be asked for.
+MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class CaseId:
-    """What was asked of whom.
+    """What is judged or timed.
 
     Attributes:
         backend: name of the backend.

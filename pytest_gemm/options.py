@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
+from pytest_gemm.case_id import MODES
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import MODES
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.text import did_you_mean
 

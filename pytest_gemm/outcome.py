@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Final
 
+from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.text import DETAILS, printable
 
-# The ways in which a user's program reaches a kernel, see docs/modes.md.
-MODES: Final = ("eager", "static", "dynamic", "cudagraphs", "aoti", "cpp-wrapper")
+
+class Phase(str, enum.Enum):
+    """A part of a case.  The values are the words of reports, and begin the reason code of a crash."""
+
+    SUPPORTS = "supports"
+    OPERANDS = "operands"
+    CANDIDATES = "choices"
+    PREPARE = "prepare"
+    COMPILE = "compile"
+    RUN = "run"
+    RUN_AGAIN = "run again"
+    REFERENCE = "reference"
+    EAGER = "eager"
+    TIME = "time"
+    REFUSED = "refused"
+    CASE = "the case"
+    TEST = "the test"
+    HARNESS = "the harness"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the time limit of a run applies; the limit of a compile applies to the others."""
+        return self in {Phase.RUN, Phase.RUN_AGAIN, Phase.EAGER}
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class Status(enum.Enum):
@@ -74,38 +98,34 @@ class Seconds:
 
 @dataclasses.dataclass(frozen=True)
 class Activity:
-    """What a process is doing right now: what is known of a case when the process hangs or dies.
+    """What a process is doing: what is known of a case when the process hangs or dies.
 
     Attributes:
-        backend, problem, distribution, seed, choice: the case, as in :class:`Outcome`.
-        mode, isa, threads: as in :class:`Outcome`.
-        phase: ``operands``, ``compile``, ``run``, ``run again``, ``reference`` or ``eager``.
-        kernels: names of the kernels, as far as they are known by then.
-        device: where the case computes, ``cpu`` or ``cuda``.
+        case: the case.
+        phase: the part of it.
+        distribution, seed: of the operands.
+        kernels: names of the kernels, as far as they are known.
+        device: where the case computes.
     """
 
-    backend: str
-    problem: str
-    phase: str
+    case: CaseId
+    phase: Phase
     distribution: str = ""
     seed: int = 0
-    choice: str = ""
     kernels: tuple[str, ...] = ()
-    device: str = "cpu"
-    mode: str = ""
-    isa: str = ""
-    threads: int = 0
+    device: Device = Device.CPU
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of one case: one problem, one distribution, one seed on one backend.
+    """The end of one case with one distribution and one seed.
 
     Attributes:
-        backend, problem, distribution, seed: the case; ``problem`` is the canonical line.
+        case: the case.
+        distribution, seed: of its operands.
         status: how it ended.
         reason: why it is not ``passed``; ``None`` for a pass.
-        kernels: names of what ran, as the backend proved them.
+        kernels: names of the kernels that ran, as the backend proved them.
         tier: which tier of the oracle decided (``exact``, ``hard``, ``statistical``), "" before judging.
         ratio: worst error over bound; at most 1 for a pass, 0 where every element is exact, ``None`` unjudged.
         details: the located mismatch, several lines, ready to be shown.
@@ -113,21 +133,14 @@ class Outcome:
         seconds: where the time went.
         test: name of the test function that judged it.
         known_failure: id of the ledger entry that explains it, or "".
-        choice: the candidate of the backend that was asked for by name, "" where the backend chose.
-        chosen: candidates that the proof says were chosen, whoever chose them; empty before that is known.
+        chosen: candidates that the proof names as selected; empty before that is known.
         configuration: what the generated code says of each product's kernel and blockings, where the backend reads it.
-        sampled: what was looked at of a large result that was judged by sample; "" where it was all of it.
-        mode: how the kernel was reached, one of ``backend.MODES``; "" for the backend's own way.
-        guard: which end of operands and results was at a guard page, ``end`` or ``begin``; "" for ordinary memory.
-        threads: CPU threads of the case, where several numbers were asked for; 0: those of the run.
-        isa: the instruction set that the kernel was generated for, one of ``machine.isa.ISAS``; "" for the
-            machine's own.
-        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        sampled: which part of a large result was judged; "" for all of it.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where it is unknown.
         fusions: steps that Inductor's scheduler fused into a C++ template, by its own counter.
     """
 
-    backend: str
-    problem: str
+    case: CaseId
     distribution: str
     seed: int
     status: Status
@@ -140,32 +153,46 @@ class Outcome:
     seconds: Seconds = Seconds()
     test: str = ""
     known_failure: str = ""
-    choice: str = ""
     chosen: tuple[str, ...] = ()
     sampled: str = ""
-    mode: str = ""
-    guard: str = ""
-    isa: str = ""
-    threads: int = 0
     configuration: tuple[str, ...] = ()
     fused: bool | None = None
     fusions: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", printable(self.details, DETAILS))
-        object.__setattr__(self, "choice", printable(self.choice))
         for name in ("kernels", "chosen", "configuration"):  # a backend's words
             object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
 
     @property
+    def backend(self) -> str:
+        """Name of the backend."""
+        return self.case.backend
+
+    @property
+    def problem(self) -> str:
+        """The canonical problem line."""
+        return self.case.problem
+
+    @property
+    def candidate(self) -> str:
+        """The candidate that was asked for by name, "" where the backend selected one."""
+        return self.case.candidate
+
+    @property
+    def mode(self) -> Mode:
+        """How the kernel was reached."""
+        return self.case.mode
+
+    @property
     def who(self) -> str:
         """The backend, with what was asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@avx2@2t``."""
-        return who(self.backend, self.mode, self.isa, self.threads)
+        return self.case.who
 
-
-def who(backend: str, mode: str = "", isa: str = "", threads: int = 0) -> str:
-    """A backend with the mode, the instruction set and the CPU threads asked for, as test ids and reports have it."""
-    return "@".join(filter(None, (backend, mode, isa, f"{threads}t" if threads else "")))
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The candidate that was asked for, or those that the backend selected."""
+        return (self.candidate,) if self.candidate else self.chosen
 
 
 class Unsupported(Exception):
@@ -182,7 +209,7 @@ class Unsupported(Exception):
 class Pruned(Exception):
     """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
 
-    ``prepare()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
+    ``prepare_choice()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
     the run says which ones were lost, and why.
     """
 

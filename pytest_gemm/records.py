@@ -1,4 +1,7 @@
-"""Outcomes as records: one line of JSON each, and the properties of a JUnit report."""
+"""Outcomes as records: one line of JSON each, and the properties of a JUnit report.
+
+msgspec checks the types; it is imported with the first record, not when pytest starts.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,58 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
+from pytest_gemm.case_id import CaseId
+from pytest_gemm.outcome import Outcome, Status
+
+T = TypeVar("T")
+
+_CASE: Final = tuple(field.name for field in dataclasses.fields(CaseId))
 
 # -- the run record --------------------------------------------------------------------------------
 
 
+def plain(value: object) -> Any:
+    """A dataclass as JSON data: dictionaries, lists, strings and numbers."""
+    import msgspec
+
+    return msgspec.to_builtins(value, enc_hook=str)  # of a subclass of str, such as torch's version
+
+
+def typed(data: object, kind: type[T]) -> T:
+    """The dataclass of JSON data as :func:`plain` made it; unknown keys are ignored.
+
+    Raises:
+        ValueError: for a missing key or a value of another type: ``seed: Expected `int`, got `str```.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        raise ValueError(": ".join(filter(None, (path.strip(".`"), text)))) from None
+
+
 def to_record(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain JSON data; what crosses from xdist's workers, and a line of the run record."""
-    record = dataclasses.asdict(outcome)
-    record["status"] = str(outcome.status)
-    record["kernels"] = list(outcome.kernels)
-    record["chosen"] = list(outcome.chosen)
-    record["configuration"] = list(outcome.configuration)
+    """An outcome as JSON data, the keys of its case among its own; what crosses from xdist's workers."""
+    record = plain(outcome)
     if outcome.ratio is not None and not math.isfinite(outcome.ratio):
         record["ratio"] = "inf"  # JSON has no infinity
-    return record
+    return {**record.pop("case"), **record}
 
 
 def from_record(record: Mapping[str, Any]) -> Outcome:
-    """The outcome of a record made by :func:`to_record`; unknown keys are ignored."""
-    names = {field.name for field in dataclasses.fields(Outcome)}
-    data = {key: value for key, value in record.items() if key in names}
-    data["status"] = Status(data["status"])
-    data["reason"] = Reason(**data["reason"]) if data.get("reason") else None
-    data["kernels"] = tuple(data.get("kernels", ()))
-    data["chosen"] = tuple(data.get("chosen", ()))
-    data["configuration"] = tuple(data.get("configuration", ()))
-    data["seconds"] = Seconds(**data.get("seconds", {}))
+    """The outcome of a record made by :func:`to_record`; unknown keys are ignored.
+
+    Raises:
+        ValueError: as :func:`typed`.
+    """
+    data = {**record, "case": {name: record[name] for name in _CASE if name in record}}
     if data.get("ratio") == "inf":
         data["ratio"] = math.inf
-    return Outcome(**data)
+    return typed(data, Outcome)
 
 
 def record_line(record: Mapping[str, Any]) -> str:
@@ -50,15 +73,16 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
     outcomes = [from_record(record) for record in records]
     if not outcomes:
         return []
+    case = outcomes[0].case
     kernels = dict.fromkeys(kernel for o in outcomes for kernel in o.kernels)
     ratios = [o.ratio for o in outcomes if o.ratio is not None]
     return [
-        ("gemm_backend", outcomes[0].backend),
-        ("gemm_problem", outcomes[0].problem),
-        *([("gemm_mode", outcomes[0].mode)] if outcomes[0].mode else []),
-        *([("gemm_threads", outcomes[0].threads)] if outcomes[0].threads else []),
-        *([("gemm_isa", outcomes[0].isa)] if outcomes[0].isa else []),
-        ("gemm_choice", ", ".join(dict.fromkeys(name for o in outcomes for name in candidates(o)))),
+        ("gemm_backend", case.backend),
+        ("gemm_problem", case.problem),
+        *([("gemm_mode", case.mode.value)] if case.mode else []),
+        *([("gemm_threads", case.threads)] if case.threads else []),
+        *([("gemm_isa", case.isa)] if case.isa else []),
+        ("gemm_candidate", ", ".join(dict.fromkeys(name for o in outcomes for name in o.candidates))),
         ("gemm_kernel", ", ".join(kernels)),
         ("gemm_status", str(status_of(outcomes))),
         ("gemm_error_over_bound", ratio_text(max(ratios, default=None))),
@@ -77,11 +101,6 @@ def ratio_text(ratio: float | None) -> str:
 def status_of(outcomes: Iterable[Outcome]) -> Status:
     """The worst status among the outcomes of one problem."""
     return min((o.status for o in outcomes), key=_SEVERITY.index, default=Status.NOT_RUN)
-
-
-def candidates(outcome: Outcome) -> tuple[str, ...]:
-    """The candidates that an outcome speaks of: the one that was asked for, or those that were chosen."""
-    return (outcome.choice,) if outcome.choice else outcome.chosen
 
 
 _SEVERITY = (

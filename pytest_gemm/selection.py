@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Availability, Backend
+from pytest_gemm.api.protocols import Availability, Backend, Leveled
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.outcome import Activity, Outcome, Reason, who
+from pytest_gemm.outcome import Activity, Outcome, Phase, Reason
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
@@ -72,14 +72,14 @@ class Pick:
     backend: str
     problem: Problem
     distributions: tuple[str, ...]
-    mode: str = ""
+    mode: Mode = Mode.OWN
     isa: str = ""
     threads: int = 0
 
     @property
     def id(self) -> str:
         """The test's id, stable as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti@avx2@2t-mm:f32:nn:8x8x8``."""
-        return f"{who(self.backend, self.mode, self.isa, self.threads)}-{self.problem.line}"
+        return str(CaseId(self.backend, self.problem.line, mode=self.mode, isa=self.isa, threads=self.threads))
 
 
 def read_marker(marker: pytest.Mark | None) -> Request:
@@ -136,7 +136,7 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
     levels = {b.name: ("",) if timed else _levels(b, config) for b in ready}
     counts = {b.name: (0,) if timed or config.device_of(b) != "cpu" else config.thread_axis or (0,) for b in ready}
     return [
-        Pick(b.name, p, request.distributions, mode, isa, count)
+        Pick(b.name, p, request.distributions, Mode(mode), isa, count)
         for p in together
         for b in ready
         if p in members[b.name]
@@ -148,7 +148,7 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
 
 def _levels(backend: Backend, config: GemmConfig) -> tuple[str, ...]:
     """The instruction sets at which a backend is judged; one that generates no code for the CPU is judged once."""
-    leveled = honours(backend, Capability.ISA) and config.device_of(backend) == "cpu"
+    leveled = isinstance(backend, Leveled) and config.device_of(backend) == "cpu"
     return (config.isas or ("",)) if leveled else ("",)
 
 
@@ -319,7 +319,7 @@ def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status
     if words is None or words.test != nodeid or words.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
         mode, isa, threads = axes_of(nodeid)
-        doing = Activity(backend, problem.line, "the test", mode=mode, isa=isa, threads=threads)
+        doing = Activity(CaseId(backend, problem.line, mode=Mode(mode), isa=isa, threads=threads), Phase.TEST)
         last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
     elif words.ended == "lost-device":  # it has written down the case itself
         last = ()

@@ -14,13 +14,13 @@ import pytest
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.case_id import MODES
 from pytest_gemm.config import GemmConfig, SpeedConfig, cores, has_cuda_device
 from pytest_gemm.ledger.entry import LedgerError
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.options import DIGITS, LONGEST, MANY, OPTIONS, Option, named_choices, shown, wrong
-from pytest_gemm.outcome import MODES
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError

@@ -40,6 +40,7 @@ from mutants import CONTROLS, KS, MUTANTS, Control, Planted, int4, product, righ
 from torch._dynamo.utils import same
 
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
@@ -219,7 +220,7 @@ def caught_apart(who: Judge | None, backend: Planted, line: str, seed: int = 0) 
     (answer,) = apart([lambda: caught(who or judge(), backend, line, seed)])
     if isinstance(answer, Ended) and not answer.has_raised:
         reason = Reason("process-died", f"the process died: {answer.how}")
-        return Catch.of(Outcome(backend.name, line, "", seed, Status.CRASHED, reason))
+        return Catch.of(Outcome(CaseId(backend.name, line), "", seed, Status.CRASHED, reason))
     return answer  # type: ignore[no-any-return]
 
 

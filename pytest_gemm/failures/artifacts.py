@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gemm import records
-from pytest_gemm.api.protocols import ScriptedBackend
+from pytest_gemm.api.protocols import Scripted, at_isa, in_mode
 from pytest_gemm.failures import error_map, repro
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.outcome import Unsupported
@@ -54,7 +53,14 @@ def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, r
 
 def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str) -> None:
     """The folder of one case."""
-    parts = (outcome.who, outcome.problem, outcome.choice, outcome.distribution, str(outcome.seed), outcome.guard)
+    parts = (
+        outcome.who,
+        outcome.problem,
+        outcome.candidate,
+        outcome.distribution,
+        str(outcome.seed),
+        outcome.case.guard,
+    )
     place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
     place.mkdir(parents=True, exist_ok=True)
     text = text_module.failure(outcome, rerun) + "\n"
@@ -71,7 +77,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     if evidence.interval is not None:
         tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
         if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
-            candidate = ", ".join(records.candidates(outcome))
+            candidate = ", ".join(outcome.candidates)
             picture = place / "error_map.png"
             error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
     _store(tensors, place / "tensors.pt")
@@ -112,14 +118,14 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> repr
     Raises:
         Unsupported: when there can be none.
     """
-    choice = outcome.choice or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
+    choice = outcome.candidate or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
     if outcome.chosen and "out of the FX graph cache" in choice:
         choice = ""
-    backend = case.backend
-    if not isinstance(backend, ScriptedBackend):
-        raise Unsupported("no-script", f"{backend.name} does not say how PyTorch alone comes to its kernels")
+    reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
+    if not isinstance(reached, Scripted):
+        raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
     with program.cpu_threads(case.threads):
-        recipe = backend.recipe(case.problem, evidence.operands, case.request(choice))
+        recipe = reached.recipe(case.problem, evidence.operands, choice)
     known: Mapping[str, object] = {
         field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
     }

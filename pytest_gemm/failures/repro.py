@@ -218,7 +218,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
     outcome = case.outcome
     reason = outcome.reason.text if outcome.reason else ""
     title = f"{outcome.problem} on {outcome.who}: {reason}".replace("\\", "/").replace('"""', "'''")
-    candidate = outcome.choice or ", ".join(outcome.chosen)
+    candidate = outcome.candidate or ", ".join(outcome.chosen)
     named = f"Candidate {candidate}.  " if candidate else ""
     kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
     values = f"here with {kind}" if kind else f"distribution {outcome.distribution or '-'}, seed {outcome.seed}"
@@ -320,7 +320,7 @@ def _tensor(case: Case, formula: str, *, died: bool) -> list[str]:
         "    n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride)))",
         "    i = 31 * n * n + 17 * n + seed",
         f"    flat = {made}" if guarded else f"    return {made}.as_strided(shape, stride, offset)",
-        *(_pages(case.outcome.guard) if guarded else ()),
+        *(_pages(case.outcome.case.guard) if guarded else ()),
     ]
 
 

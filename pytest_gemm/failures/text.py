@@ -24,7 +24,7 @@ class Rerun:
     def line(self, outcome: Outcome) -> str:
         """The command that runs just this case again, with the candidate that it was."""
         options = self.options
-        choice = outcome.choice
+        choice = outcome.candidate
         if f"{_CHOICES}winner" in options and len(outcome.chosen) == 1:
             choice = outcome.chosen[0]  # who wins is a matter of nanoseconds
         if choice:
@@ -35,12 +35,12 @@ class Rerun:
             f"--gemm-backends={outcome.backend}",
             f"--gemm-problem={outcome.problem}",
         ]
-        if outcome.threads:
-            options = (*(o for o in options if not o.startswith(_THREADS)), f"{_THREADS}{outcome.threads}")
+        if outcome.case.threads:
+            options = (*(o for o in options if not o.startswith(_THREADS)), f"{_THREADS}{outcome.case.threads}")
         words += [f"--gemm-seed={outcome.seed}", *options]
         words += [f"--gemm-modes={outcome.mode}"] if outcome.mode else []
-        words += [f"--gemm-isa={outcome.isa}"] if outcome.isa else []
-        words += ["--gemm-guard=pages"] if outcome.guard else []
+        words += [f"--gemm-isa={outcome.case.isa}"] if outcome.case.isa else []
+        words += ["--gemm-guard=pages"] if outcome.case.guard else []
         return " ".join(map(shlex.quote, words))
 
 
@@ -59,14 +59,14 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
     details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
     if details:
         lines.append(_indent(textwrap.dedent(details)))
-    if outcome.choice:
-        lines.append(f"  candidate {outcome.choice}")
+    if outcome.candidate:
+        lines.append(f"  candidate {outcome.candidate}")
     kernels = ", ".join(outcome.kernels) or "unknown"
     lines.append(f"  kernel {kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}")
     if outcome.sampled:
         lines.append(f"  {outcome.sampled}")
-    if outcome.guard:
-        lines.append(f"  operands and results {outcome.guard} at guard pages")
+    if outcome.case.guard:
+        lines.append(f"  operands and results {outcome.case.guard} at guard pages")
     if outcome.eager:
         lines.append(f"  beside eager: {outcome.eager}")
     if outcome.known_failure:

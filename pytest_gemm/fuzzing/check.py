@@ -105,7 +105,7 @@ class FuzzCheck:
         from pytest_gemm.judging.case import Case, Evidence
 
         problem, distribution = Problem.parse(last.problem), last.distribution or trial.distributions[0]
-        case = Case(backend, problem, (distribution,), trial.seed, self._config.device_of(backend), last.choice)
+        case = Case(backend, problem, (distribution,), trial.seed, self._config.device_of(backend), last.candidate)
         evidence = Evidence(tensors.make(problem, distribution, trial.seed, case.device))
         self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(folder, [(last, evidence)], case, rerun)
 

@@ -350,7 +350,8 @@ def database() -> ExampleDatabase | None:
 def failure(defect: Defect, rerun: Callable[[Defect], text_module.Rerun]) -> str:
     """A defect as the report of a failed test has it, with how it was found."""
     line = ",".join(problem.line for problem in defect.trial.problems)
-    told = text_module.failure(dataclasses.replace(defect.outcome, problem=line), rerun(defect))
+    case = dataclasses.replace(defect.outcome.case, problem=line)
+    told = text_module.failure(dataclasses.replace(defect.outcome, case=case), rerun(defect))
     how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
     if defect.before:
         how = "found by an earlier run, and kept"

@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Keeper, Service
-from pytest_gemm.outcome import Activity, Outcome, Reason, Status
+from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 
@@ -80,7 +81,7 @@ class Elsewhere:
 
     def _dead(self, backend: Backend, trial: Trial, end: Death) -> Outcome:
         """How the case ended that a process died with."""
-        harness = Activity(backend.name, trial.problems[0].line, "the harness", seed=trial.seed)
+        harness = Activity(CaseId(backend.name, trial.problems[0].line), Phase.HARNESS, seed=trial.seed)
         words = end.words or Words(activity=harness)
         outcome = death(words, end.status)
         details = "\n".join(filter(None, (outcome.details, end.said)))
@@ -149,7 +150,9 @@ def judged(
         except Exception as error:  # in the oracle, in a distribution: what a kernel raises has become an outcome
             kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
             reason = Reason(f"harness-{kind}", f"{kind} in pytest-gemm itself: {first}", "please report it")
-            crash = Outcome(backend.name, problem.line, trial.distributions[0], trial.seed, Status.CRASHED, reason)
+            crash = Outcome(
+                CaseId(backend.name, problem.line), trial.distributions[0], trial.seed, Status.CRASHED, reason
+            )
             yield dataclasses.replace(crash, test=test, details=traceback.format_exc()[-2000:])
 
     well = True

@@ -17,8 +17,8 @@ from typing import IO, Any, Final
 
 from pytest_gemm.isolation.processes import end_process
 from pytest_gemm.ledger.entry import Environment
-from pytest_gemm.outcome import Activity, Outcome, Reason, Seconds, Status
-from pytest_gemm.records import from_record, to_record
+from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Seconds, Status
+from pytest_gemm.records import from_record, plain, to_record, typed
 
 # -- what a process leaves behind ------------------------------------------------------------------
 
@@ -48,16 +48,6 @@ class Words:
     stack: str = ""
 
 
-def _read_words(line: bytes) -> Words:
-    data = json.loads(line)
-    doing, where = data["activity"], data["environment"]
-    if doing is not None:
-        data["activity"] = Activity(**{**doing, "kernels": tuple(doing["kernels"])})
-    if where is not None:
-        data["environment"] = Environment(**{**where, "isa": tuple(where["isa"])})
-    return Words(**data)
-
-
 @dataclasses.dataclass(frozen=True)
 class Earlier:
     """What processes that are gone have judged of a test.
@@ -73,11 +63,11 @@ class Earlier:
     @property
     def choices(self) -> frozenset[str]:
         """The choices that are done with; "" is the case as a whole."""
-        return frozenset(outcome.choice for outcome in self.outcomes)
+        return frozenset(outcome.candidate for outcome in self.outcomes)
 
 
-# Phases that have the limit of a run; the others have that of a compile.
-RUNS: Final = frozenset({"run", "run again", "eager"})
+# The part of an outcome's seconds that a phase belongs to; the others belong to the reference.
+_SECONDS: Final = {Phase.COMPILE: "compile", Phase.RUN: "run", Phase.RUN_AGAIN: "run"}
 
 
 def death(words: Words, status: int | None) -> Outcome:
@@ -91,17 +81,16 @@ def death(words: Words, status: int | None) -> Outcome:
     assert doing is not None, "a death without an activity is nobody's case"
     seconds = Seconds()
     if words.ended == "timed-out":
-        option = "--gemm-timeout" if doing.phase in RUNS else "--gemm-compile-timeout"
+        option = "--gemm-timeout" if doing.phase.is_run else "--gemm-compile-timeout"
         text = f"no end in {doing.phase} within {words.limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
-        part = {"compile": "compile", "run": "run", "run again": "run"}.get(doing.phase, "reference")
+        part = _SECONDS.get(doing.phase, "reference")
         seconds = Seconds(**{part: words.limit})
     else:
         where = f"after {doing.phase}" if words.over else f"in {doing.phase}"
         reason = Reason("process-died", f"the test process died {where}: {manner(status)}", _remedy(status))
     return Outcome(
-        doing.backend,
-        doing.problem,
+        doing.case,
         doing.distribution,
         doing.seed,
         Status.TIMED_OUT if words.ended == "timed-out" else Status.CRASHED,
@@ -109,10 +98,6 @@ def death(words: Words, status: int | None) -> Outcome:
         kernels=doing.kernels,
         details=words.stack,
         seconds=seconds,
-        choice=doing.choice,
-        mode=doing.mode,
-        threads=doing.threads,
-        isa=doing.isa,
     )
 
 
@@ -174,7 +159,7 @@ class Diary:
         if self._line >= 0:
             # What an earlier, longer line leaves behind the newline is not read.
             with contextlib.suppress(OSError):  # a full disk
-                os.pwrite(self._line, json.dumps(vars(self.words), default=vars).encode() + b"\n", 0)
+                os.pwrite(self._line, json.dumps(plain(self.words)).encode() + b"\n", 0)
 
     def begin(self, test: str) -> None:
         """A test begins that will ask for judgements."""
@@ -303,7 +288,7 @@ class Diaries:
             return None
         if not newline:
             return None
-        words = _read_words(line)
+        words = typed(json.loads(line), Words)
         stack = (self.folder / f"{process}.stack").read_text(encoding="utf-8", errors="replace")
         if words.ended or not stack:
             return words

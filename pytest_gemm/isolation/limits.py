@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from pytest_gemm.isolation.journal import RUNS, SHOWN, Diary, death
+from pytest_gemm.isolation.journal import SHOWN, Diary, death
 from pytest_gemm.isolation.processes import end_process
 from pytest_gemm.outcome import Activity, Outcome
 
@@ -81,7 +81,7 @@ class Watch:
     @contextlib.contextmanager
     def __call__(self, activity: Activity) -> Iterator[None]:
         """Watch over the block, which holds no other of this kind; its limit follows from the activity's phase."""
-        limit = self._run if activity.phase in RUNS else self._compile
+        limit = self._run if activity.phase.is_run else self._compile
         process = os.getpid()
         with self._lock:
             self.diary.doing(activity, limit)

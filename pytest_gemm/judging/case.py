@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 
 from pytest_gemm.api.protocols import Backend, Prepared
-from pytest_gemm.api.request import BuildRequest, Selection
-from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.judging import sampled
 from pytest_gemm.numerics import span
 from pytest_gemm.operands import tensors as operands
@@ -28,11 +26,9 @@ class Case:
         device: where, ``cpu`` or ``cuda``.
         choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
             pattern of names; "": the backend's own way.
-        mode: how the kernel is reached, one of ``outcome.MODES``; "": the backend's own way.
+        mode: how the kernel is reached.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-        user_caches: see :class:`BuildRequest`, as is
-        pruned.
     """
 
     backend: Backend
@@ -41,28 +37,13 @@ class Case:
     seed: int
     device: str
     choices: str = ""
-    mode: str = ""
+    mode: Mode = Mode.OWN
     threads: int = 0
     isa: str = ""
-    user_caches: str = ""
-    pruned: frozenset[str] = frozenset()
 
-    def request(self, candidate: str = "") -> BuildRequest:
-        """How its backend is to build the problem, with one candidate or the one that the backend selects."""
-        return BuildRequest(
-            device=Device(self.device),
-            candidate=candidate,
-            selection=Selection(self.choices if self.choices in {"one", "winner"} else ""),
-            pruned=self.pruned,
-            mode=Mode(self.mode),
-            isa=self.isa,
-            user_caches=self.user_caches,
-        )
-
-    @property
-    def axes(self) -> dict[str, Any]:
-        """What it is asked in beside the problem, as :class:`Outcome` and :class:`Activity` have it."""
-        return {"mode": self.mode, "isa": self.isa, "threads": self.threads}
+    def id(self, candidate: str = "") -> CaseId:
+        """The identity of the case, or of one candidate of it."""
+        return CaseId(self.backend.name, self.problem.line, candidate, self.mode, self.isa, self.threads)
 
 
 @dataclasses.dataclass

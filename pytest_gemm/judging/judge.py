@@ -1,7 +1,7 @@
 """One case from operands to outcome: run, prove what ran, build the truth, compare.
 
-A backend that has several candidates for a problem (``CandidateBackend``) is judged in as many ways as the case
-requests: each candidate is compiled end to end and judged like a backend of its own.
+A backend that has several candidates for a problem (``Choosing``) is judged in as many ways as the case asks for: each
+candidate is compiled end to end and judged like a backend of its own.
 
 No pytest here: a :class:`Judge` can be driven from a script.  The backend runs before the reference
 exists, and nothing of the reference travels back to it.
@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,18 @@ import torch
 
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import CandidateBackend, Prepared, names_candidates, unsupported
+from pytest_gemm.api.protocols import (
+    Choosing,
+    Parametrised,
+    Prepared,
+    Refusing,
+    at_isa,
+    in_mode,
+    names_candidates,
+    tuned,
+)
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.case_id import Device, Mode
 from pytest_gemm.judging import calls, faults, properties, sampled
 from pytest_gemm.judging import eager as eager_module
 from pytest_gemm.judging import verdict as verdict_module
@@ -42,7 +52,7 @@ from pytest_gemm.operands import dtypes, views
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.guard_pages import GuardPages
-from pytest_gemm.outcome import Activity, Outcome, Pruned, Reason, Seconds, Status, Unsupported
+from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import first_line, kind_of, message, printable
@@ -150,7 +160,7 @@ class Judge:
             yield self._not_run(case)
             return
         starved = False
-        for outcome in _threaded(case, self._cases(case, done, withheld, timing)):
+        for outcome in _threaded(case, self._cases(_by_tuning(case), done, withheld, timing)):
             self._keep_operands(case, outcome)
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
@@ -167,15 +177,16 @@ class Judge:
         yield from _threaded(case, self._relate(case))
 
     def _relate(self, case: Case) -> Iterator[Outcome]:
-        case = dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else "")
+        case = _by_tuning(dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else ""))
         if case.device in self._lost:
             yield self._not_run(case)
             return
-        if (end := _refusal(case)) is not None:
+        case, end = _reached(case)
+        if end is not None:
             yield end
             return
         refusal = None
-        if case.mode == "aoti":
+        if case.mode is Mode.AOTI:
             refusal = Unsupported(
                 "aoti-property", "a package has its constants inside: each property would be a compile"
             )
@@ -188,14 +199,14 @@ class Judge:
         started = time.perf_counter()
         try:
             first = operands.make(case.problem, asked[0].distribution, case.seed, case.device)
-            with self._doing(case, "compile", asked[0].distribution):
+            with self._doing(case, Phase.COMPILE, asked[0].distribution):
                 prepared = _prepare(case, "", first)
         except Unsupported as late:
             yield _outcome(case, "", Status.UNSUPPORTED, late.reason)
             return
         except Exception as error:  # any exception of a backend is its case's failure
             seconds = Seconds(compile=time.perf_counter() - started)
-            yield self._crashed(case, asked[0].distribution, error, "prepare", seconds)
+            yield self._crashed(case, asked[0].distribution, error, Phase.PREPARE, seconds)
             return
         seconds = Seconds(compile=time.perf_counter() - started)
         bases: dict[str, torch.Tensor] = {}
@@ -230,7 +241,7 @@ class Judge:
 
         started, kernels = time.perf_counter(), _kernels_of(prepared)
         try:
-            with self._doing(case, "run", one.distribution, kernels):
+            with self._doing(case, Phase.RUN, one.distribution, kernels):
                 if one.distribution not in bases:
                     bases[one.distribution] = run(make(case.problem))
                     if (objection := _proof(prepared).objection()) is not None:
@@ -242,7 +253,7 @@ class Judge:
                 text = one.check(bench)
         except Exception as error:  # as above
             seconds += Seconds(run=time.perf_counter() - started)
-            return self._crashed(case, one.distribution, error, "run", seconds, kernels)
+            return self._crashed(case, one.distribution, error, Phase.RUN, seconds, kernels)
         seconds += Seconds(run=time.perf_counter() - started)
         proved: dict[str, Any] = {"kernels": _kernels_of(prepared), "seconds": seconds}
         if text and one.gated:
@@ -269,7 +280,8 @@ class Judge:
         withheld: Callable[[str], Outcome | None],
         timing: Timing | None,
     ) -> Iterator[Outcome]:
-        if (end := _refusal(case)) is not None:
+        case, end = _reached(case)
+        if end is not None:
             yield end
             return
         if not case.distributions:
@@ -282,18 +294,18 @@ class Judge:
             yield _outcome(case, "", Status.UNSUPPORTED, missing.reason)
             return
         except Exception as error:
-            yield self._fault_or_raise(case, "", error, "operands")
+            yield self._fault_or_raise(case, "", error, Phase.OPERANDS)
             return
         try:
-            choices, left_out = self._choices(case, first.operands)
+            choices = self._choices(case, first.operands)
         except Unsupported as none:
             yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
             return
         except Exception as error:  # as above
-            yield self._crashed(case, case.distributions[0], error, "choices", Seconds())
+            yield self._crashed(case, case.distributions[0], error, Phase.CANDIDATES, Seconds())
             return
         case = dataclasses.replace(case, distributions=_telling(case.distributions, len(choices)))
-        if case.mode == "aoti" and case.problem.constant_b:
+        if case.mode is Mode.AOTI and case.problem.constant_b:
             case = dataclasses.replace(case, distributions=_rounding(case.distributions))
         pruned: list[Outcome] = []
         for choice in choices:
@@ -304,45 +316,52 @@ class Judge:
                 continue
             held = withheld(choice) if choice else None
             for outcome in self._judge_choice(case, choice, timing) if held is None else [held]:
-                if outcome.status is Status.PRUNED and outcome.choice == choice:
+                if outcome.status is Status.PRUNED and outcome.candidate == choice:
                     pruned.append(outcome)
                 yield outcome
-        for choice, why in left_out.items():
-            if choice not in done:
-                yield _outcome(case, "", Status.UNSUPPORTED, why, choice=choice)
+        if case.choices == "all" and isinstance(case.backend, Refusing):
+            try:
+                with _quiet(), calling(compiling=True):
+                    refused = dict(case.backend.refused(case.problem, hand(first.operands).operands))
+            except Exception as error:  # as above
+                yield self._crashed(case, case.distributions[0], error, Phase.REFUSED, Seconds())
+                return
+            for choice, why in refused.items():
+                if choice not in done:
+                    yield _outcome(case, "", Status.UNSUPPORTED, why, choice=printable(choice))
         # A user who names candidates may name one that is pruned; nobody else is content with nothing judged.
         if pruned and len(pruned) == len(choices) and not names_candidates(case.choices):
             yield _outcome(case, "", Status.CRASHED, _all_pruned(pruned))
 
     # -- which candidates ------------------------------------------------------------------------
 
-    def _choices(self, case: Case, given: operands.Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
-        """Names of the candidates to judge, a single "" where the backend selects one; and what does not support it.
+    def _choices(self, case: Case, given: operands.Operands) -> tuple[str, ...]:
+        """Names of the candidates to judge; a single "" where the backend goes its own way.
 
         Raises:
             Unsupported: when none has the name that was asked for.
         """
         wanted, backend = case.choices, case.backend
         if wanted in {"", "one", "winner"}:
-            return ("",), {}
-        by_name = names_candidates(wanted)
-        if not isinstance(backend, CandidateBackend):
-            if not by_name:
-                return ("",), {}
+            return ("",)
+        if not isinstance(backend, Choosing):
+            if not names_candidates(wanted):
+                return ("",)
             raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted}")
         handed = hand(given)
-        with self._doing(case, "compile"), _quiet(), calling(compiling=True):
-            listed = backend.candidates(case.problem, handed.operands, case.request(wanted if by_name else ""))
-            names = tuple(map(str, listed.names))
+        with self._doing(case, Phase.COMPILE), _quiet(), calling(compiling=True):
+            names = tuple(map(str, backend.choices(case.problem, handed.operands)))
             if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
-                raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
+                raise ValueError(f"choices() lists a name that cannot be printed: {odd[0]!r}")
+            found = picked(names, wanted)
+            if not found and names_candidates(wanted) and isinstance(backend, Parametrised):
+                found = backend.named(case.problem, handed.operands, wanted)
         handed.check()
-        found = picked(names, wanted) or listed.named
         if not found:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-            text = f"no candidate is called {wanted}; there are {', '.join(names[:_NAMES])}{more}"
-            raise Unsupported("no-such-choice", text)
-        return found, listed.unsupported if wanted == "all" else {}
+            listed = ", ".join(names[:_NAMES]) + more
+            raise Unsupported("no-such-choice", f"no candidate is called {wanted}; there are {listed}")
+        return found
 
     def _judge_choice(self, case: Case, choice: str, timing: Timing | None) -> Iterator[Outcome]:
         """One candidate, or the backend's own way, with all distributions; timed if all of them passed."""
@@ -352,12 +371,12 @@ class Judge:
             yield _outcome(case, "", Status.UNSUPPORTED, missing.reason, choice=choice)
             return
         except Exception as error:
-            yield self._fault_or_raise(case, "", error, "operands", choice=choice)
+            yield self._fault_or_raise(case, "", error, Phase.OPERANDS, choice=choice)
             return
         first = next(iter(truths.values()))
         started = time.perf_counter()
         try:
-            with self._doing(case, "compile", choice=choice):
+            with self._doing(case, Phase.COMPILE, choice=choice):
                 prepared = _prepare(case, choice, first.operands)
                 pruned = _pruned(prepared)
         except Unsupported as late:
@@ -372,11 +391,11 @@ class Judge:
         except Exception as error:  # as above
             first.spoiled = isinstance(error, Misconduct)
             seconds = Seconds(compile=time.perf_counter() - started)
-            yield self._crashed(case, case.distributions[0], error, "prepare", seconds, choice=choice)
+            yield self._crashed(case, case.distributions[0], error, Phase.PREPARE, seconds, choice=choice)
             return
         compile_seconds = time.perf_counter() - started
         for name, reason in pruned.items():
-            yield _outcome(case, "", Status.PRUNED, reason, choice=name)
+            yield _outcome(case, "", Status.PRUNED, reason, choice=printable(name))
 
         runs: list[_Run] = []
         for index, (distribution, truth) in enumerate(truths.items()):
@@ -413,7 +432,7 @@ class Judge:
         kernels = _kernels_of(prepared)
         try:
             with (
-                self._doing(case, "run" if timed is None else "time", distribution, kernels, choice),
+                self._doing(case, Phase.RUN if timed is None else Phase.TIME, distribution, kernels, choice),
                 contextlib.nullcontext() if self._pages is None else self._pages.running(),
             ):
                 _prime_allocator(case.problem, case.device)
@@ -424,7 +443,7 @@ class Judge:
         except Exception as error:  # as above
             truth.spoiled = isinstance(error, Misconduct)
             seconds += Seconds(run=time.perf_counter() - started)
-            return self._crashed(case, distribution, error, "run", seconds, kernels, choice)
+            return self._crashed(case, distribution, error, Phase.RUN, seconds, kernels, choice)
         seconds += Seconds(run=time.perf_counter() - started)
 
         def end(status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
@@ -436,7 +455,7 @@ class Judge:
             return end(Status.CRASHED, wrong)
         handed, results = results, program.gathered(case.problem, results)
 
-        started, phase = time.perf_counter(), "reference"
+        started, phase = time.perf_counter(), Phase.REFERENCE
         try:
             with self._doing(case, phase, distribution, kernels, choice):
                 written = given.changed(truth.digest)
@@ -444,7 +463,7 @@ class Judge:
                     names = ", ".join(written)
                     return end(Status.INCORRECT, Reason("inputs-written", f"the backend wrote to its inputs: {names}"))
                 judged = self._judged(case, truth, results, contract)
-            phase = "eager"
+            phase = Phase.EAGER
             with self._doing(case, phase, distribution, ("eager ATen",), choice):
                 beside = not judged[-1].note and all(one.comparison.is_comparable for one in judged)
                 eager = self._beside_eager(case, truth, results, contract) if beside else ""
@@ -520,13 +539,13 @@ class Judge:
             return _outcome(case, distribution, Status.INCORRECT, Reason(code, text), seconds=seconds, **proved)
 
         try:
-            with self._doing(case, "run again", distribution, kernels, choice):
+            with self._doing(case, Phase.RUN_AGAIN, distribution, kernels, choice):
                 second = _run(prepared, first.truth.operands, case.device)
                 proof, contract = _proof(prepared), _contract(prepared)
         except Exception as error:  # as above
             first.truth.spoiled = isinstance(error, Misconduct)
             seconds = Seconds(run=time.perf_counter() - started)
-            return self._crashed(case, distribution, error, "run again", seconds, kernels, choice)
+            return self._crashed(case, distribution, error, Phase.RUN_AGAIN, seconds, kernels, choice)
         for run in runs:
             if run.kept is not None and _bytes(run.results) != run.kept:
                 return end("result-rewritten", "a result that was handed out changed when the next one was computed")
@@ -564,28 +583,26 @@ class Judge:
     # -- what can go wrong with the machine ------------------------------------------------------
 
     def _doing(
-        self, case: Case, phase: str, distribution: str = "", kernels: tuple[str, ...] = (), choice: str = ""
+        self, case: Case, phase: Phase, distribution: str = "", kernels: tuple[str, ...] = (), choice: str = ""
     ) -> AbstractContextManager[None]:
         """Watch over a part of the case that may not come back."""
         distribution = distribution or case.distributions[0]
-        name, line = case.backend.name, case.problem.line
-        return self._watch(
-            Activity(name, line, phase, distribution, case.seed, choice, kernels, case.device, **case.axes)
-        )
+        activity = Activity(case.id(choice), phase, distribution, case.seed, kernels, Device(case.device))
+        return self._watch(activity)
 
     def _crashed(
         self,
         case: Case,
         distribution: str,
         error: Exception,
-        phase: str,
+        phase: Phase,
         seconds: Seconds,
         kernels: tuple[str, ...] = (),
         choice: str = "",
     ) -> Outcome:
         """The outcome of an exception that the backend has to answer for."""
         crash = _crash(case, distribution, error, phase, seconds)
-        outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
+        outcome = dataclasses.replace(crash, kernels=kernels, case=case.id(choice))
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
             return dataclasses.replace(outcome, status=Status.INCORRECT, reason=error.reason, details="")
         if isinstance(error, Unsupported):
@@ -599,20 +616,20 @@ class Judge:
         case: Case,
         distribution: str,
         error: Exception,
-        phase: str,
+        phase: Phase,
         seconds: Seconds = _NO_TIME,
         kernels: tuple[str, ...] = (),
         choice: str = "",
     ) -> Outcome:
         """The same of one in the harness's own part: the machine's fault is the case's end, any other a defect here."""
         crash = _crash(case, distribution, error, phase, seconds)
-        outcome = dataclasses.replace(crash, kernels=kernels, choice=choice)
+        outcome = dataclasses.replace(crash, kernels=kernels, case=case.id(choice))
         found = self._fault(outcome, error, phase, case.device)
         if found is None:
             raise error
         return found
 
-    def _fault(self, outcome: Outcome, error: Exception, phase: str, device: str) -> Outcome | None:
+    def _fault(self, outcome: Outcome, error: Exception, phase: Phase, device: str) -> Outcome | None:
         """The outcome with the machine's own reason: no memory, or a lost device; ``None`` for any other exception."""
         reason = faults.out_of_memory(error, phase, device)
         if reason is not None:
@@ -642,7 +659,7 @@ class Judge:
             self._known = (key, {})
         truths = self._known[1]
         known = truths.get(distribution)
-        with self._doing(case, "operands", distribution, choice=choice):
+        with self._doing(case, Phase.OPERANDS, distribution, choice=choice):
             # A backend that wrote to its inputs must not spoil the next one's.
             if known is None or known.spoiled or known.operands.changed(known.digest):
                 made = operands.make(case.problem, distribution, case.seed, case.device)
@@ -651,7 +668,7 @@ class Judge:
         return known
 
     def _beside_eager(self, case: Case, truth: _Truth, actual: tuple[torch.Tensor, ...], contract: Contract) -> str:
-        if case.backend.name == "aten" and case.mode in {"", "eager"}:
+        if case.backend.name == "aten" and case.mode in {Mode.OWN, Mode.EAGER}:
             return ""
         if not self._may_run_eager(case.problem, case.device):
             return "eager is not run: it can kill the process"
@@ -679,7 +696,9 @@ class Judge:
 
 def run_once(case: Case, threads: int) -> None:
     """Compile and run a case without judging it, in a process of its own; nothing for a case that is refused."""
-    if unsupported(case.backend, case.problem, case.request()) is not None:
+    case = _by_tuning(case)
+    case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
+    if case.backend.supports(case.problem) is not None:
         return
     torch.set_num_threads(case.threads or threads)
     given = operands.make(case.problem, case.distributions[0], case.seed, case.device)
@@ -698,6 +717,11 @@ def _threaded(case: Case, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
 
 
 # -- choices -----------------------------------------------------------------------------------------
+
+
+def _by_tuning(case: Case) -> Case:
+    """The case on the backend that picks its candidate as asked, where it has several ways to."""
+    return dataclasses.replace(case, backend=tuned(case.backend, case.choices))
 
 
 def picked(names: Sequence[str], wanted: str) -> tuple[str, ...]:
@@ -730,24 +754,30 @@ def _rounding(distributions: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f for f in distributions if not DISTRIBUTIONS[f].exact)[:1] or distributions[:1]
 
 
-def _refusal(case: Case) -> Outcome | None:
-    """The outcome of a case that its backend does not support as requested; ``None`` where it does."""
+def _reached(case: Case) -> tuple[Case, Outcome | None]:
+    """The case on the backend as it is asked for, and its outcome where that refuses."""
     try:
         with _quiet(), asking():
-            found = unsupported(case.backend, case.problem, case.request())
-            if found is not None and not isinstance(found, Unsupported):
-                raise TypeError(f"supports() returned {found!r}; return None, or Unsupported with the reason")
+            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
+            refusal = reached.supports(case.problem)
+            if refusal is not None and not isinstance(refusal, Unsupported):
+                raise TypeError(f"supports() returned {refusal!r}; return None, or Unsupported for a refusal")
     except Unsupported as none:
-        found = none
+        return case, _outcome(case, "", Status.UNSUPPORTED, none.reason)
     except Exception as error:  # any exception of a backend is its case's failure
-        return _crash(case, "", error, "supports", Seconds())
-    return None if found is None else _outcome(case, "", Status.UNSUPPORTED, found.reason)
+        return case, _crash(case, "", error, Phase.SUPPORTS, Seconds())
+    case = dataclasses.replace(case, backend=reached)
+    return case, None if refusal is None else _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
 
 
 def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
     handed = hand(given)
     with _quiet(), calling(compiling=True):
-        prepared = case.backend.prepare(case.problem, handed.operands, case.request(choice))
+        if not choice:
+            prepared = case.backend.prepare(case.problem, handed.operands)
+        else:
+            assert isinstance(case.backend, Choosing)
+            prepared = case.backend.prepare_choice(case.problem, handed.operands, choice)
     handed.check()
     return prepared
 
@@ -930,15 +960,17 @@ def _last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
 
 
-def _outcome(case: Case, distribution: str, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
-    return Outcome(case.backend.name, case.problem.line, distribution, case.seed, status, reason, **case.axes, **facts)
+def _outcome(
+    case: Case, distribution: str, status: Status, reason: Reason | None = None, choice: str = "", **facts: Any
+) -> Outcome:
+    return Outcome(case.id(choice), distribution, case.seed, status, reason, **facts)
 
 
 # Frames of a backend's exception that are shown: enough to see where, not a page.
 _FRAMES = 4
 
 
-def _crash(case: Case, distribution: str, error: Exception, phase: str, seconds: Seconds) -> Outcome:
+def _crash(case: Case, distribution: str, error: Exception, phase: Phase, seconds: Seconds) -> Outcome:
     """An exception of a backend, with its innermost frames; ours are left out."""
     raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
     ours = {Path(__file__), Path(calls.__file__), Path(contextlib.__file__)}

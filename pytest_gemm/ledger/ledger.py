@@ -53,9 +53,9 @@ class Ledger:
             entry
             for entry in self.entries
             if entry.distribution.match(outcome.distribution)
-            and entry.choice.match(*((outcome.choice,) if outcome.choice else outcome.chosen))
+            and entry.choice.match(*outcome.candidates)
             and entry.mode.match(outcome.mode)
-            and entry.guard.match(outcome.guard)
+            and entry.guard.match(outcome.case.guard)
             and entry.applies(outcome.backend, problem, outcome.test, environment)
         )
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pytest_gemm.case_id import MODES
 from pytest_gemm.ledger.entry import (
     ANY,
     COMPARISON_HELP,
@@ -28,7 +29,7 @@ from pytest_gemm.ledger.entry import (
 )
 from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
-from pytest_gemm.outcome import MODES, Status
+from pytest_gemm.outcome import Status
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm import effect, records
-from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.api.protocols import Backend, Caching
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts, text
 from pytest_gemm.isolation.journal import Diary
@@ -134,16 +134,17 @@ class GemmCheck:
         self._end(case, outcomes)
         return outcomes
 
-    def user_caches(self, case: Case) -> Case:
-        """The case as a user's process compiles it, with every cache on.
+    def user_caches(self, case: Case) -> Backend:
+        """A variant of the case's backend that compiles as a user's process does, with every cache on.
 
         Each call starts with empty caches.  Ends the test as *unsupported* for a backend that keeps none.
         """
-        if honours(case.backend, Capability.USER_CACHES):
+        if isinstance(case.backend, Caching):
             self._warm = "here"
-            return dataclasses.replace(case, user_caches=uuid.uuid4().hex, choices="")
+            with _foreign(case):
+                return case.backend.with_user_caches(uuid.uuid4().hex)
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
-        self.finish(case, [Outcome(case.backend.name, case.problem.line, "", case.seed, Status.UNSUPPORTED, reason)])
+        self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")
 
     def run_elsewhere(self, case: Case) -> None:
@@ -168,10 +169,7 @@ class GemmCheck:
             details = message(error.__cause__ or error)[-2000:]
         else:
             return
-        line = case.problem.line
-        crash = Outcome(
-            case.backend.name, line, case.distributions[0], case.seed, Status.CRASHED, reason, details=details
-        )
+        crash = Outcome(case.id(), case.distributions[0], case.seed, Status.CRASHED, reason, details=details)
         self.finish(case, [crash])
 
     def run_before(self, case: Case, problems: Iterable[Problem]) -> None:
@@ -220,7 +218,7 @@ class GemmCheck:
             if outcome.status is Status.NOT_RUN:
                 pytest.skip(f"not run: {outcome.reason}")
             if outcome.status is Status.PRUNED:
-                pytest.skip(f"pruned: {outcome.choice}: {outcome.reason}")
+                pytest.skip(f"pruned: {outcome.candidate}: {outcome.reason}")
 
     def _save(self, case: Case, outcomes: list[Outcome]) -> None:
         """What was asked for on disk of those that failed, known failures included."""
@@ -267,4 +265,4 @@ def _foreign(case: Case) -> Iterator[None]:
 
 def _key(outcome: Outcome) -> tuple[object, ...]:
     """What tells the outcomes of a case apart."""
-    return outcome.choice, outcome.distribution, outcome.seed, outcome.reason
+    return outcome.candidate, outcome.distribution, outcome.seed, outcome.reason

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.case_id import Mode
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Keeper, Service
-from pytest_gemm.outcome import Activity, Outcome, Reason, Status
+from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import eager_is_safe
 from pytest_gemm.text import described
@@ -57,7 +58,7 @@ class GuardedJudge:
             outcomes = self._ask(case, GuardPages(side))
             if isinstance(outcomes, Death):
                 outcomes = [self._blamed(case, GuardPages(side), outcomes)]
-            found += [dataclasses.replace(o, guard=side) for o in outcomes]
+            found += [dataclasses.replace(o, case=dataclasses.replace(o.case, guard=side)) for o in outcomes]
             if all(o.status is Status.UNSUPPORTED for o in outcomes):
                 return found[:1]
         return found
@@ -70,8 +71,7 @@ class GuardedJudge:
 
     @staticmethod
     def _outcome(case: Case, status: Status, reason: Reason) -> Outcome:
-        name, line = case.backend.name, case.problem.line
-        return Outcome(name, line, "", case.seed, status, reason, **case.axes)
+        return Outcome(case.id(), "", case.seed, status, reason)
 
     @staticmethod
     def _refusal(case: Case) -> Reason | None:
@@ -109,8 +109,7 @@ class GuardedJudge:
         from pytest_gemm.operands import tensors
         from pytest_gemm.operands.guard_pages import ALLOCATED, GuardPages
 
-        name, line = case.backend.name, case.problem.line
-        words = end.words or Words(activity=Activity(name, line, "the case", seed=case.seed, **case.axes))
+        words = end.words or Words(activity=Activity(case.id(), Phase.CASE, seed=case.seed))
         outcome = death(words, end.status)
         if end.status not in _FAULTS or words.ended:
             return outcome
@@ -149,6 +148,7 @@ def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
         "backend": backend,
         "problem": Problem.parse(fields["problem"]),
         "distributions": tuple(fields["distributions"]),
+        "mode": Mode(fields["mode"]),
     }
     pages = GuardPages(request["side"], None if request["names"] is None else frozenset(request["names"]))
     # Eager is not asked: what kills this process has to be the case's own.

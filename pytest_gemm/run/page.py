@@ -1,141 +1,22 @@
 """A run record as a page: ``pytest-gemm results RECORD... > docs/results/mine.md``.
 
-A record (``--gemm-run-record=FILE``) begins with a line about the run (versions, machine, command), has a line for
-every outcome, and ends with a line of totals.  Records of several runs make one page.
+Records of several runs make one page.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import platform
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from pytest_gemm import __version__
-from pytest_gemm.machine import gpus as gpus_module
-from pytest_gemm.machine import isa, processor, software
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.records import candidates, from_record, ratio_text, status_of
+from pytest_gemm.records import ratio_text, status_of
+from pytest_gemm.run.record import Record, read
 from pytest_gemm.run.terminal import by_problem, pruned_by_cause
-from pytest_gemm.storage.datafile import mismatch
 from pytest_gemm.text import show
-
-# Distributions whose versions decide what a run shows; those that are not installed are left out.
-_DISTRIBUTIONS = (*software.PACKAGES, "pytest", "pytest-xdist")
-
-
-def provenance(command: Sequence[str], *, gpus: bool) -> dict[str, Any]:
-    """The first line of a record: what ran, when and on what.
-
-    Args:
-        command: pytest's arguments.
-        gpus: ask nvidia-smi for the GPUs too.
-    """
-    versions = {"pytest-gemm": __version__, "python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {
-        "run": {
-            "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            "command": ["pytest", *command],
-            "versions": versions,
-            "machine": platform.machine(),
-            "cpu": _cpu(),
-            "isa": isa.isa_level(processor.cpu().flags),
-            "gpus": _gpus() if gpus else [],
-        }
-    }
-
-
-def _cpu() -> str:
-    found = processor.cpu()
-    return f"{found.model}, {found.logical} logical cores" if found.model else platform.processor()
-
-
-def _gpus() -> list[str]:
-    return [f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in gpus_module.gpus()]
-
-
-class Record:
-    """One run: the facts at its head, its outcomes, its totals; ``torn``: half a line at its end was left out."""
-
-    def __init__(
-        self, run: Mapping[str, Any], outcomes: Sequence[Outcome], totals: Mapping[str, Any], *, torn: bool = False
-    ) -> None:
-        self.run = run
-        self.outcomes = tuple(outcomes)
-        self.totals = totals
-        self.torn = torn
-
-
-# Types of what the first and the last line say; what is not here is a text.
-_FACTS: Mapping[str, Any] = {
-    "command": list[str],
-    "gpus": list[str],
-    "notes": list[str],
-    "processes": int,
-    "versions": dict[str, str],
-    "wall_seconds": float,
-}
-
-
-def load(text: str) -> Record:
-    """Read a record; a run that was killed has no totals, and may have half a line at its end.
-
-    Raises:
-        ValueError: for a line that is none of a record, with its number.
-    """
-    run: Mapping[str, Any] = {}
-    totals: Mapping[str, Any] = {}
-    outcomes = []
-    *lines, rest = text.split("\n")
-    torn = False
-    for number, line in enumerate([*lines, rest] if rest else lines, 1):
-        try:
-            data = json.loads(line)
-            if wrong := mismatch(data, dict[str, object], "it"):
-                raise ValueError(wrong)
-            if "run" in data:
-                run = _facts(data["run"])
-            elif "totals" in data:
-                totals = _facts(data["totals"])
-            else:
-                outcome = from_record(data)
-                if wrong := mismatch(outcome, Outcome):
-                    raise ValueError(wrong)
-                outcomes.append(outcome)
-        except KeyError as error:  # noqa: PERF203  # it names the line
-            raise ValueError(f"line {number} is no line of a run record: it has no {error}") from None
-        except (ValueError, TypeError, RecursionError) as error:
-            if isinstance(error, json.JSONDecodeError) and number > len(lines):
-                torn = True
-                break
-            raise ValueError(f"line {number} is no line of a run record: {error}") from None
-    if not run and not outcomes:
-        raise ValueError("it has no line of a run record")
-    return Record(run, outcomes, totals, torn=torn)
-
-
-def _facts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The facts of a line about the run as a whole, if they have their types."""
-    if wrong := mismatch(data, dict[str, object], "it"):
-        raise ValueError(wrong)
-    for name, value in data.items():
-        if wrong := mismatch(value, _FACTS.get(name, str), name):
-            raise ValueError(wrong)
-    return data
-
-
-# -- the page ------------------------------------------------------------------------------------------------
 
 
 def page(records: Sequence[Record], title: str) -> str:
@@ -163,15 +44,13 @@ def _runs(records: Sequence[Record]) -> list[str]:
     lines: list[str] = []
     for record in records:
         run, totals = record.run, record.totals
-        where = "; ".join([str(run.get("cpu", "unknown machine")), *run.get("gpus", [])])
-        versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())
-        lines += [f"`{' '.join(run.get('command', ['?']))}`", ""]
-        lines += [f"* {run.get('date', 'no date')}; {where}", f"* {versions}"]
-        seconds = totals.get("wall_seconds")
-        end = f"{seconds:.0f} s, {totals.get('processes')} process(es)" if seconds is not None else "did not end"
+        versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+        lines += [f"`{' '.join(run.command)}`", ""]
+        lines += [f"* {run.date}; {'; '.join([run.cpu, *run.gpus])}", f"* {versions}"]
+        end = f"{totals.wall_seconds:.0f} s, {totals.processes} process(es)" if totals else "did not end"
         lines.append(f"* {len(record.outcomes)} outcomes, {end}")
         lines += ["* the last line is torn and was left out"] if record.torn else []
-        lines += [f"* {note}" for note in totals.get("notes", [])]
+        lines += [f"* {note}" for note in totals.notes] if totals else []
         lines.append("")
     return lines
 
@@ -195,7 +74,7 @@ def _counts(outcomes: Sequence[Outcome]) -> list[str]:
                 *(counts[s] or "" for s in used),
                 len({o.problem for o in judged}),
                 len(judged),
-                len({name for o in judged for name in candidates(o)}),
+                len({name for o in judged for name in o.candidates}),
                 len({k.split(" (")[0] for o in judged for k in o.kernels}),
             ]
         )
@@ -259,7 +138,14 @@ def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _pruned(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [
-        [backend, code, len(group), group[0].choice, group[0].problem, group[0].reason.text if group[0].reason else ""]
+        [
+            backend,
+            code,
+            len(group),
+            group[0].candidate,
+            group[0].problem,
+            group[0].reason.text if group[0].reason else "",
+        ]
         for (backend, code), group in sorted(pruned_by_cause(outcomes).items())
     ]
     head = ["backend", "cause", "count", "first", "in", "says"]
@@ -296,18 +182,6 @@ def _refused(outcomes: Sequence[Outcome]) -> list[str]:
             counts[outcome.who, f"{outcome.status}: {outcome.reason.text}"].add(outcome.problem)
     rows = [[backend, text, len(lines)] for (backend, text), lines in sorted(counts.items())]
     return ["## Refused or not run", "", *_table(["backend", "reason", "problems"], rows)] if rows else []
-
-
-def read(path: Path) -> Record:
-    """Read the file of a record; errors as of :func:`load`, with the file's name."""
-    try:
-        return load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not UTF-8") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

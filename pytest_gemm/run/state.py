@@ -24,7 +24,9 @@ from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import page, terminal
+from pytest_gemm.records import plain
+from pytest_gemm.run import terminal
+from pytest_gemm.run.record import Provenance, Totals
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -69,16 +71,12 @@ class RunState:
     def open_record(self, command: Sequence[str]) -> None:
         """Start the run record with a line about the run."""
         gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
-        self._record(lambda: [page.provenance(command, gpus=gpus and has_cuda_device())], "w")
+        self._record(lambda: [{"run": plain(Provenance.of(command, gpus=gpus and has_cuda_device()))}], "w")
 
     def close_record(self) -> None:
         """End the run record with its totals: a record without them is one of a run that did not end."""
-        totals = {
-            "wall_seconds": time.perf_counter() - self.started,
-            "processes": len(self.processes),
-            "notes": self.notes,
-        }
-        self._record(lambda: [{"totals": totals}])
+        totals = Totals(time.perf_counter() - self.started, len(self.processes), tuple(self.notes))
+        self._record(lambda: [{"totals": plain(totals)}])
 
     def _record(self, records: Callable[[], Iterable[Mapping[str, Any]]], mode: str = "a") -> None:
         """Add lines to the run record, unless it has lost some before: behind half a line nothing can be read."""
@@ -123,7 +121,7 @@ class RunState:
     def unknown_choice(self) -> str:
         """The name in ``--gemm-choices`` that no candidate of any problem has; "" where there is none such."""
         wanted = self.config.choices
-        if not names_candidates(wanted) or not self.outcomes or any(outcome.choice for outcome in self.outcomes):
+        if not names_candidates(wanted) or not self.outcomes or any(outcome.candidate for outcome in self.outcomes):
             return ""
         return wanted
 
@@ -204,8 +202,7 @@ def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome
     if entry is None:
         return None
     reason = Reason(terminal.WITHHELD, f"not run, it can kill the process: {entry.reason}")
-    known = {"choice": choice, "known_failure": entry.id, **case.axes}
-    return Outcome(case.backend.name, case.problem.line, "", case.seed, Status.KNOWN_FAILURE, reason, **known)
+    return Outcome(case.id(choice), "", case.seed, Status.KNOWN_FAILURE, reason, known_failure=entry.id)
 
 
 @functools.cache  # a process that has lost its device cannot be asked again
@@ -247,7 +244,7 @@ def explain_elsewhere(
     explained, use = [], LedgerUse()
     for outcome in outcomes:
         env = environment_elsewhere(known, devices.get(outcome.backend, "cpu"), threads)
-        env = env.at(outcome.isa, outcome.threads)
+        env = env.at(outcome.case.isa, outcome.case.threads)
         found, noted = explain([outcome], Problem.parse(outcome.problem), ledger, env)
         explained += found
         use.merge(noted.to_dict())

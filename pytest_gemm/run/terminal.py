@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
-from pytest_gemm.records import candidates, ratio_text, status_of
+from pytest_gemm.records import ratio_text, status_of
 
 
 def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int]) -> str:
@@ -147,7 +147,7 @@ def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:
     kernels: dict[str, set[str]] = defaultdict(set)
     for outcome in outcomes:
         if outcome.ratio is not None:
-            pairs[outcome.backend].update((name, outcome.problem) for name in candidates(outcome))
+            pairs[outcome.backend].update((name, outcome.problem) for name in outcome.candidates)
             kernels[outcome.backend].update(outcome.kernels)
     lines = []
     for backend, found in pairs.items():
@@ -175,7 +175,7 @@ def _pruned_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Candidates that were pruned, by cause."""
     lines = []
     for (backend, code), group in pruned_by_cause(outcomes).items():
-        names = list(dict.fromkeys(o.choice for o in group))
+        names = list(dict.fromkeys(o.candidate for o in group))
         shown = ", ".join(names[:_DROPPED_SHOWN]) + (", ..." if len(names) > _DROPPED_SHOWN else "")
         text = group[0].reason.text if group[0].reason else ""
         lines.append(f"{backend} pruned {len(group)} ({len(names)} different) for {code}: {shown}: {text}")

@@ -104,7 +104,7 @@ class SpeedCheck:
         line = made.stored.get(judgement.case)
         past = rows.Past(*line.history[-1]) if line is not None else None
         case = judgement.case
-        outcome = Outcome(case.backend, case.problem, "", self._config.seed, Status.PASSED, choice=case.candidate)
+        outcome = Outcome(case, "", self._config.seed, Status.PASSED)
         rerun = self._check.rerun.line(outcome)
         mode: Any = "against" if made.mode == "against" else "baseline"
         return terminal.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
@@ -114,7 +114,11 @@ def _outcome(sample: Sample, seed: int) -> Outcome:
     """A sample as the outcome of a case, for the ledger, the run record and JUnit."""
     case = sample.case
     outcome = Outcome(
-        case.backend, case.problem, sample.distribution, seed, sample.status, sample.reason, choice=case.candidate
+        case,
+        sample.distribution,
+        seed,
+        sample.status,
+        sample.reason,
     )
     return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.selected)
 

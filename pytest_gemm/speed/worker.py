@@ -13,7 +13,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,13 +23,12 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gemm import effect
-from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared, timed
-from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
+from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
-from pytest_gemm.outcome import Activity, Outcome, Pruned, Reason, Status, Unsupported
+from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
@@ -61,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         pinned: candidates of cases whose backend selects by timing, the one to time first and the others behind it,
             by "backend problem"; an earlier process of the run has selected.
         spared: candidates that a backend need not time to pick one, by "backend problem"; see
-            ``Capability.PRUNED``.
+            ``backend.Sparing``.
         commit: of the tree that is measured.
         socket: descriptor of this process's end where a session of another environment is interleaved with this one;
             ``None`` without one.
@@ -206,7 +205,8 @@ class Meter:
             case, distributions=distribution, choices=pinned[0] if pinned else case.choices or "winner"
         )
         spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
-        judged = dataclasses.replace(judged, pruned=frozenset(spared))
+        if spared and isinstance(case.backend, Sparing):
+            judged = dataclasses.replace(judged, backend=case.backend.sparing(spared))
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
         taking = self._take if self.request.timed else self._note_timings
@@ -216,22 +216,22 @@ class Meter:
 
         for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
             compiled += outcome.seconds.compile
-            if outcome.status is Status.PRUNED and outcome.choice != "" and judged.choices in {"winner", "one"}:
+            if outcome.status is Status.PRUNED and outcome.candidate != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
             if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it here
                 lost = outcome.status is Status.PRUNED
                 outcome = dataclasses.replace(  # noqa: PLW2901  # the same outcome under the case's own name
-                    outcome, choice="", status=Status.CRASHED if lost else outcome.status
+                    outcome, case=judged.id(), status=Status.CRASHED if lost else outcome.status
                 )
             if self._fresh and outcome.status is Status.PASSED:
                 work = self._fresh.pop()
                 work.outcome = outcome
                 work.phases = {"prepare": compiled, "judge": time.perf_counter() - started - compiled, "time": 0.0}
                 self._works.append(work)
-                last.pop(outcome.choice, None)
+                last.pop(outcome.candidate, None)
                 started, compiled = time.perf_counter(), 0.0
-            elif outcome.choice not in last or last[outcome.choice].status is Status.PASSED:
-                last[outcome.choice] = outcome
+            elif outcome.candidate not in last or last[outcome.candidate].status is Status.PASSED:
+                last[outcome.candidate] = outcome
         self._fresh.clear()
         if self._config.artifacts is not None and not self._judge.has_lost(case.device):
             from pytest_gemm.failures import artifacts, text
@@ -314,7 +314,7 @@ class Meter:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
         comparator, candidates = self._comparator(case, given), self._candidates(case, prepared, given)
         candidates = self._earlier(case, prepared, given) | candidates
-        with timed(prepared, given) as call:
+        with _timed(prepared, given) as call:
             first = call()
         _wait_for(case.device)
         self._fresh.append(_Work(case, prepared, given, comparator, candidates, first))
@@ -352,9 +352,7 @@ class Meter:
         if work.outcome is None or work.outcome.status is not Status.PASSED:
             return
         case, started = work.case, time.perf_counter()
-        activity = Activity(
-            case.backend.name, case.problem.line, "time", case.distributions[0], case.seed, device=case.device
-        )
+        activity = Activity(case.id(), Phase.TIME, case.distributions[0], case.seed, device=Device(case.device))
         try:
             with self._watch(activity), contextlib.ExitStack() as stack:
                 _, comparator = work.comparator
@@ -381,13 +379,13 @@ class Meter:
         assert work.outcome is not None
         outcome = work.outcome
         if outcome.status is Status.PASSED and not _same(work.first, work.last):
-            again = dataclasses.replace(work.case, choices=outcome.choice or work.case.choices)
+            again = dataclasses.replace(work.case, choices=outcome.candidate or work.case.choices)
             outcome = list(self._judge.judge(again, timing=lambda *_: work.last))[-1]
         if outcome.status is not Status.PASSED or not work.windows:
             return _sample(work.case, outcome, work.phases)
         readings = plan_module.merged(work.windows)
         sample = readings.sample(
-            CaseId(outcome.backend, outcome.problem, outcome.choice),
+            CaseId(outcome.backend, outcome.problem, outcome.candidate),
             work.case.device,
             outcome.status,
             comparator_name=work.comparator[0],
@@ -417,7 +415,7 @@ class Meter:
         case, given = work.case, work.given
         count = cuda.rotation(int(roofline.work(case.problem).bytes), case.device)
         sets = [given, *(given.clone() for _ in range(1, count))]
-        return [stack.enter_context(timed(prepared, one)) for one in sets]
+        return [stack.enter_context(_timed(prepared, one)) for one in sets]
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, Prepared | None]:
         """Who is timed beside the case, if anybody can compute it: nobody beside itself."""
@@ -425,12 +423,12 @@ class Meter:
         if not name or name == case.backend.name:
             return "", None
         backend: Backend = self._config.registry[name]
-        if backend.supports(case.problem, DEFAULT) is not None:
+        if backend.supports(case.problem) is not None:
             return "", None
         if name == "aten" and not self._may_run_eager(case.problem, case.device):
             return "", None
         try:
-            comparator = backend.prepare(case.problem, given, DEFAULT)
+            comparator = backend.prepare(case.problem, given)
             comparator.run(given)
         except Exception:  # none of the subject's faults, whatever it is; the sample says that nobody stood beside
             return "", None
@@ -441,7 +439,7 @@ class Meter:
         from pytest_gemm.judging.judge import picked
 
         count, backend = self._config.speed.regret, case.backend
-        if not count or not isinstance(backend, CandidateBackend):
+        if not count or not isinstance(backend, Choosing):
             return {}
         mine = frozenset(prepared.proof().chosen)
 
@@ -449,26 +447,24 @@ class Meter:
             return [name for name in names if name not in mine and self._withheld(case, name) is None]
 
         ranked = others(self.request.pinned_of(backend.name, case.problem.line))
-        names = others(backend.candidates(case.problem, given, case.request()).names) if not ranked else []
+        names = others(backend.choices(case.problem, given)) if not ranked else []
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
         for name in ranked[:count] or picked(names, str(count)):
             with contextlib.suppress(Pruned, Unsupported):
-                found[name] = backend.prepare(case.problem, given, case.request(name))
+                found[name] = backend.prepare_choice(case.problem, given, name)
         return found
 
     def _earlier(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """The pick of the baseline, where another one is selected now and it is still a candidate."""
         backend, found = case.backend, {}
         earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
-        if earlier and isinstance(backend, CandidateBackend):
+        if earlier and isinstance(backend, Choosing):
             mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
             moved = bool(mine) and earlier not in mine and self._withheld(case, earlier) is None
-            if moved and (
-                earlier in ranked or earlier in backend.candidates(case.problem, given, case.request()).names
-            ):
+            if moved and (earlier in ranked or earlier in backend.choices(case.problem, given)):
                 with contextlib.suppress(Pruned, Unsupported):
-                    found[earlier] = backend.prepare(case.problem, given, case.request(earlier))
+                    found[earlier] = backend.prepare_choice(case.problem, given, earlier)
         return found
 
     def _excess(self, case: Case, sample: Sample) -> Reason | None:
@@ -487,7 +483,7 @@ class Meter:
 def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
     """An outcome as a sample without readings."""
     return Sample(
-        case=CaseId(outcome.backend, outcome.problem, outcome.choice),
+        case=CaseId(outcome.backend, outcome.problem, outcome.candidate),
         device=case.device,
         status=outcome.status,
         reason=outcome.reason,
@@ -496,6 +492,16 @@ def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample
         phases=phases,
         distribution=outcome.distribution,
     )
+
+
+@contextlib.contextmanager
+def _timed(prepared: Prepared, given: Operands) -> Iterator[Callable[[], object]]:
+    """The call to time; a backend that is not :class:`Timeable` is timed with all that its ``run`` does."""
+    if isinstance(prepared, Timeable):
+        with prepared.timed(given) as call:
+            yield call
+    else:
+        yield lambda: prepared.run(given)
 
 
 def _with_latency(

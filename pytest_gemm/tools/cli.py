@@ -29,6 +29,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "baseline": ("pytest_gemm.speed.baseline.commands", "show, diff, prune, record and merge speed baselines"),
     "calibrate": ("pytest_gemm.speed.calibrate", "estimate false alarms and power of the speed gate from sessions"),
     "snapshot": ("pytest_gemm.tools.snapshot", "store and diff which C++ micro-kernel Inductor selects"),
+    "list": (
+        "pytest_gemm.conformance.listing",
+        "list what a level of the suite holds, and the pairs it does not cover",
+    ),
     "families": ("pytest_gemm.conformance.families", "list PyTorch's own GEMM tests beside this suite's cases"),
     "cache": ("pytest_gemm.storage.cache", "show, prune or clear what runs keep for later runs"),
 }

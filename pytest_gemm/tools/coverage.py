@@ -26,7 +26,7 @@ from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import page
+from pytest_gemm.run import record as record_module
 from pytest_gemm.text import show
 
 # What each column counts.  With sizes M x N x K and a register block Mr x Nr x Kr:
@@ -128,7 +128,7 @@ def matrix(
         if outcome.backend != "cpp":
             continue
         if outcome.reason is not None and outcome.reason.code == micro_kernels.REFUSED:
-            refusals[micro_kernels.kernel_of(outcome.choice), _types(outcome.problem)][outcome.reason.text] += 1
+            refusals[micro_kernels.kernel_of(outcome.candidate), _types(outcome.problem)][outcome.reason.text] += 1
         kind = _kind(outcome)
         if kind:
             _count(reachable, outcome, kind)
@@ -182,7 +182,7 @@ def _count(rows: dict[tuple[str, str], Row], outcome: Outcome, kind: str) -> Non
     """Enter an outcome in its row; one that ended before there was code in the rows that its name and types fit."""
     found = [one for text in outcome.configuration if (one := micro_kernels.parse(text)) is not None]
     if not found:
-        asked = micro_kernels.split(outcome.choice)
+        asked = micro_kernels.split(outcome.candidate)
         for (kernel, dtypes), row in rows.items():
             if (
                 asked
@@ -365,22 +365,22 @@ def write(path: Path, outcomes: Iterable[Outcome]) -> None:
     path.write_text(text(found, path.suffix), encoding="utf-8")
 
 
-def explained(record: page.Record, ledger: Ledger) -> list[Outcome]:
+def explained(record: record_module.Record, ledger: Ledger) -> list[Outcome]:
     """A record's outcomes; what failed, and this ledger knows, is a known failure, whatever ledger the run had.
 
     A record tells release and level of its machine.  How many threads a case had is read off its generated code: of one
     that ended before there was any, an entry that asks for threads explains nothing.
     """
-    release = str(record.run.get("versions", {}).get("torch", ""))
-    here = Environment(release, isa_module.flags_of(str(record.run.get("isa", ""))))
+    release = record.run.versions.get("torch", "")
+    here = Environment(release, isa_module.flags_of(record.run.isa))
     found = []
     for outcome in record.outcomes:
         entry = None
         if outcome.status.is_failure:
             products = filter(None, map(micro_kernels.parse, outcome.configuration))
-            threads = outcome.threads or max((one.threads for one in products), default=0)
+            threads = outcome.case.threads or max((one.threads for one in products), default=0)
             with contextlib.suppress(ProblemError):  # of another release's lines nothing is known
-                entry = ledger.match(outcome, Problem.parse(outcome.problem), here.at(outcome.isa, threads))
+                entry = ledger.match(outcome, Problem.parse(outcome.problem), here.at(outcome.case.isa, threads))
         facts: dict[str, Any] = {"status": Status.KNOWN_FAILURE, "known_failure": entry.id} if entry else {}
         found.append(dataclasses.replace(outcome, **facts))
     return found
@@ -398,16 +398,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the matrix."""
-    records = [page.read(path) for path in given.records]
+    records = [record_module.read(path) for path in given.records]
     ledger = Ledger.load(given.known_failures) if given.known_failures else Ledger()
     outcomes = [outcome for record in records for outcome in explained(record, ledger)]
-    levels = [str(record.run["isa"]) for record in records if record.run.get("isa")]
+    levels = [record.run.isa for record in records if record.run.isa]
     heads = [line for record in records for line in _head(record)]
     show(text(matrix(outcomes, levels), ".json" if given.json else ".md", heads, given.title))
     return 0
 
 
-def _head(record: page.Record) -> list[str]:
+def _head(record: record_module.Record) -> list[str]:
     run = record.run
-    where = f"{run.get('cpu', 'unknown machine')}; torch {run.get('versions', {}).get('torch', '?')}"
-    return [f"* {run.get('date', 'no date')}; {where}"]
+    return [f"* {run.date}; {run.cpu}; torch {run.versions.get('torch', '?')}"]

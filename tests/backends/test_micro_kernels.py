@@ -23,12 +23,11 @@ from torch._inductor.codegen import cpp_micro_gemm
 
 from pytest_gemm import settings
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Candidates
-from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures import repro
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -37,7 +36,7 @@ from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run import page as results
+from pytest_gemm.run.record import Provenance, Record
 from pytest_gemm.tools import cli, coverage
 
 needs_compiler = pytest.mark.skipif(
@@ -223,8 +222,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     problem, first = given(line)
     before = cpp_micro_gemm.micro_gemm_configs
     with generating_for(isa), judge._quiet():
-        listed = backend.candidates(problem, first)
-    found, left = listed.names, listed.unsupported
+        found, left = backend.choices(problem, first), backend.refused(problem, first)
     assert names < set(found)
     assert "CppMicroGemmRef-1x1x1" in found
     assert not set(found) & set(left)
@@ -240,8 +238,8 @@ def test_the_reference_micro_kernel_of_a_large_product_is_had_by_name_only() -> 
     backend, reference = CppBackend(threads=1), "CppMicroGemmRef-1x1x1"
     problem, first = given("linear:f32:nt:1024x1024x512")
     with judge._quiet():
-        assert reference not in backend.candidates(problem, first).names
-        assert backend.candidates(problem, first, BuildRequest(candidate="CppMicroGemmRef*")).named == (reference,)
+        assert reference not in backend.choices(problem, first)
+        assert backend.named(problem, first, "CppMicroGemmRef*") == (reference,)
 
 
 LINE = "linear:f32:nt:5x25x33:bias+relu"
@@ -255,32 +253,31 @@ def cpp() -> CppBackend:
 @needs_compiler
 def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: CppBackend) -> None:
     problem, first = given(LINE)
-    pick, *others = cpp.candidates(problem, first).names
+    pick, *others = cpp.choices(problem, first)
     before = cpp_micro_gemm.micro_gemm_configs
     names = [others[0], "CppMicroGemmRef-1x1x1"]
     for name in names:
         case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", name)
         (outcome,) = judge.Judge().judge(case)
-        assert (outcome.status, outcome.choice) == (Status.PASSED, name)
+        assert (outcome.status, outcome.candidate) == (Status.PASSED, name)
         (said,) = outcome.configuration
         assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
     assert cpp_micro_gemm.micro_gemm_configs is before
     assert pick not in names
-    assert cpp.recipe(problem, first, BuildRequest(candidate=names[1])).micro_kernel == names[1]
+    assert cpp.recipe(problem, first, names[1]).micro_kernel == names[1]
 
 
 @needs_compiler
 def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
     problem, first = given(LINE)
-    pick = cpp.candidates(problem, first).names[0]
-    prepared = cpp.prepare(problem, first, BuildRequest(candidate=f"{pick},cache=1.1.8,threads=1.1.2"))
+    pick = cpp.choices(problem, first)[0]
+    prepared = cpp.prepare_choice(problem, first, f"{pick},cache=1.1.8,threads=1.1.2")
     (one,) = prepared.artifact.products
     assert (one.slices, one.cache, prepared.contract) == (2, (1, 1, 8), Contract("f32", "fused", slices=2))
     assert prepared.run(first).shape == (5, 25)
     assert prepared.proof().objection() is None
     # The same artifact does not answer for another candidate.
-    other = BuildRequest(candidate=f"{pick},cache=1.1.4")
-    prepared.artifact.spec = dataclasses.replace(prepared.artifact.spec, request=other)
+    prepared.artifact.spec = dataclasses.replace(prepared.artifact.spec, choice=f"{pick},cache=1.1.4")
     objection = prepared.proof().objection()
     assert objection is not None
     assert objection.code == "another-candidate"
@@ -292,7 +289,7 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
 )
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)
-    pick = cpp.candidates(problem, first).names[0]
+    pick = cpp.choices(problem, first)[0]
     case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
     (outcome,) = judge.Judge().judge(case)
     assert outcome.status is Status.UNSUPPORTED
@@ -303,13 +300,13 @@ def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code
 @needs_compiler
 def test_caches_do_not_answer_one_blocking_with_another() -> None:
     problem, first = given("bmm:f32:nn:2x5x25x33")
-    backend, request = CppBackend(threads=1), BuildRequest(user_caches=f"blockings-{uuid.uuid4().hex}")
-    pick, other, *_ = backend.candidates(problem, first, request).names
+    backend = CppBackend(threads=1).with_user_caches(f"blockings-{uuid.uuid4().hex}")
+    pick, other, *_ = backend.choices(problem, first)
     names = [pick, other, f"{pick},cache=1.1.4"]
     said: list[tuple[str, ...]] = []
     cached = []
     for name in names * 2:  # the second time out of the caches
-        prepared = backend.prepare(problem, first, request.replace(candidate=name))
+        prepared = backend.prepare_choice(problem, first, name)
         prepared.run(first)
         assert prepared.proof().objection() is None
         said.append(prepared.proof().configuration)
@@ -335,14 +332,19 @@ class Listing:
     """A backend with two candidates of a list, more of them by name, and one that it has not."""
 
     name = "cpp"
-    supports = availability = staticmethod(lambda *_: None)
+    supports = availability = prepare = staticmethod(lambda *_: None)
 
-    def candidates(self, problem: Problem, given: tensors.Operands, request: BuildRequest) -> Candidates:
-        named = (request.candidate,) if request.candidate.startswith("a,") else ()
-        return Candidates(("a", "b"), named, {"c": Reason(micro_kernels.REFUSED, "its check refuses")})
+    def choices(self, problem: Problem, given: tensors.Operands) -> tuple[str, ...]:
+        return ("a", "b")
 
-    def prepare(self, problem: Problem, given: tensors.Operands, request: BuildRequest) -> Any:
-        raise Unsupported("stop", f"{request.candidate} came this far")
+    def named(self, problem: Problem, given: tensors.Operands, wanted: str) -> tuple[str, ...]:
+        return (wanted,) if wanted.startswith("a,") else ()
+
+    def refused(self, problem: Problem, given: tensors.Operands) -> dict[str, Reason]:
+        return {"c": Reason(micro_kernels.REFUSED, "its check refuses")}
+
+    def prepare_choice(self, problem: Problem, given: tensors.Operands, choice: str) -> Any:
+        raise Unsupported("stop", f"{choice} came this far")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +362,7 @@ def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
     backend: Any = Listing()
     case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
     outcomes = list(judge.Judge().judge(case))
-    assert [(o.choice, o.reason.code if o.reason else "") for o in outcomes] == ended
+    assert [(o.candidate, o.reason.code if o.reason else "") for o in outcomes] == ended
 
 
 # -- coverage ----------------------------------------------------------------------------------------
@@ -376,8 +378,16 @@ REGISTERED = (
 )
 
 
-def judged(line: str, status: Status = Status.PASSED, *products: Product, **facts: Any) -> Outcome:
-    return Outcome("cpp", line, "rand", 0, status, configuration=tuple(map(str, products)), **facts)
+def judged(
+    line: str,
+    status: Status = Status.PASSED,
+    *products: Product,
+    candidate: str = "",
+    isa: str = "",
+    reason: Reason | None = None,
+) -> Outcome:
+    case = CaseId("cpp", line, candidate, isa=isa)
+    return Outcome(case, "rand", 0, status, reason, configuration=tuple(map(str, products)))
 
 
 def outcomes() -> list[Outcome]:
@@ -404,12 +414,12 @@ def outcomes() -> list[Outcome]:
             product("CppMicroGemmRef-1x1x1", threads=1),
             product("CppMicroGemmRef-1x1x1", threads=2, per_thread=(20, 33, 20)),
         ),
-        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, choice=f"{VEC},grouped"),
-        judged(flat, Status.CRASHED, reason=lost, choice=f"{VEC},grouped,cache=2.2.8"),
+        judged("woq_int8:bf16-i8-bf16:nt:3x64x128", Status.UNSUPPORTED, reason=refusal, candidate=f"{VEC},grouped"),
+        judged(flat, Status.CRASHED, reason=lost, candidate=f"{VEC},grouped,cache=2.2.8"),
         judged(flat, Status.FALLBACK, product()),
         judged(flat, Status.UNSUPPORTED, reason=Reason("op", "no")),
-        judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), choice=VEC),
-        Outcome("aten", flat, "rand", 0, Status.PASSED),
+        judged(flat, Status.KNOWN_FAILURE, reason=Reason("can-crash", "not run"), candidate=VEC),
+        Outcome(CaseId("aten", flat), "rand", 0, Status.PASSED),
     ]
 
 
@@ -461,7 +471,7 @@ def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.Cap
     from pytest_gemm import records
 
     path = tmp_path / "run.jsonl"
-    lines = [records.record_line(results.provenance(["conformance"], gpus=False))]
+    lines = [records.record_line({"run": records.plain(Provenance.of(["conformance"], gpus=False))})]
     lines += [records.record_line(records.to_record(one)) for one in outcomes()]
     path.write_text("".join(lines))
     # In a process of its own, where nothing of Inductor has been imported before.
@@ -489,7 +499,7 @@ def test_a_later_ledger_explains_what_a_record_holds(tmp_path: Path, asks: str, 
     line = "linear:f32:nt:20x33x40"
     wrong = judged(line, Status.INCORRECT, product(threads=2), isa="avx2")
     right = judged(line, Status.PASSED, product(threads=2), isa="avx2")
-    record = results.Record({"isa": "amx", "versions": {"torch": "2.11.0"}}, [wrong, right], {})
+    record = Record(Provenance(isa="amx", versions={"torch": "2.11.0"}), (wrong, right))
     found = coverage.explained(record, Ledger.load(path))
     assert [(one.status, one.known_failure) for one in found] == [
         (Status.KNOWN_FAILURE, "it") if known else (Status.INCORRECT, ""),

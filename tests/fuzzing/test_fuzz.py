@@ -20,6 +20,7 @@ from pytest_gemm import selection
 from pytest_gemm.api.callable import CallableBackend, CallablePrepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import strategies
@@ -182,7 +183,7 @@ def blocked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class BiasShifted(CallableBackend):
     """The bias of each column is its neighbour's."""
 
-    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> CallablePrepared:
+    def prepare(self, problem: Problem, operands: Operands) -> CallablePrepared:
         made = super().prepare(problem, operands)
         plain = made._tensors
 
@@ -232,7 +233,7 @@ def by_rule(rule: Callable[[Problem], str]) -> Callable[[Trial], list[Outcome]]:
             code = rule(problem)
             status = Status.INCORRECT if code else Status.PASSED
             reason = Reason(code, code) if code else None
-            outcomes.append(Outcome("x", problem.line, trial.distributions[0], trial.seed, status, reason))
+            outcomes.append(Outcome(CaseId("x", problem.line), trial.distributions[0], trial.seed, status, reason))
         return outcomes
 
     return judge

@@ -22,11 +22,12 @@ import pytest
 import torch
 
 from pytest_gemm import xdist
+from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.isolation import journal, limits
 from pytest_gemm.judging import faults
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.numerics import reference
-from pytest_gemm.outcome import Activity, Outcome, Status
+from pytest_gemm.outcome import Activity, Outcome, Phase, Status
 
 # How the planted backend goes wrong, by M; the second distribution is the one that it cannot stand.
 PLANTED = """
@@ -38,7 +39,7 @@ PLANTED = """
     import time
 
     from pytest_gemm.api.proof import Proof
-    from pytest_gemm.api.protocols import Availability, Candidates
+    from pytest_gemm.api.protocols import Availability
     from pytest_gemm.numerics.contract import Contract
 
     LOST = []  # made up: what CUDA does after an illegal address
@@ -110,17 +111,17 @@ PLANTED = """
         def availability(self, device):
             return Availability()
 
-        def supports(self, problem, request=None):
+        def supports(self, problem):
             return None
 
-        def prepare(self, problem, operands, request=None):
+        def prepare(self, problem, operands):
             return Prepared("correct")
 
 
     class Planted(Correct):
         name = "planted"
 
-        def prepare(self, problem, operands, request=None):
+        def prepare(self, problem, operands):
             phase, fault = PLAN.get(problem.shape.m, ("", None))
             if phase == "compile":
                 fault()
@@ -130,11 +131,10 @@ PLANTED = """
     class Choosing(Correct):
         name = "choosing"
 
-        def candidates(self, problem, operands, request):
-            return Candidates(("first", "second", "third", "fourth"))
+        def choices(self, problem, operands):
+            return ("first", "second", "third", "fourth")
 
-        def prepare(self, problem, operands, request):
-            choice = request.candidate
+        def prepare_choice(self, problem, operands, choice):
             phase, fault = PLAN.get(problem.shape.m, ("", None))
             return Prepared(choice, fault if choice == phase else None)
 
@@ -284,7 +284,7 @@ def test_the_other_choices_of_the_problem_are_judged_behind_the_fault(pytester: 
         mine = [o for o in outcomes if o["problem"] == f"mm:f32:nn:{m}x16x32"]
         for choice in ("first", "second", "third", "fourth"):
             expected = ["passed", status] if choice == bad else ["passed"] * 4
-            assert [o["status"] for o in mine if o["choice"] == choice] == expected
+            assert [o["status"] for o in mine if o["candidate"] == choice] == expected
     result.stdout.fnmatch_lines_random(
         [
             "*  candidate second",
@@ -512,7 +512,9 @@ def test_no_limit_means_none(pytester: pytest.Pytester) -> None:
 # -- parts -------------------------------------------------------------------------------------------
 
 
-DOING = Activity("cutlass", "mm:f16:nt:8x8x8", "run", "rand", 3, "choice_7", ("kernel_7",), "cuda")
+DOING = Activity(
+    CaseId("cutlass", "mm:f16:nt:8x8x8", candidate="choice_7"), Phase.RUN, "rand", 3, ("kernel_7",), Device.CUDA
+)
 
 
 def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
@@ -521,14 +523,14 @@ def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
     first = journal.Diary(diaries.folder, "gw0", replaceable=True)
     first.begin("test_it.py::test_product[x]")
     assert first.open_call(cuda) == journal.Earlier()
-    first.judged(Outcome("cutlass", "mm:f16:nt:8x8x8", "int-2", 3, Status.PASSED, choice="choice_6"))
+    first.judged(Outcome(CaseId("cutlass", "mm:f16:nt:8x8x8", candidate="choice_6"), "int-2", 3, Status.PASSED))
     first.close_call()
     first.open_call(cuda)
     first.doing(DOING, 60.0)
 
     died = diaries.inherit("gw0", "test_it.py::test_product[x]", -signal.SIGSEGV)
     assert died is not None
-    assert (died.status, died.choice, died.kernels, died.distribution, died.seed) == (
+    assert (died.status, died.candidate, died.kernels, died.distribution, died.seed) == (
         Status.CRASHED,
         "choice_7",
         ("kernel_7",),
@@ -561,7 +563,7 @@ def test_half_a_line_of_a_process_that_died_writing_is_left_out() -> None:
     diary = journal.Diary(diaries.folder, "gw0")
     diary.begin("t")
     diary.open_call(Environment("2.13.0"))
-    diary.judged(Outcome("aten", "mm:f32:nn:1x1x1", "rand", 0, Status.PASSED))
+    diary.judged(Outcome(CaseId("aten", "mm:f32:nn:1x1x1"), "rand", 0, Status.PASSED))
     (file,) = diaries.folder.glob("*.judged")
     with file.open("a") as half:
         half.write('{"call": 0, "outco')
@@ -591,9 +593,10 @@ def test_a_debugger_lifts_the_limit() -> None:
         import sys, time
         from pytest_gemm.isolation.journal import Diary
         from pytest_gemm.isolation.limits import Watch
-        from pytest_gemm.outcome import Activity
+        from pytest_gemm.case_id import CaseId
+        from pytest_gemm.outcome import Activity, Phase
         watch = Watch(0.3, 0.3, Diary(), stacks=sys.stderr)
-        with watch(Activity("b", "mm:f32:nn:1x1x1", "run")):
+        with watch(Activity(CaseId("b", "mm:f32:nn:1x1x1"), Phase.RUN)):
             if sys.argv[1:]:
                 watch.lift()
             time.sleep(1)

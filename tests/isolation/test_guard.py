@@ -12,6 +12,7 @@ import torch
 
 from pytest_gemm import records
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.isolation import sanitizer
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -176,5 +177,7 @@ def test_no_sanitizer_is_a_usage_error() -> None:
 
 
 def test_a_guarded_crash_is_read_again_from_its_record() -> None:
-    made = Outcome("mine", "mm:f32:nn:8x16x32", "rand", 0, Status.CRASHED, Reason("page-guard", "x"), guard="end")
+    made = Outcome(
+        CaseId("mine", "mm:f32:nn:8x16x32", guard="end"), "rand", 0, Status.CRASHED, Reason("page-guard", "x")
+    )
     assert records.from_record(records.to_record(made)) == made

@@ -23,8 +23,7 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import records as records_module
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates, names_candidates
-from pytest_gemm.api.request import BuildRequest, Selection
+from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends import cutedsl, tensor_core
 from pytest_gemm.backends import triton as triton_module
@@ -34,6 +33,7 @@ from pytest_gemm.backends.inductor import compilation, listing, naming, poisonin
 from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
@@ -214,22 +214,22 @@ def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch
         patch.object(CppTemplateCaller, "benchmark", lambda *args, out: made.append("benchmarked")),
         judge._quiet(),
     ):
-        names = backend.candidates(problem, first).names
+        names = backend.choices(problem, first)
     assert made == []
     assert len(names) == len(set(names)) > 2
     assert names[0].startswith("CppMicroGemmFP32Vec-")
     assert backend.compiles == 0
     monkeypatch.setattr(listing, "torch_compat", None)  # asked again, nothing is traced
-    assert backend.candidates(problem, given("mm:f32:nn:64x64x64", seed=5)[1]).names == names
+    assert backend.choices(problem, given("mm:f32:nn:64x64x64", seed=5)[1]) == names
 
 
 @needs_compiler
 def test_the_candidate_that_was_asked_for_is_the_one_that_runs(two: TwoCandidates) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
-    cpp, aten, *_ = two.candidates(problem, first).names
+    cpp, aten, *_ = two.choices(problem, first)
     expected = first.a.double() @ first.b.double()
     for name in (cpp, aten):
-        prepared = two.prepare(problem, first, BuildRequest(candidate=name))
+        prepared = two.prepare_choice(problem, first, name)
         assert (prepared.run(first).double() - expected).abs().max() < 1e-4
         assert prepared.artifact.chosen == (name,)
         assert (prepared.proof().chosen == (name,)) == (name == cpp)  # ATen's is somebody else's product
@@ -240,12 +240,12 @@ def test_the_candidate_that_was_asked_for_is_the_one_that_runs(two: TwoCandidate
 def test_a_name_that_no_candidate_has_is_refused(two: TwoCandidates, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
     with pytest.raises(Unsupported) as caught:
-        two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
+        two.prepare_choice(problem, first, "CppMicroGemmAMX-32x32x32")
     assert caught.value.reason.code == "no-such-choice"
     # One that was listed, and that Inductor does not offer any more.
     monkeypatch.setattr(two, "_space_of", lambda *args: Space())
     with pytest.raises(Unsupported) as caught:
-        two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
+        two.prepare_choice(problem, first, "CppMicroGemmAMX-32x32x32")
     assert caught.value.reason.code == "no-such-choice"
 
 
@@ -254,19 +254,23 @@ def test_an_artifact_of_one_candidate_is_kept_for_any_m_only() -> None:
     backend = CppBackend(threads=1)
     for m in (5, 96):
         problem, first = given(f"linear:f32:nt:{m}x33x40:bias+add:dyn-m")
-        name = backend.candidates(problem, first).names[0]
-        backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
+        name = backend.choices(problem, first)[0]
+        backend.prepare_choice(problem, first, name).run(first)
     assert backend.compiles == 1
     problem, first = given()
-    name = backend.candidates(problem, first).names[0]
+    name = backend.choices(problem, first)[0]
     for _ in range(2):
-        backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
+        backend.prepare_choice(problem, first, name).run(first)
     assert backend.compiles == 3
 
 
 @needs_compiler
-def test_the_winner_is_benchmarked(two: TwoCandidates) -> None:
+def test_the_winner_is_benchmarked_and_the_variant_stays_the_same(two: TwoCandidates) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
+    one = two.picking("one")
+    assert two.picking("winner") is two
+    assert two.picking("one") is one
+    assert one.candidates == "one"
     timed: list[str] = []
     from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
 
@@ -328,16 +332,16 @@ def failing_to_load(error: Exception) -> Iterator[None]:
 def test_a_candidate_that_does_not_fit_is_pruned_and_one_that_fails_otherwise_is_not() -> None:
     problem, first = given()
     backend = CppBackend(threads=1)
-    name = backend.candidates(problem, first).names[0]
+    name = backend.choices(problem, first)[0]
     unfit = RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory, Required: 262144")
     with failing_to_load(unfit), pytest.raises(Pruned) as caught:
-        backend.prepare(problem, first, BuildRequest(candidate=name))
+        backend.prepare_choice(problem, first, name)
     assert caught.value.reason.code == "out-of-resources"
     assert "262144" in caught.value.reason.text
     with failing_to_load(ZeroDivisionError("in codegen")), pytest.raises(Exception, match="in codegen"):
-        backend.prepare(problem, first, BuildRequest(candidate=name))
+        backend.prepare_choice(problem, first, name)
     with failing_to_load(unfit), pytest.raises(Pruned) as caught:
-        CppBackend(threads=1, selection="one").prepare(problem, first)
+        CppBackend(threads=1, candidates="one").prepare(problem, first)
     assert caught.value.reason.code == "all-pruned"
 
 
@@ -500,10 +504,11 @@ def test_triton_candidates_come_from_where_inductor_has_them() -> None:
     assert spaces("mm:f16:nn:64x64x64") == [("", "*"), (",tma-store", "triton_mm_persistent_tma*")]
     problem = Problem.parse("mm:f16:nn:64x64x64")
     assert backend.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
-    winner = backend.options(problem, BuildRequest(selection=Selection.WINNER))
-    assert winner["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
+    winner = backend.picking("winner")
+    assert isinstance(winner, TritonBackend)
+    assert winner.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
     # A user has decompose-K among the candidates; the one that follows from a line is a template.
-    assert winner["triton.num_decompose_k_splits"] > 0
+    assert winner.options(problem)["triton.num_decompose_k_splits"] > 0
     assert backend.options(problem)["triton.num_decompose_k_splits"] == 0
 
 
@@ -515,7 +520,7 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
     asked: list[dict[str, Any]] = []
     compiled: list[artifact_module.CompileSpec] = []
 
-    def list_candidates(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> listing.Listed:
+    def list_choices(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> listing.Listed:
         asked.append(dict(spec.options))
         return listing.Listed(("t-1", "t_tma-1"))
 
@@ -525,15 +530,15 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
         def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
             compiled.append(spec)
 
-    monkeypatch.setattr(listing, "list_candidates", list_candidates)
+    monkeypatch.setattr(listing, "list_choices", list_choices)
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
     backend = Spaced(threads=1)
     problem, first = given("mm:f16:nn:64x64x64")
-    assert backend.candidates(problem, first).names == ("t-1", "t_tma-1", "t_tma-1,tma-store")
+    assert backend.choices(problem, first) == ("t-1", "t_tma-1", "t_tma-1,tma-store")
     assert [o.get("triton.enable_template_tma_store") for o in asked] == [None, True]
     for name in ("t_tma-1", "t_tma-1,tma-store"):
-        backend.prepare(problem, first, BuildRequest(candidate=name))
+        backend.prepare_choice(problem, first, name)
     assert [spec.candidate for spec in compiled] == ["t_tma-1", "t_tma-1"]
     assert [spec.options.get("triton.enable_template_tma_store") for spec in compiled] == [None, True]
     assert len(asked) == 2
@@ -547,14 +552,14 @@ def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch)
         rebind_reason, compiles = "", 1
 
         def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
-            tags.append(spec.cache_tag)
+            tags.append(spec.user_caches)
 
-    monkeypatch.setattr(listing, "list_candidates", lambda *args: listing.Listed(("a", "b")))
+    monkeypatch.setattr(listing, "list_choices", lambda *args: listing.Listed(("a", "b")))
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
-    backend = CppBackend(threads=1)
+    backend = CppBackend(threads=1).with_user_caches("tag")
     problem, first = given()
     for name in ("a", "b", "", ""):
-        backend.artifact(problem, first, BuildRequest(candidate=name, user_caches="tag"))
+        backend.artifact(problem, first, name)
     assert tags == ["tag-a", "tag-b", "tag", "tag"], "each time a compile"
 
 
@@ -583,16 +588,16 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
     problem = Problem.parse(line)
     backend = TritonBackend()
     first = operands.make(problem, "int-2", 0, "cuda")
-    names = backend.candidates(problem, first).names
+    names = backend.choices(problem, first)
     assert len(set(names)) == len(names) > 3
-    assert TritonBackend().candidates(problem, first).names == names
+    assert TritonBackend().choices(problem, first) == names
     case = case_module.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
     outcomes = list(judge.Judge().judge(case))
     assert {o.status for o in outcomes} <= {Status.PASSED, Status.PRUNED}, outcomes
-    assert {o.choice for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
+    assert {o.candidate for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
     for outcome in outcomes:
         if outcome.status is Status.PASSED:
-            assert outcome.chosen == (outcome.choice,)
+            assert outcome.chosen == (outcome.candidate,)
 
 
 # -- the judge -----------------------------------------------------------------------------------------
@@ -630,23 +635,21 @@ class Fake:
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
+    def supports(self, problem: Problem) -> Unsupported | None:
         return None
 
-    def prepare(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Prepared:
-        if request.candidate:
-            return self.prepare_one(problem, request.candidate)
+    def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
         self.prepared.append("")
         if all("unfit" in name for name in self.names):
             raise Pruned("all-pruned", "all candidates were pruned")
         lost = {n: Reason("out-of-resources", "too large") for n in self.names if "unfit" in n}
         return Prepared(problem, "own", lost)
 
-    def candidates(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Candidates:
+    def choices(self, problem: Problem, given: operands.Operands) -> tuple[str, ...]:
         self.listed += 1
-        return Candidates(self.names)
+        return self.names
 
-    def prepare_one(self, problem: Problem, choice: str) -> Prepared:
+    def prepare_choice(self, problem: Problem, given: operands.Operands, choice: str) -> Prepared:
         self.prepared.append(choice)
         if "unfit" in choice:
             raise Pruned("out-of-resources", "out of resource: shared memory")
@@ -666,7 +669,7 @@ def judged(backend: Any, choices: str, distributions: tuple[str, ...] = DISTRIBU
 
 def test_all_candidates_are_judged_with_all_distributions() -> None:
     outcomes = judged(Fake("a", "b"), "all")
-    assert [(o.choice, o.distribution) for o in outcomes] == [(c, f) for c in "ab" for f in DISTRIBUTIONS]
+    assert [(o.candidate, o.distribution) for o in outcomes] == [(c, f) for c in "ab" for f in DISTRIBUTIONS]
     assert {o.status for o in outcomes} == {Status.PASSED}
     assert {o.chosen for o in outcomes} == {("a",), ("b",)}
 
@@ -675,16 +678,19 @@ def test_no_choice_is_the_backends_own_way() -> None:
     backend = Fake("a", "b")
     for choices in ("", "one", "winner"):
         outcomes = judged(backend, choices)
-        assert {o.choice for o in outcomes} == {""}
+        assert {o.candidate for o in outcomes} == {""}
     assert set(backend.prepared) == {""}
     assert backend.listed == 0
 
 
 class Tuner(Fake):
-    """Its candidate has the name of the way in which it is selected."""
+    """A variant for each way to pick, whose candidate has the name of the way."""
 
-    def prepare(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Prepared:
-        return Prepared(problem, request.selection.value or self.names[0])
+    def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
+        return Prepared(problem, self.names[0])
+
+    def picking(self, how: str) -> Fake:
+        return Tuner(how)
 
 
 @pytest.mark.parametrize(("choices", "chosen"), [("", "own"), ("one", "one"), ("winner", "winner"), ("all", "own")])
@@ -708,7 +714,7 @@ def test_a_backend_picks_in_the_way_that_was_asked_for(choices: str, chosen: str
 )
 def test_a_number_is_spread_and_a_pattern_is_matched(choices: str, expected: str) -> None:
     outcomes = judged(Fake(*"abcdefg"), choices, ("rand",))
-    assert "".join(dict.fromkeys(o.choice for o in outcomes)) == expected
+    assert "".join(dict.fromkeys(o.candidate for o in outcomes)) == expected
 
 
 def test_a_pattern_that_no_candidate_of_the_problem_matches_is_refused_with_the_list() -> None:
@@ -728,13 +734,13 @@ def test_a_backend_without_candidates_goes_its_only_way_unless_one_is_named() ->
         def availability(self, device: str) -> Availability:
             return Availability()
 
-        def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
+        def supports(self, problem: Problem) -> Unsupported | None:
             return None
 
-        def prepare(self, problem: Problem, given: operands.Operands, request: object = None) -> Prepared:
+        def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
             return Prepared(problem, "own")
 
-    assert not isinstance(Single(), CandidateBackend)
+    assert not isinstance(Single(), Choosing)
     for choices in ("all", "7"):
         assert {o.status for o in judged(Single(), choices)} == {Status.PASSED}
     (outcome,) = judged(Single(), "a")
@@ -746,13 +752,13 @@ def test_with_many_candidates_each_is_judged_with_one_exact_and_one_random_distr
     assert {o.distribution for o in judged(Fake(*few), "all")} == set(DISTRIBUTIONS)
     outcomes = judged(Fake(*many), "all", ("specials", "k-cover", "rand", "int-2"))
     assert {o.distribution for o in outcomes} == {"k-cover", "specials"}  # the first of each kind, as the case has them
-    assert {o.choice for o in outcomes} == set(many)
+    assert {o.candidate for o in outcomes} == set(many)
     assert {o.distribution for o in judged(Fake(*many), "c1")} == set(DISTRIBUTIONS)
 
 
 def test_a_pruned_candidate_is_no_failure_and_a_broken_one_is() -> None:
     outcomes = judged(Fake("a", "b-unfit", "c-broken", "d"), "all", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [
+    assert [(o.candidate, o.status) for o in outcomes] == [
         ("a", Status.PASSED),
         ("b-unfit", Status.PRUNED),
         ("c-broken", Status.CRASHED),
@@ -777,18 +783,18 @@ def test_when_all_candidates_are_pruned_the_case_fails() -> None:
 
 def test_what_the_backend_drops_by_itself_is_in_the_record() -> None:
     outcomes = judged(Fake("a", "b-unfit"), "winner", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [("b-unfit", Status.PRUNED), ("", Status.PASSED)]
+    assert [(o.candidate, o.status) for o in outcomes] == [("b-unfit", Status.PRUNED), ("", Status.PASSED)]
 
 
 def test_a_wrong_candidate_is_named_and_the_others_pass() -> None:
     outcomes = judged(Fake("a", "b-off", "c"), "all", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [
+    assert [(o.candidate, o.status) for o in outcomes] == [
         ("a", Status.PASSED),
         ("b-off", Status.INCORRECT),
         ("c", Status.PASSED),
     ]
     crashed = judged(Fake("a", "b-crash"), "all", ("rand",))[-1]
-    assert (crashed.choice, crashed.status) == ("b-crash", Status.CRASHED)
+    assert (crashed.candidate, crashed.status) == ("b-crash", Status.CRASHED)
 
 
 def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -820,9 +826,9 @@ def test_evidence_of_failed_candidates_is_bounded() -> None:
 
 def test_choices_that_are_done_or_withheld_do_not_run() -> None:
     backend = Fake("a", "b", "c")
-    held = Outcome("fake", MM.line, "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"), choice="c")
+    held = Outcome(CaseId("fake", MM.line, candidate="c"), "", 0, Status.KNOWN_FAILURE, Reason("can-crash", "it kills"))
     outcomes = judged(backend, "all", ("rand",), done=frozenset({"a"}), withheld=lambda c: held if c == "c" else None)
-    assert [(o.choice, o.status) for o in outcomes] == [("b", Status.PASSED), ("c", Status.KNOWN_FAILURE)]
+    assert [(o.candidate, o.status) for o in outcomes] == [("b", Status.PASSED), ("c", Status.KNOWN_FAILURE)]
     assert backend.prepared == ["b"]
 
 
@@ -831,7 +837,7 @@ def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
 
     @contextlib.contextmanager
     def watch(activity: Any) -> Iterator[None]:
-        seen.append((activity.phase, activity.choice))
+        seen.append((activity.phase, activity.case.candidate))
         yield
 
     case = case_module.Case(Fake("a"), MM, ("rand",), 0, "cpu", "all")
@@ -845,7 +851,7 @@ def test_on_a_lost_device_the_remaining_candidates_are_not_run(monkeypatch: pyte
 
     monkeypatch.setattr(faults, "device_error", lambda device: RuntimeError("CUDA error: misaligned address"))
     outcomes = judged(Fake("a-crash", "b", "c"), "all", ("rand",))
-    assert [(o.choice, o.status) for o in outcomes] == [
+    assert [(o.candidate, o.status) for o in outcomes] == [
         ("a-crash", Status.CRASHED),
         ("b", Status.NOT_RUN),
         ("c", Status.NOT_RUN),
@@ -878,7 +884,7 @@ def test_a_kernel_that_writes_nothing_cannot_live_on_the_last_result() -> None:
 def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
     problem, first = given("mm:f32:nn:20x33x40")
     case = case_module.Case(CppBackend(threads=1), problem, ("rand",), 0, "cpu")
-    prepared = case.backend.prepare(problem, first, case.request())
+    prepared = case.backend.prepare(problem, first)
     module, name, kernel = _kernel_of(prepared)
     outputs: list[torch.Tensor] = []
 
@@ -969,25 +975,25 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
 def test_cutedsl_has_its_operators_as_candidates(operators: list[Operator]) -> None:
     problem, first = given("mm:f16:nn:16x24x32")
     backend = cutedsl.CuteDslBackend()
-    assert isinstance(backend, CandidateBackend)
-    names = backend.candidates(problem, first).names
+    assert isinstance(backend, Choosing)
+    names = backend.choices(problem, first)
     assert names == ("op-a", "op_a", "op_a@2", "op_b", "op_lazy")
     assert not any(operator.compiled for operator in operators)
-    prepared = backend.prepare(problem, first, BuildRequest(candidate="op_a@2"))
+    prepared = backend.prepare_choice(problem, first, "op_a@2")
     assert [operator.compiled for operator in operators] == [0, 0, 0, 1, 0]
     assert prepared.proof().chosen == ("op_a@2",)
     with pytest.raises(Unsupported):
-        backend.prepare(problem, first, BuildRequest(candidate="op_c"))
+        backend.prepare_choice(problem, first, "op_c")
     operators.clear()
     with pytest.raises(Unsupported):
-        backend.candidates(problem, first)
+        backend.choices(problem, first)
 
 
 def test_an_operator_that_leaves_its_output_alone_returns_poison(operators: list[Operator]) -> None:
     problem, first = given("mm:f16:nn:16x24x32")
     backend = cutedsl.CuteDslBackend()
-    assert not backend.prepare(problem, first, BuildRequest(candidate="op_b")).run(first).isnan().any()
-    assert backend.prepare(problem, first, BuildRequest(candidate="op_lazy")).run(first).isnan().all()
+    assert not backend.prepare_choice(problem, first, "op_b").run(first).isnan().any()
+    assert backend.prepare_choice(problem, first, "op_lazy").run(first).isnan().all()
 
 
 def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
@@ -997,8 +1003,9 @@ def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
     speeds = iter((3e-6, 1e-6, 2e-6))
     monkeypatch.setattr(cutedsl, "_device_seconds", lambda call: next(speeds))
     backend = cutedsl.CuteDslBackend()
-    request = BuildRequest(selection=Selection.WINNER, pruned=frozenset({"op_a", "op_lazy"}))
-    prepared = backend.prepare(problem, first, request)
+    assert isinstance(backend, Sparing)
+    picking = tuned(backend.sparing(["op_a", "op_lazy"]), "winner")
+    prepared: Any = picking.prepare(problem, first)
     assert prepared.timings == {"op-a": 3e-6, "op_a@2": 1e-6, "op_b": 2e-6}
     assert prepared.proof().chosen == ("op_a@2",)
     assert [operator.compiled for operator in operators] == [1, 0, 1, 1, 0]  # nothing that is spared
@@ -1020,12 +1027,13 @@ def test_a_ledger_entry_may_speak_of_candidates(tmp_path: Path) -> None:
     path.write_text(ENTRY)
     ledger, env = Ledger.load(path), Environment("2.11.0")
 
-    def explained(**facts: Any) -> bool:
-        outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, test="test_product", **facts)
+    def explained(candidate: str = "", **facts: Any) -> bool:
+        case = CaseId("triton", MM.line, candidate)
+        outcome = Outcome(case, "rand", 0, Status.INCORRECT, test="test_product", **facts)
         return ledger.match(outcome, MM, env) is not None
 
-    assert explained(choice="triton_mm-64x64x32,s5,w8")
-    assert not explained(choice="triton_mm-64x64x32,s4,w8")
+    assert explained("triton_mm-64x64x32,s5,w8")
+    assert not explained("triton_mm-64x64x32,s4,w8")
     # Where the backend chose by itself it is the candidate that it chose.
     assert explained(chosen=("triton_mm-64x64x32,s5,w8",))
     assert not explained(chosen=("triton_mm-64x64x32,s4,w8",))
@@ -1052,7 +1060,7 @@ CONFTEST = """
 
     class Other(Fake):
         name = "other"
-        def supports(self, problem, request=None):
+        def supports(self, problem):
             from pytest_gemm.outcome import Unsupported
             return Unsupported("op", "never") if problem.shape.m == 5 else None
 
@@ -1108,16 +1116,16 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
         ]
     )
     assert "--gemm-choices=all" not in result.stdout.str()
-    statuses = {(r["choice"], r["status"]) for r in records(record)}
+    statuses = {(r["candidate"], r["status"]) for r in records(record)}
     assert statuses == {
         ("good-1", "passed"),
         ("good-2", "passed"),
         ("bad-off", "incorrect"),
         ("big-unfit", "pruned"),
     }
-    assert {tuple(r["chosen"]) for r in records(record) if r["choice"] == "good-1"} == {("good-1",)}
+    assert {tuple(r["chosen"]) for r in records(record) if r["candidate"] == "good-1"} == {("good-1",)}
     found = {p.get("name"): p.get("value") for p in ET.parse(junit).iter("property")}
-    assert found["gemm_choice"] == "good-1, good-2, bad-off, big-unfit"
+    assert found["gemm_candidate"] == "good-1, good-2, bad-off, big-unfit"
     line = next(text for text in result.outlines if "rerun: pytest" in text).split("rerun: pytest ")[1]
     again = run(project, *shlex.split(line))
     again.assert_outcomes(failed=1)
@@ -1170,15 +1178,15 @@ def test_the_default_is_the_own_way_at_quick_and_all_from_full_on(project: pytes
     record = project.path / "run.jsonl"
     common = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={record}")
     assert run(project, *common).ret == 0
-    assert {r["choice"] for r in records(record)} == {"", "big-unfit"}
+    assert {r["candidate"] for r in records(record)} == {"", "big-unfit"}
     result = run(project, *common, "--gemm-level=full")
     assert result.ret == 1
-    assert {r["choice"] for r in records(record)} == {"good-1", "good-2", "bad-off", "big-unfit"}
+    assert {r["candidate"] for r in records(record)} == {"good-1", "good-2", "bad-off", "big-unfit"}
     result.stdout.fnmatch_lines(["  rerun: * --gemm-level=full * --gemm-choices=bad-off"])
 
 
 def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
-    outcome = Outcome("triton", MM.line, "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
+    outcome = Outcome(CaseId("triton", MM.line), "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
     rerun = text_module.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-choices=winner"))
     assert rerun.line(outcome).endswith(" --gemm-threads=3 --gemm-choices=triton_mm-64x64x32,s5,w8")
     by_rule = dataclasses.replace(rerun, options=("--gemm-choices=one",))
@@ -1192,7 +1200,9 @@ def test_no_candidates_at_all_is_a_usage_error(project: pytest.Pytester) -> None
 
 
 def test_a_record_has_the_candidates_and_is_read_again() -> None:
-    outcome = Outcome("triton", MM.line, "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",), choice="a")
+    outcome = Outcome(
+        CaseId("triton", MM.line, candidate="a"), "rand", 0, Status.PASSED, chosen=("triton_mm-64x64x32,s5,w8",)
+    )
     record = json.loads(json.dumps(records_module.to_record(outcome)))
     assert records_module.from_record(record) == outcome
 
@@ -1221,7 +1231,7 @@ def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(pro
     options = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-choices=all")
     result = run(project, *options, f"--gemm-run-record={record}", f"--gemm-known-failures={ledger}")
     assert result.ret == 0
-    found = {(r["choice"], r["status"], (r["reason"] or {}).get("code")) for r in records(record)}
+    found = {(r["candidate"], r["status"], (r["reason"] or {}).get("code")) for r in records(record)}
     assert found == {
         ("good-1", "passed", None),
         ("b-off", "known-failure", "can-crash"),  # had it run, the code would be another
@@ -1233,7 +1243,6 @@ DYING = """
     import os
     from pytest_gemm.api.proof import Proof
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.api.request import Capability
     from pytest_gemm.numerics.contract import Contract
 
     class Prepared:
@@ -1243,17 +1252,18 @@ DYING = """
 
     class Dying:
         name = "dying"
-        capabilities = {Capability.USER_CACHES}
         def __init__(self, how="", home=0):
             self.how, self.home = how, home or os.getpid()
         def availability(self, device): return Availability()
-        def supports(self, problem, request=None): return None
-        def prepare(self, problem, operands, request=None):
+        def supports(self, problem): return None
+        def prepare(self, problem, operands):
             if os.getpid() != self.home:
                 if self.how == "die":
                     os._exit(3)
                 raise KeyError("planted elsewhere")
             return Prepared()
+        def with_user_caches(self, tag):
+            return Dying(self.how, self.home)
 """
 
 
@@ -1282,7 +1292,7 @@ def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytes
 
         @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], distributions=["rand"])
         def test_elsewhere(gemm_case, gemm_check):
-            user = gemm_check.user_caches(gemm_case)
+            user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case))
             gemm_check.run_elsewhere(user)
             gemm_check(user)
         """

@@ -13,6 +13,7 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.aten import AtenBackend
+from pytest_gemm.case_id import Mode
 from pytest_gemm.judging import properties
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -149,5 +150,5 @@ def test_what_somebody_else_computed_has_no_property_of_the_backend_s(monkeypatc
 
 def test_a_property_is_asked_in_the_mode_that_its_outcome_names() -> None:
     mm = Problem.parse("mm:f32:nn:4x5x6")
-    (outcome,) = Judge().relate(Case(AtenBackend(), mm, (), 0, "cpu", mode="cudagraphs"))
+    (outcome,) = Judge().relate(Case(AtenBackend(), mm, (), 0, "cpu", mode=Mode.CUDAGRAPHS))
     assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, "cudagraphs")

@@ -12,26 +12,25 @@ import torch
 
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.api.protocols import unsupported
-from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.api.protocols import in_mode
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import generated_code
 from pytest_gemm.backends.inductor.artifact import Artifact
-from pytest_gemm.case_id import Mode
+from pytest_gemm.case_id import MODES, CaseId, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import MODES, Outcome, Status
+from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import terminal
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 MINE = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
-MODED = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti")
+MODED = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI), "rand", 0, Status.INCORRECT)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -43,22 +42,24 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
     }
     for backend in (MINE, CppBackend(), AtenBackend()):
         if mode not in lacking[backend.name]:
-            assert unsupported(backend, MM, BuildRequest(mode=Mode(mode))) is None
+            assert in_mode(backend, mode, "cpu").name == backend.name
             continue
-        (outcome,) = Judge().judge(Case(backend, MM, ("rand",), 0, "cpu", mode=mode))
+        (outcome,) = Judge().judge(Case(backend, MM, ("rand",), 0, "cpu", mode=Mode(mode)))
         assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
         assert outcome.reason is not None
         assert outcome.reason.code == "mode"
 
 
-def test_cuda_graphs_need_a_cuda_device() -> None:
-    reason = unsupported(CppBackend(), MM, BuildRequest(mode=Mode.CUDAGRAPHS))
-    assert reason is not None
-    assert "CUDA graphs" in reason.reason.text
+def test_a_mode_is_asked_of_the_same_variant_and_its_own_way_is_the_backend() -> None:
+    cpp = CppBackend()
+    assert in_mode(cpp, "", "cpu") is in_mode(cpp, "static", "cpu") is cpp
+    assert in_mode(cpp, "dynamic", "cpu") is in_mode(cpp, "dynamic", "cpu") is not cpp
+    with pytest.raises(Unsupported, match="CUDA graphs"):
+        in_mode(cpp, "cudagraphs", "cpu")
 
 
 def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
-    outcomes = list(Judge().judge(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode="dynamic")))
+    outcomes = list(Judge().judge(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode=Mode.DYNAMIC)))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
 
@@ -74,15 +75,16 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
 )
 def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line: str) -> None:
     problem = Problem.parse(line)
-    backend, request = CppBackend(threads=1), BuildRequest(mode=Mode.DYNAMIC)
-    found, _ = backend.selected(problem, tensors.make(problem, "int-2", 0), request)
+    backend = in_mode(CppBackend(threads=1), "dynamic", "cpu")
+    assert isinstance(backend, CppBackend)
+    found, _ = backend.picks(problem, tensors.make(problem, "int-2", 0))
     candidates = [name for name, _ in found if name.startswith("CppMicro")]
-    assert (backend.supports(problem, request) is None) == bool(candidates)
+    assert (backend.supports(problem) is None) == bool(candidates)
 
 
 def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:
     outer = Problem.parse("bmm:f32-f32-bf16:nt:2x9x10x1")
-    outcomes = list(Judge().judge(Case(AtenBackend(), outer, ("rand", "int-2"), 0, "cpu", mode="static")))
+    outcomes = list(Judge().judge(Case(AtenBackend(), outer, ("rand", "int-2"), 0, "cpu", mode=Mode.STATIC)))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
 
 
@@ -136,7 +138,7 @@ def test_somebody_else_s_product_shows_in_a_program_of_cpp(call: str, name: str)
 
 
 def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
-    pick = selection.Pick("cpp", MM, (), "cpp-wrapper")
+    pick = selection.Pick("cpp", MM, (), Mode.CPP_WRAPPER)
     assert pick.id == f"cpp@cpp-wrapper-{MM.line}"
     nodeid = f"test_it.py::test_product[{pick.id}]"
     assert selection.split_id(nodeid) == ("cpp", MM)

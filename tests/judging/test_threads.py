@@ -7,10 +7,9 @@ import torch
 
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import CompileSpec, constant_tensors
-from pytest_gemm.case_id import Mode
+from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.config import cores
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
@@ -28,7 +27,7 @@ from pytest_gemm.run import state
 from pytest_gemm.settings import _threads
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
-ODD = Outcome("cpp", MM.line, "rand", 0, Status.INCORRECT, mode="aoti", threads=7)
+ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Status.INCORRECT)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
     before = torch.get_num_threads()
     more = before + 3  # than there are cores, perhaps
     for outcome in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, "cpu", threads=more)):
-        assert (outcome.status, outcome.threads) == (Status.PASSED, more)
+        assert (outcome.status, outcome.case.threads) == (Status.PASSED, more)
         assert torch.get_num_threads() == before
     assert set(seen) == {more}
     assert torch.get_num_threads() == before
@@ -74,7 +73,7 @@ def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
 
 
 def test_threads_show_in_id_report_rerun_line_and_record() -> None:
-    pick = selection.Pick("cpp", MM, (), "aoti", threads=7)
+    pick = selection.Pick("cpp", MM, (), Mode.AOTI, threads=7)
     nodeid = f"test_it.py::test_product[{pick.id}]"
     assert pick.id == f"cpp@aoti@7t-{MM.line}"
     assert (selection.split_id(nodeid), selection.axes_of(nodeid)) == (("cpp", MM), ("aoti", "", 7))
@@ -133,5 +132,5 @@ def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
     problem = Problem.parse(text)
     assert CppBackend().options(problem)["freezing"] is freezing or mode == ""
     given = room.make(problem, "rand", 0)
-    spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, BuildRequest(mode=Mode(mode)))
+    spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, mode=mode)
     assert constant_tensors(problem, program.args(problem, given), spec) == expected

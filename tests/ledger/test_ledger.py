@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.entry import Comparison, Entry, Environment, Globs, LedgerError
 from pytest_gemm.ledger.ledger import Ledger
@@ -37,11 +38,12 @@ def only(path: Path, body: str) -> Entry:
 
 def outcome(status: Status = Status.INCORRECT, backend: str = "cpp", **facts: str) -> Outcome:
     distribution, line = facts.get("distribution", "int-1"), facts.get("line", LINE)
-    return Outcome(backend, line, distribution, 0, status, test=facts.get("test", "test_linear"))
+    return Outcome(CaseId(backend, line), distribution, 0, status, test=facts.get("test", "test_linear"))
 
 
 def matches(entry: Entry, ended: Outcome | None = None, environment: Environment = EPYC, line: str = LINE) -> bool:
-    ended = dataclasses.replace(ended or outcome(), problem=line)
+    ended = ended or outcome()
+    ended = dataclasses.replace(ended, case=dataclasses.replace(ended.case, problem=line))
     return Ledger((entry,)).match(ended, Problem.parse(line), environment) is entry
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.text import first_line, kind_of, message, printable
 
@@ -98,7 +99,7 @@ def test_the_name_of_a_class_is_foreign_text_too() -> None:
 
 def test_what_an_outcome_says_can_be_sent_anywhere() -> None:
     reason = Reason("\ud800", "\x1b[2J", "\x07")
-    outcome = Outcome("b", "mm:f32:nn:1x1x1", "rand", 0, Status.CRASHED, reason, ("k\ud800",), details="d\x1b")
+    outcome = Outcome(CaseId("b", "mm:f32:nn:1x1x1"), "rand", 0, Status.CRASHED, reason, ("k\ud800",), details="d\x1b")
     texts = [outcome.reason.code, str(outcome.reason), *outcome.kernels, outcome.details] if outcome.reason else []
     assert texts == ["\\ud800", "\\x1b[2J (\\x07)", "k\\ud800", "d\\x1b"]
     assert "".join(texts).encode()

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm import records
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.run import page as results
+from pytest_gemm.run.record import Provenance, Record
 from pytest_gemm.tools import cli
 
 PASSED = Outcome(
-    "triton",
-    "mm:f16:nt:512x768x1024",
+    CaseId("triton", "mm:f16:nt:512x768x1024"),
     "int-2",
     0,
     Status.PASSED,
@@ -29,36 +30,34 @@ OUTCOMES = [
     dataclasses.replace(PASSED, distribution="rand", ratio=0.5, tier="statistical"),
     dataclasses.replace(
         PASSED,
-        problem="mm:f32:nn:1x1x1::tf32",
+        case=CaseId("triton", "mm:f32:nn:1x1x1::tf32"),
         kernels=("triton_tem_fused_mm_0 (other)",),
         chosen=("other",),
         ratio=0.125,
     ),
     Outcome(
-        "triton",
-        "mm:f16:nt:8x8x8",
+        CaseId("triton", "mm:f16:nt:8x8x8", candidate="triton_mm_big"),
         "",
         0,
         Status.PRUNED,
         Reason("out-of-resources", "needs 262144 bytes of shared memory"),
-        choice="triton_mm_big",
     ),
-    Outcome("triton", "mm:f64:nn:8x8x8", "", 0, Status.UNSUPPORTED, Reason("dtype", "no f64 here")),
+    Outcome(CaseId("triton", "mm:f64:nn:8x8x8"), "", 0, Status.UNSUPPORTED, Reason("dtype", "no f64 here")),
     dataclasses.replace(
         PASSED,
-        backend="cutlass",
+        case=CaseId("cutlass", PASSED.problem),
         status=Status.KNOWN_FAILURE,
         known_failure="drops-bias",
         reason=Reason("all", "wrong"),
     ),
-    dataclasses.replace(PASSED, backend="cutlass", problem="mm:f16:nn:1x2x3", status=Status.INCORRECT, ratio=7.0),
+    dataclasses.replace(PASSED, case=CaseId("cutlass", "mm:f16:nn:1x2x3"), status=Status.INCORRECT, ratio=7.0),
 ]
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     lines = [
-        results.provenance(["--gemm-backends=triton"], gpus=False),
+        {"run": records.plain(Provenance.of(["--gemm-backends=triton"], gpus=False))},
         *map(records.to_record, OUTCOMES),
         {"totals": {"wall_seconds": 12.0, "processes": 3, "notes": ["CUTLASS: 2 kernels"]}},
     ]
@@ -93,12 +92,15 @@ def test_the_page_counts_what_the_record_holds(record: Path, capsys: pytest.Capt
 
 
 def test_the_page_says_which_epilogues_another_kernel_did() -> None:
-    apart = dataclasses.replace(PASSED, backend="cpp", problem="linear:f32:nt:4x8x8:bias+relu+t+add:tap", fused=False)
-    fused = [dataclasses.replace(apart, problem=f"linear:f32:nt:{m}x8x8:relu", fused=True, fusions=m) for m in (1, 2)]
-    page = results.page([results.Record({}, [apart, *fused, PASSED], {})], "Mine")
+    apart = dataclasses.replace(PASSED, case=CaseId("cpp", "linear:f32:nt:4x8x8:bias+relu+t+add:tap"), fused=False)
+    fused = [
+        dataclasses.replace(apart, case=CaseId("cpp", f"linear:f32:nt:{m}x8x8:relu"), fused=True, fusions=m)
+        for m in (1, 2)
+    ]
+    page = results.page([Record(Provenance(), (apart, *fused, PASSED))], "Mine")
     assert f"| cpp | linear | bias+relu+t+add tap | 1 | 1 | 0 | `{apart.problem}` |" in page
     assert "| cpp | linear | relu | 2 |  | 1 2 |  |" in page
-    assert "## Epilogues" not in results.page([results.Record({}, [PASSED], {})], "Mine")
+    assert "## Epilogues" not in results.page([Record(Provenance(), (PASSED,))], "Mine")
 
 
 def test_a_run_that_was_killed_says_so(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,25 +119,26 @@ def changed(**facts: object) -> str:
     [
         ('{"backend": "tri\n', "Unterminated string"),
         ("\n", "Expecting value"),
-        ("5\n", "it is 5"),
-        ("[]\n", "it is []"),
-        ("{}\n", "it has no 'status'"),
+        ("5\n", "Expected `object`, got `int`"),
+        ("[]\n", "Expected `object`, got `array`"),
+        ("{}\n", "case: Object missing required field `backend`"),
         (f"{99999 * '['}\n", "maximum recursion depth"),
         (f'{{"seed": {9999 * "9"}}}\n', "Exceeds the limit"),
-        (changed(status="fine"), "'fine' is not a valid Status"),
-        (changed(status=[]), "[] is not a valid Status"),
-        (changed(seed="0"), "seed is '0'"),
-        (changed(seed=True), "seed is true"),
-        (changed(ratio="big"), "ratio is 'big'"),
-        (changed(kernels=1), "'int' object is not iterable"),
-        (changed(reason=["a"]), "pytest_gemm.outcome.Reason() argument after ** must be a mapping"),
-        (changed(seconds={"compile": "1"}), "seconds.compile is '1'"),
-        (changed(fused="no"), "fused is 'no'"),
-        ('{"run": []}\n', "it is []"),
-        ('{"run": {"versions": []}}\n', "versions is []"),
-        ('{"run": {"gpus": [1]}}\n', "gpus[0] is 1"),
-        ('{"totals": {"wall_seconds": "1"}}\n', "wall_seconds is '1'"),
-        ('{"totals": {"notes": "none"}}\n', "notes is 'none'"),
+        (changed(status="fine"), "status: Invalid enum value 'fine'"),
+        (changed(status=[]), "status: Expected `str`, got `array`"),
+        (changed(mode="fine"), "case.mode: Invalid enum value 'fine'"),
+        (changed(seed="0"), "seed: Expected `int`, got `str`"),
+        (changed(seed=True), "seed: Expected `int`, got `bool`"),
+        (changed(ratio="big"), "ratio: Expected `float | null`, got `str`"),
+        (changed(kernels=1), "kernels: Expected `array`, got `int`"),
+        (changed(reason=["a"]), "reason: Expected `object | null`, got `array`"),
+        (changed(seconds={"compile": "1"}), "seconds.compile: Expected `float`, got `str`"),
+        (changed(fused="no"), "fused: Expected `bool | null`, got `str`"),
+        ('{"run": []}\n', "Expected `object`, got `array`"),
+        ('{"run": {"versions": []}}\n', "versions: Expected `object`, got `array`"),
+        ('{"run": {"gpus": [1]}}\n', "gpus[0]: Expected `str`, got `int`"),
+        ('{"totals": {"wall_seconds": "1"}}\n', "wall_seconds: Expected `float`, got `str`"),
+        ('{"totals": {"wall_seconds": 1, "processes": 1, "notes": "none"}}\n', "notes: Expected `array`, got `str`"),
     ],
 )
 @pytest.mark.parametrize("tool", ["results", "coverage"])

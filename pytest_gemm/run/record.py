@@ -1,0 +1,135 @@
+"""The run record: a file of JSON lines.
+
+It begins with a line about the run (versions, machine, command), has a line for every outcome, and ends with a line
+of totals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pytest_gemm import __version__
+from pytest_gemm.machine import gpus as gpus_module
+from pytest_gemm.machine import isa, processor, software
+from pytest_gemm.outcome import Outcome
+from pytest_gemm.records import from_record, typed
+
+# Distributions whose versions decide what a run shows; those that are not installed are left out.
+_DISTRIBUTIONS = (*software.PACKAGES, "pytest", "pytest-xdist")
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """What ran, when and on what.
+
+    Attributes:
+        date: when it began.
+        command: with pytest's arguments.
+        versions: by distribution.
+        machine, cpu, isa, gpus: of the hardware.
+    """
+
+    date: str = "no date"
+    command: tuple[str, ...] = ("?",)
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    machine: str = ""
+    cpu: str = "unknown machine"
+    isa: str = ""
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], *, gpus: bool) -> Provenance:
+        """Of this process.
+
+        Args:
+            arguments: pytest's.
+            gpus: name the GPUs too.
+        """
+        versions = {"pytest-gemm": __version__, "python": platform.python_version()}
+        for name in _DISTRIBUTIONS:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+        cpu = processor.cpu()
+        return cls(
+            date=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            command=("pytest", *arguments),
+            versions=versions,
+            machine=platform.machine(),
+            cpu=f"{cpu.model}, {cpu.logical} logical cores" if cpu.model else platform.processor(),
+            isa=isa.isa_level(cpu.flags),
+            gpus=tuple(f"{gpu.name}, {gpu.driver}, {gpu.capability}" for gpu in gpus_module.gpus()) if gpus else (),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """The last line of a record; a run that was killed has none."""
+
+    wall_seconds: float
+    processes: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One run.
+
+    Attributes:
+        run: the first line.
+        outcomes: in their order.
+        totals: the last line, ``None`` where the run did not end.
+        torn: half a line at the end was left out.
+    """
+
+    run: Provenance
+    outcomes: tuple[Outcome, ...]
+    totals: Totals | None = None
+    torn: bool = False
+
+
+def read(path: Path) -> Record:
+    """Read the file of a record; errors as of :func:`load`, with the file's name."""
+    try:
+        return load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def load(text: str) -> Record:
+    """Read a record; a run that was killed has no totals, and may have half a line at its end.
+
+    Raises:
+        ValueError: for a line that does not belong in a record, with its number and the key.
+    """
+    run, totals, torn = None, None, False
+    outcomes: list[Outcome] = []
+    *lines, rest = text.split("\n")
+    for number, line in enumerate([*lines, rest] if rest else lines, 1):
+        try:
+            data = typed(json.loads(line), dict[str, Any])
+            if "run" in data:
+                run = typed(data["run"], Provenance)
+            elif "totals" in data:
+                totals = typed(data["totals"], Totals)
+            else:
+                outcomes.append(from_record(data))
+        except (ValueError, RecursionError) as error:  # noqa: PERF203  # it names the line
+            if isinstance(error, json.JSONDecodeError) and number > len(lines):
+                torn = True
+                break
+            raise ValueError(f"line {number} is no line of a run record: {error}") from None
+    if run is None and not outcomes:
+        raise ValueError("it has no line of a run record")
+    return Record(run or Provenance(), tuple(outcomes), totals, torn)
