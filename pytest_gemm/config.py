@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.ledger.ledger import Ledger
@@ -40,7 +42,6 @@ class SpeedConfig:
         wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.
         report, summary: files of the HTML page and of the Markdown.
-        session: folder with the request of one session, which this process is to be; ``None``: it is none.
     """
 
     root: Path = Path()
@@ -65,7 +66,6 @@ class SpeedConfig:
     samples: Path | None = None
     report: Path | None = None
     summary: Path | None = None
-    session: Path | None = None
 
     @property
     def fatal(self) -> frozenset[Verdict]:
@@ -177,6 +177,10 @@ class GemmConfig:
         if "cuda" in devices and ("cpu" not in devices or has_cuda_device()):
             return "cuda"
         return "cpu"
+
+
+CONFIG = pytest.StashKey[GemmConfig]()
+"""Where a run keeps what it was asked for."""
 
 
 def has_cuda_device() -> bool:

@@ -268,7 +268,6 @@ SPEED = (
     Option("samples", "", "DIR", "keep every reading: a file for each session"),
     Option("report", "", "FILE", "write the speed report as one HTML page"),
     Option("summary", "", "FILE", "append the speed report as Markdown, to a CI job's summary for instance"),
-    Option("session", "", "DIR", "for the run itself: be one session, as the request in this folder says"),
 )
 OPTIONS = (*_RUN, *SPEED)
 

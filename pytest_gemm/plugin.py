@@ -22,7 +22,7 @@ from pytest_gemm import effect, hookspec, records, selection, supervisor, xdist
 from pytest_gemm import options as options_module
 from pytest_gemm import settings as settings_module
 from pytest_gemm.api.registry import Registry, RegistryError
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import CONFIG, GemmConfig
 from pytest_gemm.failures import text
 from pytest_gemm.isolation import sanitizer
 from pytest_gemm.isolation.journal import Diaries, Diary, Words
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.run.check import GemmCheck
     from pytest_gemm.run.guarded import GuardedJudge
-    from pytest_gemm.speed.worker import Meter
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD = 50_000
 
-_CONFIG = pytest.StashKey[GemmConfig]()
+_CONFIG = CONFIG
+_SPEED_WORKER = "gemm-speed-worker"  # speed.request.WORKER, which imports msgspec
 _STATE = pytest.StashKey[RunState]()
 _JUDGED = pytest.StashKey[dict[str, Any]]()
 _WATCH = pytest.StashKey[Watch]()
@@ -104,8 +104,8 @@ class _Supervision:
 
 
 def _may_judge(config: pytest.Config) -> bool:
-    """Whether this may be a run of GEMM tests, but not a session of one, which reports its own death."""
-    if config.getoption("gemm_session") is not None:
+    """Whether this may be a run of GEMM tests; the run reports how a worker of speed died."""
+    if config.pluginmanager.has_plugin(_SPEED_WORKER):
         return False
     files = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
     own = any(file.is_relative_to(default_ledger().parent) for file in files)
@@ -165,7 +165,7 @@ def pytest_configure(config: pytest.Config) -> None:
             devices=settings.devices,
             record=str(settings.run_record or ""),
         )
-    if not _is_worker(config):
+    if not _is_worker(config) and not config.pluginmanager.has_plugin(_SPEED_WORKER):
         try:
             cache.tidy()
         except ValueError as error:
@@ -362,14 +362,8 @@ def _names(item: pytest.Item) -> list[str]:
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the placeholders of marked tests that no problem was selected for; in a session, all it is not for."""
-    if (folder := config.stash[_CONFIG].speed.session) is not None:
-        from pytest_gemm.speed.worker import Request
-
-        timed = {pair: item for item in items if (pair := _timed(item)) is not None}
-        kept = [timed[pair] for pair in Request.read(folder).cases if pair in timed]
-    else:
-        kept = [item for item in items if not _is_placeholder(item)]
+    """Take out the placeholders of marked tests that no problem was selected for."""
+    kept = [item for item in items if not _is_placeholder(item)]
     if config.stash[_CONFIG].fuzz:
         kept = [item for item in kept if "gemm_fuzz" in getattr(item, "fixturenames", ())]
         if items and not kept and selection.available(config.stash[_CONFIG]):
@@ -380,12 +374,10 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     if gone := set(items) - set(kept):
         items[:] = kept
         config.hook.pytest_deselected(items=list(gone))
-    elif folder is not None:
-        items[:] = kept  # in the order of the request
     for item in items:
         if _timed(item) is not None:  # pytest-benchmark reads the clock that plays what was measured elsewhere
             item.add_marker(pytest.mark.benchmark(timer=_REPLAY.clock))
-    if _is_worker(config) and (timed_items := [pair for pair in map(_timed, items) if pair is not None]):
+    if _is_worker(config) and (timed_items := [case for case in map(_timed, items) if case is not None]):
         from pytest_gemm.speed import controller
 
         controller.offer(_exchange(config), timed_items)
@@ -401,12 +393,12 @@ def _is_placeholder(item: pytest.Item) -> bool:
     return "gemm_case" in params and not isinstance(params["gemm_case"], selection.Pick)
 
 
-def _timed(item: pytest.Item) -> tuple[str, str] | None:
-    """Backend and problem line of a test whose case is timed, ``None`` of any other."""
+def _timed(item: pytest.Item) -> tuple[str, str, str] | None:
+    """Backend, problem line and function of a test whose case is timed, ``None`` of any other."""
     if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
         return None
     pick = _picked(item)
-    return (pick.backend, pick.problem.line) if pick is not None else None
+    return (pick.backend, pick.problem.line, item.originalname) if pick is not None else None
 
 
 def _picked(item: pytest.Item) -> selection.Pick | None:
@@ -426,10 +418,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     settings = config.stash[_CONFIG]
     if (child := config.stash.get(_CHILD, None)) is not None:
         child.note(collected=len(session.items))
-    if _is_worker(config) or settings.screen or settings.speed.session is not None:
+    if _is_worker(config) or settings.screen:
         return
     ids = [item.nodeid for item in session.items]
-    timed = [pair for pair in map(_timed, session.items) if pair is not None]
+    timed = [case for case in map(_timed, session.items) if case is not None]
     _check_cases(config, ids, len(timed))
     if not config.option.collectonly:
         _compile_ahead(config, ids)
@@ -460,20 +452,21 @@ def _check_cases(config: pytest.Config, ids: Sequence[str], timed: int) -> None:
         effect.check_cases(config.stash[_CONFIG], tests=len(ids), cases=cases, timed=timed)
 
 
-def _measure(config: pytest.Config, timed: Sequence[tuple[str, str]]) -> None:
+def _measure(config: pytest.Config, timed: Sequence[tuple[str, str, str]]) -> None:
     """Have sessions time the cases before the first test asks for them."""
     config.stash[_MEASURED] = []
     settings = config.stash[_CONFIG]
     if not timed or settings.compile_only:
         return
-    from pytest_gemm.speed import commands, controller
+    from pytest_gemm.speed import controller
+    from pytest_gemm.speed.request import Project
 
     whole = not config.stash[_STATE].narrowed and settings.level == LEVELS[-1] and not settings.speed.shapes
     config.stash[_STATE].narrowed = True  # a few shapes do not show that an entry of the ledger is stale
-    given = config.invocation_params
-    command = commands.Command(tuple(given.args), given.dir, config.pluginmanager.has_plugin("xdist"))
+    project = Project.of(config, {f"{backend} {line}": test for backend, line, test in timed})
+    cases = [(backend, line) for backend, line, _ in timed]
     display = progress.Display(config.pluginmanager.get_plugin("terminalreporter"))
-    config.stash[_MEASURED] = measured = controller.measure(settings, timed, command, display, whole=whole)
+    config.stash[_MEASURED] = measured = controller.measure(settings, cases, project, display, whole=whole)
     state = config.stash[_STATE]
     state.undecided = any(controller.as_run(made, settings.speed).decided_too_little for made in measured)
     for made in measured:
@@ -608,35 +601,16 @@ def gemm_check(
     watch.diary.end()
 
 
-@pytest.fixture(scope="session")
-def _gemm_meter(pytestconfig: pytest.Config, gemm_config: GemmConfig, _gemm_judge: Judge) -> Iterator[Meter | None]:
-    """In a session: what times its cases; ``None`` in the run itself."""
-    if gemm_config.speed.session is None:
-        yield None
-        return
-    from pytest_gemm.run.state import eager_is_safe
-    from pytest_gemm.speed.worker import Meter
-
-    watch = pytestconfig.stash[_WATCH]
-    meter = Meter(gemm_config, _gemm_judge, eager_is_safe(gemm_config.ledger), watch)
-    yield meter
-    meter.close()
-
-
 @pytest.fixture
 def gemm_speed(
     request: pytest.FixtureRequest,
     gemm_config: GemmConfig,
     gemm_check: GemmCheck,
-    _gemm_meter: Meter | None,
 ) -> Iterator[Callable[[Case], object]]:
     """``gemm_speed(case)`` ends the test as the gate judges what fresh processes measured of the case.
 
     The readings appear as the rounds of pytest-benchmark's ``benchmark``.
     """
-    if _gemm_meter is not None:
-        yield functools.partial(_gemm_meter, test=request.node.originalname)
-        return
     from pytest_gemm.speed import controller
     from pytest_gemm.speed.check import SpeedCheck
 
@@ -805,9 +779,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _judges_here(config: pytest.Config) -> bool:
-    """Whether tests of cases run in this process: it is no controller of workers, no session, and no screen."""
+    """Whether tests of cases run in this process: it is no controller of workers and no screen."""
     settings = config.stash[_CONFIG]
-    runs = not settings.screen and not config.option.collectonly and settings.speed.session is None
+    runs = not settings.screen and not config.option.collectonly
     return runs and (_is_worker(config) or str(config.getoption("dist", "no")) == "no")
 
 

@@ -255,8 +255,8 @@ def read(config: pytest.Config, registry: Registry, workers: int, default_ledger
 
 
 def _is_typed(config: pytest.Config, option: Option, value: str) -> bool:
-    """Whether the command line of a user changes an option; a worker or a session repeats what has been answered."""
-    repeats = hasattr(config, "workerinput") or config.getoption("gemm_session")
+    """Whether the command line of a user changes an option; a worker repeats what has been answered."""
+    repeats = hasattr(config, "workerinput")
     # Its default is a backend, which may be the only one that is timed.
     changes = value != option.default or option.name == "comparator"
     return not repeats and changes and bool(_typed(config, option))
@@ -297,9 +297,6 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
     if comparator not in names:
         hint = did_you_mean(comparator, names)
         raise wrong("--gemm-comparator", comparator, f"no such backend{hint}; known: {', '.join(names)}")
-    session = Path(values["session"]).absolute() if values["session"] else None
-    if session is not None and not (session / "request.json").is_file():
-        raise wrong("--gemm-session", values["session"], "there is no request.json; a run makes it for its sessions")
     return SpeedConfig(
         root=root,
         threads=(_threads(values["threads"]) or (cores(),))[0],
@@ -323,7 +320,6 @@ def _speed(values: Mapping[str, str], root: Path, registry: Registry) -> SpeedCo
         samples=_writable_folder("--gemm-samples", values["samples"]),
         report=_writable_file("--gemm-report", values["report"]),
         summary=_writable_file("--gemm-summary", values["summary"]),
-        session=session,
     )
 
 

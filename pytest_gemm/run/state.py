@@ -130,7 +130,7 @@ class RunState:
 
         With ``auto`` that is an error where it holds for all of them.
         """
-        if self.config.unjudged == "allow" or self.config.fuzz or self.config.speed.session is not None:
+        if self.config.unjudged == "allow" or self.config.fuzz:
             return []
         judged = {outcome.backend for outcome in self.outcomes if terminal.is_judged(outcome)}
         without = sorted(self.asked - judged)

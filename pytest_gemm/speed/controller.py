@@ -1,7 +1,7 @@
 """Speed as a run sees it: fresh processes that time, one after the other, and the verdicts that follow from them.
 
 What one process says, however often it times, is one observation.  So the run itself times nothing.  It starts
-*sessions*: its own command again, in a process that answers a request (``measure``).  First several at
+*sessions*: processes of :mod:`pytest_gemm.speed.worker`, each of which answers a request.  First several at
 once that compile and judge, so that the compilers' caches are full and what is wrong is known; then one at a time that
 measure, alone on the device as far as this program can see to it.
 """
@@ -28,11 +28,12 @@ from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
-from pytest_gemm.speed.commands import Command, Group, resolve
 from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
 from pytest_gemm.speed.gate import confirm, estimates, pairs, screen, selection
 from pytest_gemm.speed.gate import policy as policy_module
+from pytest_gemm.speed.group import Group, resolve
 from pytest_gemm.speed.report import rows
+from pytest_gemm.speed.request import Project
 from pytest_gemm.speed.runner import Measured, Runner, SessionFailed, Timed, named, timed_apart
 
 if TYPE_CHECKING:
@@ -43,14 +44,14 @@ if TYPE_CHECKING:
 
 
 def measure(
-    config: GemmConfig, cases: Collection[Timed], command: Command, display: Display, *, whole: bool
+    config: GemmConfig, cases: Collection[Timed], project: Project, display: Display, *, whole: bool
 ) -> list[Measured]:
     """Time the cases and come to verdicts, device by device.
 
     Args:
         config: of the run.
         cases: backend and problem line of each.
-        command: that started the run.
+        project: what the sessions load.
         display: for the progress.
         whole: the cases are all of a suite's, so that a baseline of another case is one that the suite no longer has.
 
@@ -74,7 +75,7 @@ def measure(
         try:
             for device, those in of_device.items():
                 with timed_apart(device, display, config.speed.wait):
-                    found.append(_measure(config, those, command, display, device, base, scratch, whole=whole))
+                    found.append(_measure(config, those, project, display, device, base, scratch, whole=whole))
         except (SessionFailed, entry.BaselineError) as error:
             raise pytest.UsageError(f"speed: {error}") from None
     return found
@@ -83,7 +84,7 @@ def measure(
 def _measure(
     config: GemmConfig,
     cases: list[Timed],
-    command: Command,
+    project: Project,
     display: Display,
     device: str,
     base: Group | None,
@@ -95,9 +96,9 @@ def _measure(
     if (count := config.speed.sessions) and not config.speed.record:
         changed = {"screen_pairs": count} if base is not None else {"screen_sessions": count}
         policy = dataclasses.replace(policy, **changed)
-    runner = Runner(config, command, display, device, scratch)
+    runner = Runner(config, project, display, device, scratch)
     hardware = key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
-    made = Measured(device, hardware, record=command.recording(config.speed.threads))
+    made = Measured(device, hardware, record=project.recording)
     clock = _Clock(made.seconds)
     store = store_module.Store(config.speed.baselines, hardware)
     if base is None:  # a store that cannot be read is said before anything is measured
@@ -121,7 +122,7 @@ def _measure(
             made.mode = "baseline"
             _gate(runner, head, cases, policy, store, made, clock)
     except (KeyboardInterrupt, SessionFailed, entry.BaselineError):
-        for line in _cut_short(config, runner, made, command):
+        for line in _cut_short(config, runner, made, project):
             display.line(f"speed: {line}")
         raise
     made.failed, made.lost = runner.failed, runner.lost
@@ -135,7 +136,7 @@ def _measure(
     return made
 
 
-def _cut_short(config: GemmConfig, runner: Runner, made: Measured, command: Command) -> list[str]:
+def _cut_short(config: GemmConfig, runner: Runner, made: Measured, project: Project) -> list[str]:
     """What is left of a run that does not come to its end, and the command that records from it."""
     speed, done = config.speed, len(made.sessions)
     if not speed.record:
@@ -156,7 +157,7 @@ def _cut_short(config: GemmConfig, runner: Runner, made: Measured, command: Comm
         f"--sessions={min(done, asked)}",
     ]
     place = speed.baselines.absolute()
-    if place != command.folder.absolute() / "baselines":
+    if place != Path(project.folder).absolute() / "baselines":
         words.append(f"--baselines={place}")
     words += ["--force"] * speed.force + [f"--accept={case}" for case in speed.accept]
     words += [f"--reason={speed.reason}"] * bool(speed.reason)
@@ -360,17 +361,17 @@ _OFFER: Final = "cases.json"
 _SHARED: Final = "measured.pickle"
 
 
-def offer(folder: Path, cases: Iterable[Timed]) -> None:
+def offer(folder: Path, cases: Iterable[tuple[str, str, str]]) -> None:
     """A worker says which cases its tests want timed; all workers collect the same."""
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
         json.dump(list(cases), file)
     os.replace(file.name, folder / _OFFER)
 
 
-def offered(folder: Path) -> list[Timed]:
+def offered(folder: Path) -> list[tuple[str, str, str]]:
     """What the first worker said."""
     path = folder / _OFFER
-    return [(backend, line) for backend, line in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    return [(backend, line, test) for backend, line, test in json.loads(path.read_bytes())] if path.exists() else []
 
 
 def share(folder: Path, measured: list[Measured]) -> None:

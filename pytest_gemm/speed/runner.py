@@ -26,7 +26,6 @@ from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.progress import Display
 from pytest_gemm.speed import lockstep
 from pytest_gemm.speed.baseline import entry
-from pytest_gemm.speed.commands import Command, Group
 from pytest_gemm.speed.data import (
     Judgement,
     Peaks,
@@ -38,8 +37,9 @@ from pytest_gemm.speed.data import (
     sample_line,
     session_line,
 )
+from pytest_gemm.speed.group import Group
 from pytest_gemm.speed.report import terminal
-from pytest_gemm.speed.worker import LOST, NOW, SESSION, Request
+from pytest_gemm.speed.request import LOST, NOW, SESSION, Project, Request
 from pytest_gemm.storage import files
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ def timed_apart(device: str, display: Display, wait: float = 0.0) -> Iterator[No
 class Runner:
     """Starts sessions and reads what they leave."""
 
-    def __init__(self, config: GemmConfig, command: Command, display: Display, device: str, scratch: Path) -> None:
+    def __init__(self, config: GemmConfig, project: Project, display: Display, device: str, scratch: Path) -> None:
         self._config = config
-        self._command = command
+        self._project = project
         self._display = display
         self._device = device
         self._scratch = scratch
@@ -335,18 +335,17 @@ class Runner:
 
     def start(self, group: Group, request: Request, folder: Path) -> subprocess.Popen[bytes]:
         """A process that answers the request."""
-        request.write(folder)
-        environment = dict(os.environ)
+        file = replace(request, project=self._project).write(folder)
+        environment = {**os.environ, "PYTEST_ADDOPTS": ""}
         if self._device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
         if group.first is not None:
             before = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join([str(group.first), *([before] if before else [])])
-        arguments = self._command.session(folder, self._config.speed.threads)
         with (folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                [group.python, "-m", "pytest", *arguments],
-                cwd=self._command.folder,
+                [group.python, "-m", "pytest_gemm.speed.worker", str(file)],
+                cwd=self._project.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,31 +1,37 @@
-"""One session: a fresh process that compiles, judges and times the cases of a request, and writes down each at once.
+"""One session: a fresh process that compiles, judges and times the cases of a request, and stores each sample at once.
 
-The run that started it (see ``sessions``) leaves ``request.json`` in a folder of the session's own and
-reads ``session.jsonl`` there.  While a case is at work its name stands in ``now.txt``, so that a process that dies has
-said in which.
+    python -m pytest_gemm.speed.worker FOLDER/request.json
+
+The samples are written to ``session.jsonl`` in the folder of the request.  While a case is at work its name stands in
+``now.txt``: a process that dies leaves the name of its last case.
+
+The process runs pytest's start-up, so that the conftests of the project register their backends, and no test.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import os
 import random
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
 from pytest_gemm.case_id import CaseId, Device
-from pytest_gemm.config import GemmConfig
+from pytest_gemm.config import CONFIG, GemmConfig
+from pytest_gemm.isolation.journal import Diary
+from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
 from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Status, Unsupported
@@ -33,6 +39,7 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.lockstep import Interleaving
+from pytest_gemm.speed.request import LOST, NOW, SESSION, WORKER, Request
 from pytest_gemm.speed.timing import blocks, cpu, cuda
 from pytest_gemm.speed.timing import plan as plan_module
 from pytest_gemm.text import first_line
@@ -41,59 +48,6 @@ if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.tensors import Operands
-
-
-REQUEST: Final = "request.json"
-SESSION: Final = "session.jsonl"
-NOW: Final = "now.txt"
-
-
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one session is asked for.
-
-    Attributes:
-        cases: backend and problem line of each, in the order in which they are to be timed.
-        device: all of them compute there.
-        group, index: see ``speed.Session``.
-        timed: ``False`` to compile and judge only, which fills the compilers' caches and may be done in parallel.
-        peaks: of the machine; ``None``: measure them.
-        pinned: candidates of cases whose backend selects by timing, the one to time first and the others behind it,
-            by "backend problem"; an earlier process of the run has selected.
-        spared: candidates that a backend need not time to pick one, by "backend problem"; see
-            ``backend.Sparing``.
-        commit: of the tree that is measured.
-        socket: descriptor of this process's end where a session of another environment is interleaved with this one;
-            ``None`` without one.
-        begins: this session has the first turn.
-        before: candidate that was selected for the baseline, or in the base environment, by "backend problem"; where
-            another one is selected now it is timed beside that.
-    """
-
-    cases: tuple[tuple[str, str], ...]
-    device: str
-    group: str = "head"
-    index: int = 0
-    timed: bool = True
-    peaks: Peaks | None = None
-    pinned: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    spared: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    commit: str = ""
-    socket: int | None = None
-    begins: bool = False
-    before: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-    def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
-        """The candidates of a case, the one to time first; empty where the backend goes its own way."""
-        return self.pinned.get(f"{backend} {problem}", ())
-
-    def write(self, folder: Path) -> None:
-        """Leave it for the process that is to answer."""
-        (folder / REQUEST).write_bytes(msgspec.json.encode(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> Request:
-        """The request in a folder."""
-        return msgspec.json.decode((folder / REQUEST).read_bytes(), type=cls)
 
 
 @dataclasses.dataclass
@@ -131,9 +85,9 @@ _WINDOW: Final = plan_module.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=1
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
-LOST: Final = 75
-"""Exit status of a session whose process has lost the device to a case, which has its sample; another one goes on."""
 _MOST_WINDOWS: Final = 1000
+# Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
+_GC_THRESHOLD: Final = 50_000
 # Under which a CPU session runs, see sessions.py: threads bound, large pages.  Part of the contract.
 _CONDITIONS: Final = "-bound-huge"
 
@@ -146,22 +100,25 @@ class Meter:
     which is quieter and whose memory the operands fill, each case is timed when it has been judged.
 
     Args:
+        request: what to time.
+        folder: where the samples are written.
         config: of the run.
-        judge: who judges what was timed.
+        judge: judges what was timed.
         may_run_eager: whether eager ATen may run a problem on a device, or would kill the process.
-        watch: is told of everything that may not come back, for as long as it lasts.
+        watch: limits the time of every activity that may not return.
     """
 
     def __init__(
         self,
+        request: Request,
+        folder: Path,
         config: GemmConfig,
         judge: Judge,
         may_run_eager: Callable[[Problem, str], bool],
         watch: Callable[[Activity], AbstractContextManager[None]],
     ) -> None:
-        assert config.speed.session is not None
-        self.folder = config.speed.session
-        self.request = Request.read(self.folder)
+        self.folder = folder
+        self.request = request
         self.windows = config.speed.windows if self.request.device == "cpu" else 1
         self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else plan_module.Plan(), seed=self.request.index)
         self._config = config
@@ -170,9 +127,7 @@ class Meter:
         self._watch = watch
         self._timer: plan_module.Timer = cuda.CudaTimer() if self.request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
-        self._interleaving = (
-            Interleaving(self.request.socket, first=self.request.begins) if self.request.socket is not None else None
-        )
+        self._interleaving = Interleaving(request.socket, first=request.begins) if request.socket is not None else None
         self._parent = os.getppid()
         self._is_cross_checked = False
         self._timings: Mapping[str, float] = {}
@@ -528,3 +483,75 @@ def _same(first: Any, last: Any) -> bool:
 
     pairs = zip(*(one if isinstance(one, tuple) else (one,) for one in (first, last)), strict=True)
     return all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in pairs)
+
+
+# -- the process ---------------------------------------------------------------------------------------------
+
+
+class _Plugin:
+    """Takes the place of collection in a worker process."""
+
+    __name__ = WORKER
+
+    def __init__(self, request: Request, folder: Path) -> None:
+        self.request = request
+        self.folder = folder
+        self._known: frozenset[str] = frozenset()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
+        """Note which options exist before the conftests add theirs."""
+        self._known = frozenset(vars(early_config.known_args_namespace))
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Give the options of this plugin and of conftests the run's values."""
+        for name, value in self.request.project.options.items():
+            if name.startswith("gemm_") or (name not in self._known and hasattr(config.option, name)):
+                setattr(config.option, name, value)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        """Answer the request."""
+        config = session.config.stash[CONFIG]
+        answer(self.request, self.folder, dataclasses.replace(config, threads=config.speed.threads))
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool:
+        """There are no tests."""
+        return True
+
+
+def answer(request: Request, folder: Path, config: GemmConfig) -> None:
+    """Time the cases of a request and write their samples."""
+    import torch
+
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
+    from pytest_gemm.run.state import eager_is_safe
+
+    torch.set_num_threads(config.threads)
+    # torch and a compiler are millions of objects that every full collection would visit.
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
+    safe, watch = eager_is_safe(config.ledger), Watch(config.timeout, config.compile_timeout, Diary(), stacks=2)
+    meter = Meter(request, folder, config, Judge(safe, watch, config.reference), safe, watch)
+    for name, line in request.cases:
+        case = Case(config.registry[name], Problem.parse(line), (), config.seed, request.device, config.choices)
+        meter(case, request.project.tests.get(f"{name} {line}", ""))
+    meter.close()
+    watch.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer the request in the file that the command line names; returns the exit status."""
+    (file,) = map(Path, sys.argv[1:] if arguments is None else arguments)
+    request = Request.read(file)
+    status = int(pytest.main(request.project.arguments(), plugins=[_Plugin(request, file.parent)]))
+    return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

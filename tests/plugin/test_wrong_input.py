@@ -214,7 +214,6 @@ VALUES = wrong(
     ("--gemm-samples=/proc/no", "cannot be written"),
     ("--gemm-report=/proc/no.html", "cannot be written"),
     ("--gemm-summary=folder", "cannot be written"),
-    ("--gemm-session=here", "there is no request.json"),
     ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
     ("--gemm-problems=mm:f32:nn:8x8x8", "did you mean '--gemm-problem'?"),
     ("--gemm_seed=1", "did you mean '--gemm-seed'?"),
@@ -674,7 +673,7 @@ def test_the_documents_have_all_options_and_no_others() -> None:
         if line.startswith("| `--gemm-")
     )
     named = set(re.findall(r"--gemm-[a-z-]*[a-z]", rows))
-    own = {option.flag for option in options_module.OPTIONS} - {"--gemm-session"}  # the run's, not a user's
+    own = {option.flag for option in options_module.OPTIONS}  # the run's, not a user's
     assert named == own
     for option in options_module.OPTIONS:
         for values in re.findall(rf"{option.flag}=([a-z]+(?:\\\|[a-z]+)+)`", rows):

@@ -28,15 +28,16 @@ from pytest_gemm.outcome import Activity, Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.progress import Display
-from pytest_gemm.speed import commands, controller
+from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
-from pytest_gemm.speed.commands import Command
 from pytest_gemm.speed.data import Sample, Session, read_session, sample_line, session_line
+from pytest_gemm.speed.group import Group
 from pytest_gemm.speed.replay import Replay
+from pytest_gemm.speed.request import SESSION, Project, Request
 from pytest_gemm.speed.runner import Measured
-from pytest_gemm.speed.worker import SESSION, Meter, Request
+from pytest_gemm.speed.worker import Meter
 from pytest_gemm.tools import cli
 
 MM = Problem.parse("mm:f32:nn:4x8x8")
@@ -82,18 +83,15 @@ def case(**axes: Any) -> Case:
 def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = None) -> tuple[Sample, ...]:
     """The samples of a session that compiles and judges this one case under a ledger of this one entry."""
     line = (asked.backend.name, MM.line)
-    (request or Request((line,), "cpu", timed=False)).write(folder)
+    request = request or Request((line,), "cpu", timed=False)
     registry = Registry()
     registry.add(asked.backend)
-    speed = SpeedConfig(session=folder)
-    config = GemmConfig(
-        registry, (), False, "fail", "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None, speed=speed
-    )
+    config = GemmConfig(registry, (), False, "fail", "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None)
 
     def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    meter = Meter(config, Judge(), lambda *_: True, watch)
+    meter = Meter(request, folder, config, Judge(), lambda *_: True, watch)
     meter(asked, "test_speed")
     meter.close()
     return read_session(folder / SESSION).samples
@@ -140,7 +138,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
     }
     speed = SpeedConfig(baselines=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0)
-    runner = runner_module.Runner(config, Command((), tmp_path, xdist=False), Display(None), "cpu", tmp_path)
+    runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cpu", tmp_path)
     runner._note_failures(samples)
     assert runner.left([("several", MM.line)]) == [("several", MM.line)]
 
@@ -276,7 +274,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     registry.add(Compilers())
     speed = SpeedConfig(root=tmp_path)
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, choices="")
-    runner = runner_module.Runner(config, Command((), tmp_path, xdist=False), Display(None), "cuda", tmp_path)
+    runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cuda", tmp_path)
     crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
     asked: list[dict[str, Sequence[str]]] = []
 
@@ -289,7 +287,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
         return [ranked("several", alone), ranked("compiler", crowd)]
 
     monkeypatch.setattr(runner, "_compile", compiling)
-    head = commands.Group("head")
+    head = Group("head")
     runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
     assert asked == [{}, {f"several {MM.line}": ("c8", "c9", "c10", "c11")}]
     pinned = runner._pinned["head"]
@@ -308,7 +306,7 @@ class Answer:
 
     left: ClassVar[list[BaseException | None]] = []
 
-    def __init__(self, _: object, group: commands.Group, request: Request) -> None:
+    def __init__(self, _: object, group: Group, request: Request) -> None:
         self.request, self.group, self.now, self.done = request, group, "", 0
 
     def __enter__(self) -> Answer:
@@ -363,7 +361,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(raised):
-        controller.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+        controller.measure(config, [("several", MM.line)], Project(str(tmp_path)), display, whole=False)
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
     assert ("stays until you delete it" in first) is not kept
@@ -400,7 +398,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(KeyboardInterrupt):
-        controller.measure(config, [("several", MM.line)], Command((), tmp_path, xdist=False), display, whole=False)
+        controller.measure(config, [("several", MM.line)], Project(str(tmp_path)), display, whole=False)
     (said,) = display.lines
     assert says in said
     assert not list(tmp_path.glob("pytest-gemm-samples-*"))

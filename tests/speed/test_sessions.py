@@ -23,13 +23,14 @@ from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.outcome import Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
-from pytest_gemm.speed import commands, controller
+from pytest_gemm.speed import controller, group
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry, store
-from pytest_gemm.speed.commands import Command
 from pytest_gemm.speed.data import Sample, Session, read_session
 from pytest_gemm.speed.gate import policy
-from pytest_gemm.speed.worker import Meter, Request
+from pytest_gemm.speed.group import Group
+from pytest_gemm.speed.request import Project, Request
+from pytest_gemm.speed.worker import Meter
 from pytest_gemm.storage import files
 
 # Sessions that compile, judge and time, by a clock of their own.
@@ -84,7 +85,7 @@ class Timer:
 
 
 def pytest_configure(config):
-    if config.getoption("gemm_session") is not None:  # the run itself is in the process of the test
+    if config.pluginmanager.has_plugin("gemm-speed-worker"):  # the run itself is in the process of the test
         cpu.CpuTimer = Timer
         roofline.measure = lambda device, dtypes, threads: Peaks({"f32": 1e15}, 1e15)
 """
@@ -99,19 +100,20 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import key
-from pytest_gemm.speed.worker import REQUEST, SESSION, Request
+from pytest_gemm.speed.request import SESSION
 from pytest_gemm.outcome import Status
 from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    folder = config.getoption("gemm_session")
-    if folder is None or not os.path.exists(os.path.join(folder, REQUEST)):
+    worker = config.pluginmanager.get_plugin("gemm-speed-worker")
+    if worker is None:
         return None
-    request = Request.read(Path(folder))
-    hardware = key.hardware_key("cpu", int(config.getoption("gemm_threads")))
+    folder, request = worker.folder, worker.request
+    hardware = key.hardware_key("cpu", int(request.project.options.get("gemm_threads", 2)))
     date = datetime.datetime.now(datetime.timezone.utc).isoformat()
     peaks = Peaks({"f32": 1e15}, 1e15)
     head = Session(hardware, {}, "made-up", request.group, request.index, date, request.commit, peaks)
@@ -239,64 +241,51 @@ def kept(folder: Path) -> list[Any]:
 # -- the command of a session ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "passed_on"),
-    [
-        (["perf", "--gemm-backends=cpp"], ["perf", "--gemm-backends=cpp"]),
-        (["perf", "-n", "4", "--dist=load", "-k", "not f16"], ["perf", "-k", "not f16"]),
-        (["-x", "perf", "--maxfail=3", "--junitxml=a.xml"], ["perf"]),
-        (["perf", "--gemm-record", "--gemm-accept", "a*", "--gemm-reason=new compiler"], ["perf"]),
-        (["perf", "--gemm-run-record=r", "--gemm-report", "p.html", "--gemm-coverage=c.md"], ["perf"]),
-        (["perf", "--gemm-summary=s"], ["perf"]),
-        (["perf", "--benchmark-json", "b.json", "--benchmark-only", "--benchmark-sort=mean"], ["perf"]),
-        (["perf", "--gemm-against=env", "--gemm-threads=3", "--mine=1"], ["perf", "--mine=1"]),
-    ],
-)
-def test_a_session_gets_what_selects_and_not_what_reports(
-    given: list[str], passed_on: list[str], tmp_path: Path
-) -> None:
-    made = Command(tuple(given), tmp_path, xdist=True).session(tmp_path / "s", 2)
-    assert made[: len(passed_on)] == passed_on
-    assert made[len(passed_on) :] == [
-        "-n",
-        "0",
-        "--benchmark-disable",
-        "--maxfail=0",
-        "--gemm-threads=2",
-        f"--gemm-session={tmp_path / 's'}",
-    ]
+def test_a_session_has_the_options_of_conftests_and_none_that_report(timing_project: pytest.Pytester) -> None:
+    with (timing_project.path / "conftest.py").open("a") as file:
+        file.write(
+            "\ndef pytest_addoption(parser):\n"
+            "    parser.addoption('--mine', default='0')\n"
+            "\ndef pytest_sessionstart(session):\n"
+            "    config = session.config\n"
+            "    if config.pluginmanager.has_plugin('gemm-speed-worker'):\n"
+            "        seen = (config.option.mine, config.option.xmlpath, config.option.maxfail)\n"
+            "        config.rootpath.joinpath('seen').write_text(repr(seen))\n"
+        )
+    given = ("--mine=7", "--junitxml=r.xml", "--maxfail=3", "-k", "speed")
+    assert run(timing_project, "--gemm-backends=correct", "--gemm-no-baseline=show", *given, sessions=1).ret == 0
+    assert (timing_project.path / "seen").read_text() == "('7', None, 0)"
 
 
-def test_the_command_that_records_selects_the_same_and_gates_nothing(tmp_path: Path) -> None:
-    given = ("perf", "-n", "2", "--gemm-gate", "report", "--gemm-sessions=1", "--gemm-threads=1", "-k", "not f16")
-    screen = ("--gemm-no-baseline=show", "--gemm-undecided=fail", "--gemm-undecided-share", "50")
-    made = Command((*given, *screen), tmp_path, xdist=True).recording(threads=1)
-    assert made == "pytest perf -k 'not f16' --gemm-threads=1 --gemm-record"
+def test_the_command_that_records_selects_the_same_with_its_own_number_of_sessions() -> None:
+    given = ("perf", "-n", "2", "--gemm-sessions", "1", "--gemm-threads=1", "-k", "not f16", "--gemm-sessions=3")
+    made = Project("here", command=given).recording
+    assert made == "pytest perf -n 2 --gemm-threads=1 -k 'not f16' --gemm-record"
 
 
 # -- the other environment -------------------------------------------------------------------------------
 
 
 def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_path: Path) -> None:
-    assert commands.resolve(sys.executable, tmp_path).python == sys.executable
+    assert group.resolve(sys.executable, tmp_path).python == sys.executable
     folder = tmp_path / "checkout"
     folder.mkdir()
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=\S+: holds no torch, so both sides would run"):
-        commands.resolve(str(folder), tmp_path)
+        group.resolve(str(folder), tmp_path)
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").touch()
-    assert commands.resolve(str(folder), tmp_path).first == folder
+    assert group.resolve(str(folder), tmp_path).first == folder
     (folder / "bin").mkdir()
     (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     (folder / "bin" / "python").chmod(0o755)
     with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both groups need"):
-        commands.resolve(str(folder), tmp_path)
+        group.resolve(str(folder), tmp_path)
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=nowhere: name an interpreter, a virtual environment"):
-        commands.resolve("nowhere", tmp_path)
+        group.resolve("nowhere", tmp_path)
     wheel = tmp_path / "mine-1-py3-none-any.whl"
     wheel.write_text("no wheel")
     with pytest.raises(pytest.UsageError, match="pip cannot unpack the wheel"):
-        commands.resolve(str(wheel), tmp_path)
+        group.resolve(str(wheel), tmp_path)
 
 
 # -- a run -------------------------------------------------------------------------------------------------
@@ -397,30 +386,23 @@ def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytest
     assert "process that timed it ended" not in result.stdout.str()
 
 
-def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(
-    timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(timing_project: pytest.Pytester) -> None:
     # No device can be lost on a CPU, so the judge is told that one was.
-    monkeypatch.setattr(commands.Command, "session", _losing(commands.Command.session))
     with_problems(timing_project, *LINES)
-    (timing_project.path / "losing.py").write_text(
-        "import os\n"
-        "from pytest_gemm.judging.judge import Judge\n"
-        'Judge.has_lost = lambda self, device: "PLANTED_LOSS" in os.environ\n'
-    )
+    losing = """
+def pytest_collection(session):
+    from pytest_gemm.judging.judge import Judge
+
+    if session.config.pluginmanager.has_plugin("gemm-speed-worker"):
+        Judge.has_lost = lambda self, device: "PLANTED_LOSS" in os.environ
+"""
+    timing_project.makeconftest(BACKENDS + TIMED + losing)
     folder = timing_project.path / "samples"
     result = run(timing_project, "--gemm-backends=loses", "--gemm-gate=report", f"--gemm-samples={folder}", sessions=1)
     result.assert_outcomes(failed=1, passed=0)
     result.stdout.fnmatch_lines([f"*{LINES[1]} on loses: crashed: RuntimeError in run*the context is gone*"])
     timed = {s.case.problem for session in kept(folder) for s in session.samples if s.is_timed}
     assert timed == {LINES[0], LINES[2]}
-
-
-def _losing(arguments: Any) -> Any:
-    def session(self: Command, folder: Path, threads: int) -> list[str]:
-        return [*arguments(self, folder, threads), "-p", "losing"]
-
-    return session
 
 
 def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
@@ -451,7 +433,6 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
         (["--gemm-comparator=cublas"], r"--gemm-comparator=cublas: no such backend .*known: none, aten"),
         (["--gemm-against=x", "--gemm-sessions=1"], r"takes 2 sessions of each at least"),
         (["--gemm-windows=2"], r"--gemm-windows=2: give a whole number, 3 or more"),
-        (["--gemm-session=here"], r"there is no request.json"),
         (["--gemm-gate=maybe"], r"choose one of fail, report"),
     ],
 )
@@ -563,13 +544,13 @@ class Picker(runner_module.Runner):
     def __init__(self, selects: Sequence[str]) -> None:
         self.failed, self.before = {}, {}
         self._pinned, self._picks, self.asked = {"head": {}}, iter(selects), 0
-        self.compile(commands.Group("head"), [])
+        self.compile(Group("head"), [])
 
-    def compile(self, group: commands.Group, _: Sequence[tuple[str, str]]) -> None:
+    def compile(self, group: Group, _: Sequence[tuple[str, str]]) -> None:
         self.asked += 1
         self._pinned[group.name] = {f"{CASE.backend} {CASE.problem}": (next(self._picks), "old", "bad")}
 
-    def session(self, group: commands.Group, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
+    def session(self, group: Group, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
         (one,) = self.selected(group)[CASE]
         times = {"old": 1e-5, "bad": 4e-5}
         candidates = {} if one == "old" else {"old": (times["old"],) * 6}
@@ -595,7 +576,7 @@ def test_a_pick_that_makes_a_case_slower_has_to_recur(
     runner = Picker(selects)
     controller._gate(
         runner,
-        commands.Group("head"),
+        Group("head"),
         [(CASE.backend, CASE.problem)],
         policy.Policy.for_device("cuda"),
         store.Store(tmp_path, "here"),

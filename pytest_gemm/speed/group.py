@@ -1,102 +1,16 @@
-"""The command lines of the processes that time."""
+"""The environments that are compared: this one, and the one that ``--gemm-against`` names."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from pytest_gemm import __version__
-from pytest_gemm.config import cores
-
-# What a recording has no use for.
-_ITS_GATE: Final = tuple(
-    f"--gemm-{name}" for name in ("sessions", "gate", "no-baseline", "undecided", "undecided-share")
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """How the run was started.
-
-    Attributes:
-        arguments: pytest's, as given.
-        folder: where.
-        xdist: whether ``-n`` is known.
-    """
-
-    arguments: tuple[str, ...]
-    folder: Path
-    xdist: bool
-
-    def session(self, folder: Path, threads: int) -> list[str]:
-        """Arguments of a session that finds its request in ``folder``."""
-        return [
-            *_without_the_run_s_own(self.arguments),
-            *(["-n", "0"] if self.xdist else []),
-            "--benchmark-disable",
-            "--maxfail=0",
-            f"--gemm-threads={threads}",
-            f"--gemm-session={folder}",
-        ]
-
-    def recording(self, threads: int) -> str:
-        """The command that records baselines of the same cases."""
-        plain = _without(_without_the_run_s_own(self.arguments), *_ITS_GATE)
-        own = [] if threads == cores() else [f"--gemm-threads={threads}"]
-        return shlex.join(["pytest", *plain, *own, "--gemm-record"])
-
-
-def _without(arguments: Sequence[str], *options: str) -> list[str]:
-    """The arguments without these options and their values."""
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in options:
-        own.add_argument(option)
-    return own.parse_known_args(list(arguments))[1]
-
-
-def _without_the_run_s_own(arguments: Sequence[str]) -> list[str]:
-    """The arguments without those that are the run's alone: where it reports, how it is shared out, when it stops."""
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flags in (
-        ("-n", "--numprocesses"),
-        ("--dist",),
-        ("--tx",),
-        ("--maxprocesses",),
-        ("--maxfail",),
-        ("--junitxml", "--junit-xml"),
-        ("--gemm-threads",),
-        *(
-            (f"--gemm-{name}",)
-            for name in ("run-record", "coverage", "report", "summary", "samples", "accept", "reason", "against")
-        ),
-        *((f"--benchmark-{name}",) for name in ("json", "save", "csv", "storage", "compare-fail", "sort", "group-by")),
-        *((f"--benchmark-{name}",) for name in ("columns", "name", "timer", "min-rounds", "min-time", "max-time")),
-    ):
-        own.add_argument(*flags)
-    for name in ("compare", "histogram", "cprofile", "warmup"):
-        own.add_argument(f"--benchmark-{name}", nargs="?")
-    for name in ("record", "force", "prune"):
-        own.add_argument(f"--gemm-{name}", nargs="?")
-    for flags in (
-        ("-x", "--exitfirst"),
-        ("--stepwise", "--sw"),
-        ("--pdb",),
-        *((f"--benchmark-{name}",) for name in ("only", "skip", "enable", "autosave", "verbose", "quiet", "save-data")),
-    ):
-        own.add_argument(*flags, action="store_true")
-    return own.parse_known_args(list(arguments))[1]
-
-
-# -- the other environment ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
