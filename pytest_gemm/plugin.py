@@ -606,7 +606,7 @@ def gemm_speed(
     request: pytest.FixtureRequest,
     gemm_config: GemmConfig,
     gemm_check: GemmCheck,
-) -> Iterator[Callable[[Case], object]]:
+) -> Callable[[Case], object]:
     """``gemm_speed(case)`` ends the test as the gate judges what fresh processes measured of the case.
 
     The readings appear as the rounds of pytest-benchmark's ``benchmark``.
@@ -621,7 +621,7 @@ def gemm_speed(
     benchmark = functools.partial(request.getfixturevalue, "benchmark")
     check = SpeedCheck(gemm_config, gemm_check, config.stash[_MEASURED], benchmark, _REPLAY)
     request.node.stash[_VERDICTS] = check.verdicts
-    yield check
+    return check
 
 
 @pytest.fixture

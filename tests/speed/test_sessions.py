@@ -254,7 +254,7 @@ def test_a_session_has_the_options_of_conftests_and_none_that_report(timing_proj
         )
     given = ("--mine=7", "--junitxml=r.xml", "--maxfail=3", "-k", "speed")
     assert run(timing_project, "--gemm-backends=correct", "--gemm-no-baseline=show", *given, sessions=1).ret == 0
-    assert (timing_project.path / "seen").read_text() == "('7', None, 0)"
+    assert (timing_project.path / "seen").read_text() == "('7', None, None)"
 
 
 def test_the_command_that_records_selects_the_same_with_its_own_number_of_sessions() -> None:
