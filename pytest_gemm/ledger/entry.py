@@ -24,13 +24,13 @@ class LedgerError(FileError):
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """What an entry may ask about the machine and the installation.
+    """The facts of machine and installation that entries have conditions on.
 
     Attributes:
         torch: version as torch gives it, ``2.13.0+cpu``.
         isa: names of what the hardware has, lower case: ``avx2``, ``avx512_vnni``, ``amx_tile``, ``sm_90``.
         device: where the backend computes, ``cpu`` or ``cuda``.
-        threads: CPU threads of PyTorch, 0 where nobody knows.
+        threads: CPU threads of PyTorch, 0 where unknown.
     """
 
     torch: str
@@ -39,7 +39,7 @@ class Environment:
     threads: int = 0
 
     def at(self, isa: str, threads: int = 0) -> Environment:
-        """The same machine as a case sees it that has CPU threads of its own, or code for a lower instruction set.
+        """The environment of a case with its own number of CPU threads, or code for a lower instruction set.
 
         Args:
             isa: what code was generated for, "" for the machine's own.
@@ -82,7 +82,6 @@ _OPERATORS: Final[Mapping[str, Callable[[int, int], bool]]] = {
     ">": operator.gt,
 }
 _COMPARISON: Final = re.compile(r"\s*(?:%\s*([1-9]\d*)\s*)?(==|!=|<=|>=|<|>)\s*(\d+)\s*")
-COMPARISON_HELP: Final = 'write for example ">=4", "==1" or "%16!=0", or a list of which all must hold'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +94,10 @@ class Comparison:
 
     @classmethod
     def parse(cls, text: str) -> Comparison:
-        """Read one condition.
+        """Parse one condition.
 
         Raises:
-            ValueError: when it is none.
+            ValueError: when the text is no condition.
         """
         match = _COMPARISON.fullmatch(text)
         if match is None:
@@ -119,15 +118,15 @@ SIZES: Final = ("m", "n", "k", "batch")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One known failure: whom, what and where it strikes, and why.
+    """One known failure: its cases, its machines and its reason.
 
     Attributes:
-        id: what reports call it.
+        id: its name in reports.
         reason: one sentence for the reader of a report.
         link: an issue or a commit, "" for none.
         backend, test, distribution, device, problem: patterns over the names of the case.
-        choice: patterns over the names of the candidate that was judged, whoever chose it.
-        mode: patterns over the mode; a case in its backend's own way has the mode "", which ``*`` matches.
+        choice: patterns over the names of the candidates that were judged.
+        mode: patterns over the mode; the backend's own mode is "", which ``*`` matches.
         guard: the same over the side of guard pages, ``end`` or ``begin``, "" without.
         status: how it fails.
         torch: releases that have it, ``None`` for all.
@@ -135,8 +134,8 @@ class Entry:
         threads: conditions on the number of CPU threads that a case is judged with; all hold.
         words: patterns over the problem's ``op dtypes layout epilogue flags``.
         sizes: conditions on ``m n k batch``; all hold.
-        crashes: it can kill the process, so it must not be run.
-        line: where it stands in its file, 1-based.
+        crashes: its cases can kill the process and are not run.
+        line: 1-based line in its file.
     """
 
     id: str
@@ -161,7 +160,7 @@ class Entry:
 
     @property
     def is_open(self) -> bool:
-        """Whether every case of every run is one of its cases; how it ends is not asked."""
+        """Whether every case of every run is one of its cases, whatever their status."""
         globs = [value for value in vars(self).values() if isinstance(value, Globs)]
         sizes = [*self.threads, *(comparison for _, comparison in self.sizes)]
         return (
@@ -172,7 +171,7 @@ class Entry:
         )
 
     def applies(self, backend: str, problem: Problem, test: str, environment: Environment) -> bool:
-        """Whether the entry speaks of this case at all; the distribution and how it ends are not asked."""
+        """Whether a case is one of the entry's, whatever its distribution and status."""
         return (
             self.backend.match(backend)
             and self.test.match(test)
@@ -187,7 +186,7 @@ class Entry:
 
 
 def _words(problem: Problem, key: str) -> tuple[str, ...]:
-    """The words that a pattern of the ``where`` table is held against."""
+    """The words that a pattern of the ``where`` table is matched with."""
     return {
         "op": (problem.op.name,),
         "dtypes": (str(problem.dtypes),),
@@ -198,7 +197,7 @@ def _words(problem: Problem, key: str) -> tuple[str, ...]:
 
 
 def released(specifier: SpecifierSet | None, version: str) -> bool:
-    """Whether a torch version is meant.
+    """Whether a torch version is in a range.
 
     A nightly or source build counts as the release that it leads to: ``2.14.0.dev20260101`` and
     ``2.14.0a0+gitabc`` are 2.14.0, so that ``<2.14`` ends with the branch that has the fix.
@@ -211,5 +210,5 @@ def released(specifier: SpecifierSet | None, version: str) -> bool:
         return False
 
 
-# Numbers of threads and sizes that there can be: a condition that none of them meets was meant otherwise.
+# Possible numbers of threads: a condition that none of them meets is a mistake.
 THREADS: Final = (1, 4096)

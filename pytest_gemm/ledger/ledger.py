@@ -1,8 +1,7 @@
 """The ledger of known failures: predicates over cases and machines, each with a reason, in a TOML file.
 
-A known failure still runs (unless it can kill the process); it is only not red.  An entry whose cases have all
-come to pass is an error, so that the ledger never outlives the defects.  Pure data: reading, matching
-and counting, no pytest and no torch.  ``docs/known-failures.md`` describes the file for its writers.
+The cases of an entry still run, unless they can kill the process, and do not fail the run.  An entry whose cases all
+pass is an error, so that the ledger does not outlive the defects.  ``docs/known-failures.md`` describes the file.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 
+from pytest_gemm.ledger import reader
 from pytest_gemm.ledger.entry import ANY, Entry, Environment
-from pytest_gemm.ledger.reader import Reader
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.problem.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """All known failures, in the order of the file; an empty one knows none.
+    """All known failures, in the order of the file; none by default.
 
     Attributes:
         entries: the entries.
-        path: the file that they came from, ``None`` for none.
+        path: their file, ``None`` for none.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -35,20 +34,20 @@ class Ledger:
 
         Args:
             path: of the file.
-            backends: names that a pattern may mean; ``None``: any.
+            backends: registered names; ``None``: any name may be meant.
 
         Raises:
             LedgerError: with file and line, when it cannot be read or an entry makes no sense.
         """
-        return cls(Reader(path, backends).entries(), path)
+        return cls(reader.read(path, backends), path)
 
     def match(self, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
-        """The first entry that explains a failed outcome; ``None`` for one that nobody knows, or no failure."""
+        """The first entry that explains a failed outcome; ``None`` for an unknown failure, or no failure."""
         covering = self.covering(outcome, problem, environment)
         return next((entry for entry in covering if outcome.status in entry.status), None)
 
     def covering(self, outcome: Outcome, problem: Problem, environment: Environment) -> tuple[Entry, ...]:
-        """Every entry that speaks of this outcome's case, however it ended."""
+        """Every entry that has this outcome's case, whatever its status."""
         return tuple(
             entry
             for entry in self.entries
@@ -62,9 +61,9 @@ class Ledger:
     def applicable(
         self, backend: str, problem: Problem, test: str, environment: Environment, choice: str = "", mode: str = ""
     ) -> Entry | None:
-        """The first entry that forbids to run the case, or this candidate of it, because it can kill the process.
+        """The first entry by which the case, or this candidate of it, can kill the process and must not run.
 
-        An entry about candidates says nothing of a case as a whole.
+        An entry with a pattern of candidates does not apply to a case as a whole.
         """
         return next(
             (

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import functools
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from pytest_gemm.case_id import MODES
-from pytest_gemm.ledger.entry import (
-    ANY,
-    COMPARISON_HELP,
-    SIZES,
-    THREADS,
-    Comparison,
-    Entry,
-    Globs,
-    LedgerError,
-    released,
-)
+from pytest_gemm.case_id import MODES, Device
+from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Entry, Globs, LedgerError, released
 from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
 from pytest_gemm.outcome import Status
@@ -37,34 +26,101 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS, Step
-from pytest_gemm.storage.datafile import TableFile, shown
+from pytest_gemm.storage.datafile import Key, TableFile, WrongValue, is_any, is_text, is_texts, shown
 from pytest_gemm.text import did_you_mean
 
-# -- reading ---------------------------------------------------------------------------------------
-
-_TABLE: Final = "known-failure"
-_TEXTS: Final = ("id", "reason", "link")
-_GLOBS: Final = ("backend", "test", "distribution", "device", "problem", "choice", "mode", "guard", "isa")
-_KEYS: Final = (*_TEXTS, *_GLOBS, "threads", "status", "torch", "where", "crashes")
-_SIZE: Final = (0, 2**63 - 1)
-_WHERE_GLOBS: Final = ("op", "dtypes", "layout", "epilogue", "flags")
-_WHERE_KEYS: Final = (*_WHERE_GLOBS, *SIZES)
-_REQUIRED: Final = {
-    "id": 'give it a name, for example id = "cpp-bf16-tail"',
-    "reason": "say in a sentence what is wrong",
-    "backend": 'name whom it concerns, for example backend = "cpp"',
-}
+# The oldest release of torch that this package supports.
+_OLDEST: Final = Version("2.11")
+# How many known words a message lists.
+_LISTED: Final = 24
 _STATUSES: Final = {status.value: status for status in Status if status.is_failure}
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "op": tuple(OPS),
-    "layout": tuple(layout.value for layout in Layout),
-    "flags": tuple(FLAGS),
-    "device": ("cpu", "cuda"),
-    "mode": MODES,
-    "guard": ("end", "begin"),
-}
-# Of these a case has one word each, of the others any number.
-_SINGLE: Final = frozenset({"backend", "device", "dtypes", "layout", "mode", "guard", "op"})
+_LAYOUTS: Final = tuple(layout.value for layout in Layout)
+
+Words = Callable[[], Collection[str]]
+
+
+def read(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
+    """The entries of a ledger.
+
+    Args:
+        path: of the ledger.
+        backends: registered names; ``None``: unknown, and no name of a backend is checked.
+
+    Raises:
+        LedgerError: with file and line, when it cannot be read or an entry makes no sense.
+    """
+    file = TableFile(path, "known-failure", LedgerError)
+    keys = {**_KEYS, "backend": _globs(lambda: backends or (), single=True, required=_BACKEND)}
+    found: dict[str, Entry] = {}
+    lines: dict[str, int] = {}
+    for table in file.tables():
+        entry = _entry(file, table, keys)
+        if entry.id in found:
+            raise file.fail(f"id {entry.id!r} stands on line {lines[entry.id]} already", "ids are unique", "id")
+        found[entry.id], lines[entry.id] = entry, file.line("id")
+    return tuple(found.values())
+
+
+def _entry(file: TableFile, table: Mapping[str, Any], keys: Mapping[str, Key]) -> Entry:
+    values = file.read(table, keys, **{key: f" (it belongs into where = {{ {key} = ... }})" for key in _WHERE})
+    where = values.pop("where", {})
+    beside = {key: f" (it belongs beside where: {key} = ...)" for key in keys}
+    where = file.read(where, _WHERE, "where", **beside)
+    if values.get("crashes"):
+        for key in {"distribution", "status"} & set(table):
+            problem, remedy = f"{key} beside crashes = true", f"delete {key}: such a case does not run at all"
+            raise file.fail(problem, remedy, key)
+        values["status"] = frozenset({Status.CRASHED})
+    words = tuple((key, found) for key, found in where.items() if key not in SIZES)
+    sizes = tuple((key, comparison) for key in where if key in SIZES for comparison in where[key])
+    entry = Entry(**values, words=words, sizes=sizes, line=file.line())
+    if entry.is_open:  # any failure would be green
+        remedy = 'name the backend, or add where = { op = "mm" } for example'
+        raise file.fail("the entry matches every case", remedy, "backend")
+    return entry
+
+
+# -- patterns --------------------------------------------------------------------------------------------------
+
+
+def _globs(
+    known: Words = lambda: (),
+    *,
+    single: bool = False,
+    required: str = "",
+    check: Callable[[str], None] | None = None,
+) -> Key:
+    """One glob or a list of them.
+
+    Args:
+        known: the words, one of which each pattern matches; none: any.
+        single: whether a case has one of these words, rather than any number.
+        required: as of :class:`Key`.
+        check: raises :class:`WrongValue` for a wrong pattern, given without its ``!``.
+    """
+
+    def read(value: Any) -> Globs:
+        found = Globs((value,) if isinstance(value, str) else tuple(value))
+        words = known()
+        for bare in (pattern.removeprefix("!") for pattern in found.patterns):
+            if words and not any(fnmatch.fnmatchcase(word, bare) for word in words):
+                raise _no_match(bare, words)
+            if check is not None:
+                check(bare)
+        if single and words and not any(found.match(word) for word in ("", *words)):
+            raise WrongValue(f"{shown(value)}: what matches is excluded", "delete one of the patterns")
+        return found
+
+    return Key(_is_globs, "write a pattern between quotes, or a list of them", required, read)
+
+
+def _is_globs(value: Any) -> bool:
+    return value != "" and (is_text(value) or (is_texts(value) and "" not in value))
+
+
+def _no_match(bare: str, known: Collection[str]) -> WrongValue:
+    some = " ".join([*known][:_LISTED]) + (" ..." if len(known) > _LISTED else "")
+    return WrongValue(f"{shown(bare)} matches nothing{did_you_mean(bare, known)}", f"known: {some}")
 
 
 @functools.cache
@@ -80,224 +136,139 @@ def _isas() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ISA_NAMES, *cpu().flags)))
 
 
-class Reader(TableFile):
-    """Turns the text into entries.
+def _is_pattern(text: str) -> bool:
+    return re.search(r"[*?\[]", text) is not None
 
-    Args:
-        path: of the ledger.
-        backends: names that there are; ``None``: unknown, and no name of a backend is checked.
-    """
 
-    def __init__(self, path: Path, backends: Collection[str] | None) -> None:
-        super().__init__(path, _TABLE, LedgerError)
-        self.words = {**_WORDS, **({} if backends is None else {"backend": tuple(backends)})}
+def _check_step(bare: str) -> None:
+    """A step without a wildcard exists and is in its canonical form, or it never matches."""
+    name, _, text = bare.partition("-")
+    if re.fullmatch(r"[a-z_]+", name) and name not in STEPS:
+        raise _no_match(bare, STEPS)
+    if _is_pattern(bare):
+        return
+    try:
+        canonical = str(Step(name, text))
+    except ProblemError as error:
+        raise WrongValue(f"{bare!r}: {error.problem}", error.allowed) from None
+    if canonical != bare:
+        raise WrongValue(f"{bare!r} is not canonical", f"write {canonical!r}")
 
-    def entries(self) -> tuple[Entry, ...]:
-        """All entries of the file."""
-        found: list[Entry] = []
-        lines: dict[str, int] = {}
-        for table in self.tables():
-            entry = self.entry(table)
-            if entry.id in lines:
-                raise self.fail(f"id {entry.id!r} stands on line {lines[entry.id]} already", "ids are unique", "id")
-            lines[entry.id] = self.line("id")
-            found.append(entry)
-        return tuple(found)
 
-    # -- values ------------------------------------------------------------------------------------
+def _check_line(bare: str) -> None:
+    """A problem line without a wildcard is one, and in its canonical form, or it never matches."""
+    if _is_pattern(bare):
+        # A "*" may stand for several fields, so only those before the first one have their place.
+        fixed = re.split(r"[*\[]", bare)[0].split(":")[:-1]
+        for (field, known), word in zip(
+            (("op", OPS), ("dtypes", _dtypes()), ("layout", _LAYOUTS)), fixed, strict=False
+        ):
+            if not any(fnmatch.fnmatchcase(name, word) for name in known):
+                problem = f"{shown(bare)}: {field} {shown(word)} matches nothing{did_you_mean(word, known)}"
+                raise WrongValue(problem, "write for example mm:bf16:*")
+        return
+    try:
+        canonical = Problem.parse(bare).line
+    except ProblemError as error:
+        head = str(error).partition("\n")[0]
+        raise WrongValue(f"{bare!r}: {head}", "or use a pattern, for example mm:bf16:*") from None
+    if canonical != bare:
+        raise WrongValue(f"{bare!r} is not canonical", f"write {canonical!r}")
 
-    def entry(self, table: Mapping[str, Any]) -> Entry:
-        """One table as an entry."""
-        for key in table:
-            if key not in _KEYS:
-                hint = did_you_mean(key, _KEYS)
-                if key in _WHERE_KEYS:
-                    hint = f" (it belongs into where = {{ {key} = ... }})"
-                raise self.fail(f"unknown key {key!r}{hint}", f"known: {' '.join(_KEYS)}", key)
-        for key, remedy in _REQUIRED.items():
-            if key not in table:
-                raise self.fail(f"{key} is missing", remedy)
-        texts: dict[str, Any] = {key: self.string(table[key], key) for key in _TEXTS if key in table}
-        globs: dict[str, Any] = {key: self.globs(table[key], key) for key in _GLOBS if key in table}
-        for pattern in globs.get("problem", ANY).patterns:
-            self.check_line(pattern)
-        crashes = table.get("crashes", False)
-        if not isinstance(crashes, bool):
-            raise self.fail(f"crashes is {shown(crashes)}", "write true or false", "crashes")
-        for key in ("distribution", "status"):
-            if crashes and key in table:
-                raise self.fail(f"{key} beside crashes = true", f"delete {key}: such a case does not run at all", key)
-        status = frozenset({Status.CRASHED}) if crashes else self.status(table.get("status", ["incorrect"]))
-        specifier = self.specifier(table["torch"]) if "torch" in table else None
-        words, sizes = self.where(table.get("where", {}))
-        entry = Entry(
-            **texts,
-            **globs,
-            threads=self.threads(table["threads"]) if "threads" in table else (),
-            status=status,
-            torch=specifier,
-            words=words,
-            sizes=sizes,
-            crashes=crashes,
-            line=self.line(),
-        )
-        if entry.is_open:  # any failure would be green
-            remedy = 'name the backend, or add where = { op = "mm" } for example'
-            raise self.fail("the entry matches every case", remedy, "backend")
-        return entry
 
-    def string(self, value: Any, *keys: str) -> str:
-        """A text that is not empty."""
-        if not isinstance(value, str) or (not value.strip() and keys[-1] != "link"):
-            raise self.fail(f"{keys[-1]} is {shown(value)}", "write a text between quotes", *keys)
-        return value
+# -- conditions on numbers -------------------------------------------------------------------------------------
 
-    def globs(self, value: Any, *keys: str) -> Globs:
-        """One glob or a list of them."""
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(v, str) and v for v in values):
-            raise self.fail(f"{keys[-1]} is {shown(value)}", "write a pattern between quotes, or a list of them", *keys)
-        known = {"dtypes": _dtypes, "isa": _isas}.get(keys[-1], lambda: self.words.get(keys[-1], ()))()
-        for pattern in values:
-            bare = pattern.removeprefix("!")
-            if known and not any(fnmatch.fnmatchcase(word, bare) for word in known):
-                hint = did_you_mean(bare, known)
-                some = " ".join(known[:_LISTED]) + (" ..." if len(known) > _LISTED else "")
-                raise self.fail(f"{keys[-1]} {shown(bare)} matches nothing{hint}", f"known: {some}", *keys)
-            if keys[-1] == "epilogue" and re.fullmatch(r"[a-z_]+(-.*)?", bare) and bare.split("-")[0] not in STEPS:
-                hint = did_you_mean(bare, STEPS)
-                raise self.fail(f"{keys[-1]} {bare!r} matches nothing{hint}", f"known: {' '.join(STEPS)}", *keys)
-            if keys[-1] == "epilogue":
-                self.check_step(bare, *keys)
-        found = Globs(tuple(values))
-        if keys[-1] in _SINGLE and known and not any(found.match(word) for word in ("", *known)):
-            raise self.fail(f"{keys[-1]} {shown(value)}: what matches is excluded", "delete one of the patterns", *keys)
-        return found
 
-    def check_step(self, bare: str, *keys: str) -> None:
-        """A step without a wildcard must be one, and in its canonical form, or it never matches."""
-        if re.search(r"[*?\[]", bare):
-            return
-        name, _, text = bare.partition("-")
+def _comparisons(least: int, most: int, what: str) -> Key:
+    """Conditions on a number between two limits, of which one at least meets them all."""
+
+    def read(value: Any) -> tuple[Comparison, ...]:
         try:
-            canonical = str(Step(name, text))
-        except ProblemError as error:
-            raise self.fail(f"epilogue {bare!r}: {error.problem}", error.allowed, *keys) from None
-        if canonical != bare:
-            raise self.fail(f"epilogue {bare!r} is not canonical", f"write {canonical!r}", *keys)
-
-    def check_line(self, pattern: str) -> None:
-        """A problem line without a wildcard must be one, and in its canonical form, or it never matches."""
-        bare = pattern.removeprefix("!")
-        if re.search(r"[*?\[]", bare):
-            # A "*" may stand for several fields, so only those before the first one have their place.
-            fixed = re.split(r"[*\[]", bare)[0].split(":")[:-1]
-            fields = {"op": OPS, "dtypes": _dtypes(), "layout": self.words["layout"]}
-            for (key, known), word in zip(fields.items(), fixed, strict=False):
-                if not any(fnmatch.fnmatchcase(name, word) for name in known):
-                    problem = f"problem {shown(bare)}: {key} {shown(word)} matches nothing{did_you_mean(word, known)}"
-                    raise self.fail(problem, "write for example mm:bf16:*", "problem")
-            return
-        try:
-            canonical = Problem.parse(bare).line
-        except ProblemError as error:
-            head = str(error).partition("\n")[0]
-            raise self.fail(f"problem {bare!r}: {head}", "or use a pattern, for example mm:bf16:*", "problem") from None
-        if canonical != bare:
-            raise self.fail(f"problem {bare!r} is not canonical", f"write {canonical!r}", "problem")
-
-    def status(self, value: Any) -> frozenset[Status]:
-        """The statuses that an entry explains."""
-        values = value if isinstance(value, list) else [value]
-        for word in values:
-            if not isinstance(word, str) or word not in _STATUSES:
-                hint = did_you_mean(str(word), _STATUSES)
-                raise self.fail(f"unknown status {shown(word)}{hint}", f"known: {' '.join(_STATUSES)}", "status")
-        if not values:
-            raise self.fail("status is empty", f"name some of: {' '.join(_STATUSES)}", "status")
-        return frozenset(_STATUSES[word] for word in values)
-
-    def specifier(self, value: Any) -> SpecifierSet:
-        """A version specifier."""
-        remedy = 'write for example ">=2.12,<2.14"'
-        try:
-            found = SpecifierSet(self.string(value, "torch"))
-        except InvalidSpecifier:
-            raise self.fail(f"torch {shown(value)} is no version range", remedy, "torch") from None
-        if not any(released(found, release) for release in _near(found)):
-            raise self.fail(f"torch {shown(value)}: no release from {_OLDEST} on is in this range", remedy, "torch")
-        return found
-
-    def where(self, table: Any) -> tuple[tuple[tuple[str, Globs], ...], tuple[tuple[str, Comparison], ...]]:
-        """The conditions on the machine: globs and comparisons."""
-        if not isinstance(table, dict):
-            raise self.fail(f"where is {shown(table)}", 'write where = { op = "mm", m = ">=4" }', "where")
-        words, sizes = [], []
-        for key, value in table.items():
-            if key in _WHERE_GLOBS:
-                words.append((key, self.globs(value, "where", key)))
-            elif key in SIZES:
-                sizes += [(key, comparison) for comparison in self.comparisons(value, _SIZE, "where", key)]
-            else:
-                hint = f" (it belongs beside where: {key} = ...)" if key in _KEYS else did_you_mean(key, _WHERE_KEYS)
-                raise self.fail(f"unknown key {key!r} in where{hint}", f"known: {' '.join(_WHERE_KEYS)}", "where", key)
-        return tuple(words), tuple(sizes)
-
-    def threads(self, value: Any) -> tuple[Comparison, ...]:
-        """Comparisons with a number of threads."""
-        return tuple(self.comparisons(value, THREADS, "threads"))
-
-    def comparisons(self, value: Any, limits: tuple[int, int], *keys: str) -> list[Comparison]:
-        """The conditions on a number between two limits, of which one at least meets them all."""
-        values = value if isinstance(value, list) else [value]
-        try:
-            # A bare number means equality; a bool is an int in Python only.
-            found = [
-                Comparison("==", v) if isinstance(v, int) and not isinstance(v, bool) else Comparison.parse(v)
-                for v in values
-            ]
+            found = tuple(map(_comparison, value if isinstance(value, list) else [value]))
         except (TypeError, ValueError):
-            raise self.fail(f"{keys[-1]} {shown(value)} is no comparison", COMPARISON_HELP, *keys) from None
+            raise WrongValue(f"{shown(value)} is no comparison") from None
         if not found:
-            raise self.fail(f"{keys[-1]} is empty", COMPARISON_HELP, *keys)
-        if not _can_hold(found, *limits):
-            what = "number of threads" if keys == ("threads",) else "size"
-            raise self.fail(f"{keys[-1]} {shown(value)}: no {what} is that", COMPARISON_HELP, *keys)
+            raise WrongValue("is empty")
+        if not _can_hold(found, least, most):
+            raise WrongValue(f"{shown(value)}: no {what} is that")
         return found
 
-
-# How many known words a message lists.
-_LISTED: Final = 24
-# The oldest release of torch that this package supports.
-_OLDEST: Final = Version("2.11")
+    remedy = 'write for example ">=4", "==1" or "%16!=0", or a list of which all must hold'
+    return Key(is_any, remedy, read=read)
 
 
-def _near(specifiers: SpecifierSet) -> Iterator[str]:
-    """Releases from :data:`_OLDEST` on beside those that the range names: one of them is in it, unless none is."""
-    named = [_OLDEST]
-    with contextlib.suppress(InvalidVersion):  # "===" takes any text
-        named += [Version(one.version.removesuffix(".*")) for one in specifiers]
-    for one in named:
-        major, minor, micro = (*one.release, 0, 0)[:3]
-        for step in ((0, 0, 0), (0, 0, 1), (0, 1, -micro), (1, -minor, -micro), (0, 0, -1), (0, -1, -micro)):
-            parts = [max(0, part + by) for part, by in zip((major, minor, micro), step, strict=True)]
-            if (release := Version(".".join(map(str, parts)))) >= _OLDEST:
-                yield str(release)
+def _comparison(value: Any) -> Comparison:
+    """One condition; a bare number means equality.  A bool is an int in Python only."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Comparison("==", value)
+    return Comparison.parse(value)
 
 
-def _can_hold(comparisons: Iterable[Comparison], least: int, most: int) -> bool:
+def _can_hold(conditions: Collection[Comparison], least: int, most: int) -> bool:
     """Whether a number between two limits meets all conditions."""
-    conditions = list(comparisons)
-    for one in conditions:
-        if one.modulus is None:
-            low, high = {
-                "==": (one.number, one.number),
-                ">=": (one.number, most),
-                ">": (one.number + 1, most),
-                "<=": (least, one.number),
-                "<": (least, one.number - 1),
-            }.get(one.operator, (least, most))
-            least, most = max(least, low), min(most, high)
-    # Remainders repeat, and each "!=" leaves out one number more.
-    span = min(math.lcm(*(one.modulus or 1 for one in conditions)), 1_000_000) + len(conditions)
-    return any(all(one.holds(number) for one in conditions) for number in range(least, min(most, least + span) + 1))
+    # The least one follows a bound.  From there on remainders repeat, and each "!=" leaves out one number more.
+    span = min(math.lcm(*(one.modulus or 1 for one in conditions)), 1_000_000) + len(conditions) + 1
+    bounds = {least, *(one.number for one in conditions if one.modulus is None and one.number > least)}
+    numbers = (number for bound in bounds for number in range(bound, min(most, bound + span) + 1))
+    return any(all(one.holds(number) for one in conditions) for number in numbers)
+
+
+# -- other values ----------------------------------------------------------------------------------------------
+
+
+def _read_statuses(value: Any) -> frozenset[Status]:
+    words = value if isinstance(value, list) else [value]
+    for word in words:
+        if not isinstance(word, str) or word not in _STATUSES:
+            raise WrongValue(f"{shown(word)} is unknown{did_you_mean(str(word), _STATUSES)}")
+    if not words:
+        raise WrongValue("is empty")
+    return frozenset(_STATUSES[word] for word in words)
+
+
+def _read_releases(value: str) -> SpecifierSet:
+    try:
+        found = SpecifierSet(value)
+    except InvalidSpecifier:
+        raise WrongValue(f"{shown(value)} is no version range", 'write for example ">=2.12,<2.14"') from None
+    releases = (f"{major}.{minor}.{micro}" for major in (2, 3) for minor in range(100) for micro in range(20))
+    if not any(released(found, release) for release in releases if Version(release) >= _OLDEST):
+        raise WrongValue(f"{shown(value)}: no release from {_OLDEST} on is in this range")
+    return found
+
+
+def _is_filled(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+# -- the keys --------------------------------------------------------------------------------------------------
+
+_TEXT: Final = "write a text between quotes"
+_BACKEND: Final = 'name a backend, for example backend = "cpp"'
+_KEYS: Final[Mapping[str, Key]] = {
+    "id": Key(_is_filled, _TEXT, 'give it a name, for example id = "cpp-bf16-tail"'),
+    "reason": Key(_is_filled, _TEXT, "say in a sentence what is wrong"),
+    "link": Key(is_text, _TEXT),
+    "backend": _globs(required=_BACKEND),
+    "test": _globs(),
+    "distribution": _globs(),
+    "device": _globs(lambda: [device.value for device in Device], single=True),
+    "problem": _globs(check=_check_line),
+    "choice": _globs(),
+    "mode": _globs(lambda: MODES, single=True),
+    "guard": _globs(lambda: ("end", "begin"), single=True),
+    "isa": _globs(_isas),
+    "threads": _comparisons(*THREADS, "number of threads"),
+    "status": Key(is_any, f"known: {' '.join(_STATUSES)}", read=_read_statuses),
+    "torch": Key(_is_filled, _TEXT, read=_read_releases),
+    "where": Key(lambda value: isinstance(value, dict), 'write where = { op = "mm", m = ">=4" }'),
+    "crashes": Key(lambda value: isinstance(value, bool), "write true or false"),
+}
+_WHERE: Final[Mapping[str, Key]] = {
+    "op": _globs(lambda: OPS, single=True),
+    "dtypes": _globs(_dtypes, single=True),
+    "layout": _globs(lambda: _LAYOUTS, single=True),
+    "epilogue": _globs(check=_check_step),
+    "flags": _globs(lambda: FLAGS),
+    **{size: _comparisons(0, 2**63 - 1, "size") for size in SIZES},
+}

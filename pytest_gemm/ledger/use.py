@@ -12,12 +12,12 @@ from pytest_gemm.problem.problem import Problem
 
 
 class LedgerUse:
-    """How often each entry was needed in a run; mergeable, so that xdist workers can send theirs.
+    """How often each entry applied in a run; the counts of xdist workers are merged.
 
     Attributes:
         failed: outcomes that an entry explains, by id.
-        differed: outcomes that it speaks of and that failed in another way than it says.
-        passed: outcomes that it speaks of and that passed.
+        differed: outcomes of its cases that failed with another status.
+        passed: outcomes of its cases that passed.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class LedgerUse:
         self.passed: Counter[str] = Counter()
 
     def note(self, ledger: Ledger, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
-        """Count an outcome for every entry that speaks of it, and return the one that explains it.
+        """Count an outcome for every entry that has its case, and return the first that explains it.
 
         Args:
             ledger: the entries.
-            outcome: as judged, before the ledger changed anything of it.
+            outcome: as judged, before the ledger changes its status.
             problem: the outcome's problem.
             environment: where it ran.
         """
@@ -55,9 +55,9 @@ class LedgerUse:
             getattr(self, name).update(other.get(name, {}))
 
     def stale(self, ledger: Ledger) -> tuple[Entry, ...]:
-        """Entries that spoke of at least one outcome and of which all passed: they are to be deleted.
+        """Entries with at least one outcome, of which all passed: they are to be deleted.
 
-        Only a run of the whole level can tell; one that was narrowed down may have left out the cases that fail.
+        Only a run of the whole level shows this: a narrowed one may have left out the cases that fail.
         """
         return tuple(
             entry

@@ -55,8 +55,9 @@ def _are_devices(value: Any) -> bool:
     return value != [] and all(one in _DEVICES for one in (value if isinstance(value, list) else [value]))
 
 
+_NAME: Final = "a set needs a name of lower-case letters, digits and dashes"
 _KEYS: Final[Mapping[str, Key]] = {
-    "name": Key(_is_name, "a set needs a name of lower-case letters, digits and dashes", required=True),
+    "name": Key(_is_name, _NAME, required=_NAME),
     "help": Key(is_text, "write a text between quotes"),
     "device": Key(_are_devices, 'it is "cpu", "cuda" or both'),
     "level": Key(lambda value: value in LEVELS, f"it is one of {', '.join(LEVELS)}"),
@@ -96,8 +97,7 @@ def read(path: Path, level: str = LEVELS[-1]) -> tuple[ProblemSet, ...]:
     file = TableFile(path, "set", ShapeError)
     found: dict[str, ProblemSet | None] = {}
     for table in file.tables():
-        file.check(table, _KEYS, others=True)
-        name = table["name"]
+        name = file.read({key: value for key, value in table.items() if key in _KEYS}, _KEYS)["name"]
         if name in found:
             raise file.fail(f"two sets are called {name!r}", "names are unique", "name")
         wanted = LEVELS.index(table.get("level", LEVELS[0])) <= LEVELS.index(level)

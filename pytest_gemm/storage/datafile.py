@@ -71,6 +71,11 @@ def _fields(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def is_any(value: object) -> bool:  # noqa: ARG001 -- the signature of Key.right
+    """Whether a value is one that ``Key.read`` checks: any."""
+    return True
+
+
 def is_text(value: object) -> bool:
     """Whether a value is a text."""
     return isinstance(value, str)
@@ -81,19 +86,37 @@ def is_texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
+class WrongValue(ValueError):
+    """A value that a key does not take.
+
+    Args:
+        problem: what is wrong, as it follows the name of the key.
+        remedy: what to write; "" for the remedy of the key.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.remedy = remedy
+
+
 @dataclasses.dataclass(frozen=True)
 class Key:
     """What a key of a table takes.
 
     Attributes:
         right: whether a value is of the right kind.
-        remedy: what to write in place of a wrong value, or of none.
-        required: whether each table has the key.
+        remedy: what to write in place of a wrong value.
+        required: what to write where the key is missing; "" for a key that may be missing.
+        read: turns a value into what the program uses.
+
+    Raises:
+        WrongValue: by ``read``.
     """
 
     right: Callable[[Any], bool]
     remedy: str
-    required: bool = False
+    required: str = ""
+    read: Callable[[Any], Any] = lambda value: value
 
 
 class TableFile:
@@ -161,25 +184,36 @@ class TableFile:
         for self.index, one in enumerate(found):
             yield one
 
-    def check(self, table: Mapping[str, Any], keys: Mapping[str, Key], *, others: bool = False) -> None:
-        """Hold the current table against its keys.
+    def read(self, table: Mapping[str, Any], keys: Mapping[str, Key], *inside: str, **hints: str) -> dict[str, Any]:
+        """The values of the current table, or of a table inside it, by key.
 
         Args:
-            table: as :meth:`tables` gave it.
+            table: what is read.
             keys: what each key takes.
-            others: whether there may be further keys.
+            inside: key of the table, when it stands inside the current one.
+            hints: of an unknown key: where it belongs.
 
         Raises:
             FileError: for an unknown key, a missing one, and a wrong value.
         """
-        for name in () if others else table:
+        where = f" in {inside[0]}" if inside else ""
+        for name in table:
             if name not in keys:
-                raise self.fail(f"unknown key {name!r}{did_you_mean(name, keys)}", f"known: {' '.join(keys)}", name)
+                hint = hints.get(name) or did_you_mean(name, keys)
+                problem = f"unknown key {name!r}{where}{hint}"
+                raise self.fail(problem, f"known: {' '.join(keys)}", *inside, name)
         for name, key in keys.items():
             if key.required and name not in table:
-                raise self.fail(f"{name} is missing", key.remedy)
-            if name in table and not key.right(table[name]):
-                raise self.fail(f"{name} is {shown(table[name])}", key.remedy, name)
+                raise self.fail(f"{name} is missing", key.required, *inside)
+        return {name: self._value(value, keys[name], *inside, name) for name, value in table.items()}
+
+    def _value(self, value: Any, key: Key, *names: str) -> Any:
+        try:
+            if not key.right(value):
+                raise WrongValue(f"is {shown(value)}")
+            return key.read(value)
+        except WrongValue as error:
+            raise self.fail(f"{names[-1]} {error}", error.remedy or key.remedy, *names) from None
 
     # -- where something stands ------------------------------------------------------------------------------------
 
