@@ -141,7 +141,7 @@ def test_the_history_of_a_case_is_drawn_with_its_first_baseline(run: Run, text: 
         (run_of(TIMED, notes=["odd <clock>"]), "odd &lt;clock&gt;", ["history"]),
         (
             run_of([replace(TIMED[0], subject=(), comparator=())]),
-            "Cases without a figure",
+            "Cases without an estimate",
             ["winners", "speedup", "history"],
         ),
         (
