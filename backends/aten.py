@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor.backend import InductorBackend, has_no_kernel, unclaimed
+from pytest_gemm.backends.inductor.backend import InductorBackend, has_no_kernel
+from pytest_gemm.case_id import Device, Mode
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -20,26 +22,24 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
+    from pytest_gemm.backends.inductor.artifact import InductorPrepared
     from pytest_gemm.operands.tensors import Operands
 
 
+_EAGER = frozenset({Mode.OWN, Mode.EAGER})
+
+
 class AtenBackend:
-    """Eager ATen on the CPU (oneDNN, MKL and native loops) or on CUDA (cuBLAS)."""
+    """ATen on the CPU (oneDNN, MKL, native loops) or on CUDA (cuBLAS): eager, or in a mode of ``torch.compile``."""
 
     name = "aten"
     devices = ("cpu", "cuda")
+    capabilities = frozenset({Capability.MODE})
 
-    def in_mode(self, mode: str, device: str) -> AtenBackend | InductorBackend:
-        """Eager, or the same products in a program that ``torch.compile`` makes; see ``Moded`` in ``backend.py``.
-
-        Raises:
-            Unsupported: ``cudagraphs`` without a CUDA device.
-        """
-        if mode == "eager":
-            return self
-        found = _compiled(device)
-        return found.in_mode(mode, device)
+    @functools.cached_property
+    def compiled(self) -> CompiledAten:
+        """The same products in a program that ``torch.compile`` makes."""
+        return CompiledAten()
 
     def availability(self, device: str) -> Availability:
         """PyTorch itself, and for ``cuda`` a device that it sees."""
@@ -49,48 +49,41 @@ class AtenBackend:
             import torch
 
             if not torch.cuda.is_available():
-                return Availability(
-                    Reason(
-                        "no-cuda-device",
-                        "PyTorch sees no CUDA device",
-                        "run on a machine with one, or --gemm-device=cpu",
-                    )
-                )
+                remedy = "run on a machine with one, or --gemm-device=cpu"
+                return Availability(Reason("no-cuda-device", "PyTorch sees no CUDA device", remedy))
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """Everything that has a program, but for what ATen's own checks refuse."""
-        op = problem.op.name
-        if problem.grouped and problem.dtypes.out.name == "f64":
-            return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
-        if op == "woq_int4" and (problem.shape.n % 16 or problem.group_size not in {32, 64, 128, 256}):
-            return Unsupported("int4-shape", "_weight_int4pack_mm_for_cpu needs N % 16 = 0 and groups of 32 to 256")
-        if op == "woq_int4" and problem.has("pad-lda") and problem.shape.m > 1:
-            return Unsupported("a-strided", "_weight_int4pack_mm_for_cpu asks for a contiguous A", "drop pad-lda")
-        if op == "woq_int8" and problem.has("pad-ldb") and problem.shape.n > 1:
-            return Unsupported("b-strided", "_weight_int8pack_mm asks for a contiguous weight", "drop pad-ldb")
-        return tensor_core.odd_groups(problem)
+        if request.mode not in _EAGER:
+            return self.compiled.supports(problem, request)
+        return _unsupported(problem)
 
-    def prepare(self, problem: Problem, operands: Operands) -> AtenPrepared:
-        """Nothing to compile.
+    def prepare(
+        self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT
+    ) -> AtenPrepared | InductorPrepared:
+        """Nothing to compile, but in the modes of ``torch.compile``.
 
         Raises:
             Unsupported: what the checks of ``_int_mm``, ``_scaled_mm`` and ``_grouped_mm`` on the device refuse.
         """
-        if refusal := self.refusal(problem, operands.device):
-            raise refusal
+        if reason := _unsupported(problem, operands.device):
+            raise reason
+        if request.mode not in _EAGER:
+            return self.compiled.prepare(problem, operands, request)
         return AtenPrepared(problem, operands.device)
 
-    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
-        """The program is called; see ``Scripted`` in ``backend.py``."""
+    def refusal(self, problem: Problem, device: str) -> Unsupported | None:
+        """What the eager program does not support on a device."""
+        return _unsupported(problem, device)
+
+    def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
+        """The program is called, or compiled."""
         import torch
 
+        if request.mode not in _EAGER:
+            return self.compiled.recipe(problem, operands, request)
         return Recipe(threads=torch.get_num_threads())
-
-    def refusal(self, problem: Problem, device: str) -> Unsupported | None:
-        """What :meth:`supports` refuses, and what the device does not have; ``None`` for what it computes."""
-        own = _refused_on_cuda if device == "cuda" else _refused_on_cpu
-        return self.supports(problem) or own(problem)
 
 
 class CompiledAten(InductorBackend):
@@ -98,70 +91,63 @@ class CompiledAten(InductorBackend):
 
     Whatever is around the product may be fused into a kernel, and so it is held to *either*.  What Inductor writes
     without a product (an outer product, a vector's) is Inductor's and judged all the same.
-
-    Args:
-        device: where it computes.
     """
 
     name = "aten"
     inductor_name = "ATEN"
     devices = ("cpu", "cuda")
 
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self._device = device
-
-    def availability(self, device: str) -> Availability:
+    def installation(self) -> Availability:
         """As eager ATen."""
-        return AtenBackend().availability(device)
+        return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
-        """What eager ATen supports, but for sizes that no artifact for any M contains."""
-        if problem.op.name == "qlinear" and self._device == "cpu":
+    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
+        """What eager ATen does not support, and sizes that no artifact for any M contains."""
+        if problem.op.name == "qlinear" and request.device == Device.CPU:
             text = "its packed weight is a parameter of a frozen program, and PyTorch traces no qlinear_prepack"
             return Unsupported("not-frozen", text, "cpp freezes; or --gemm-modes=eager")
-        return unclaimed(problem) or AtenBackend().supports(problem)
+        return _unsupported(problem)
 
-    def options(self, problem: Problem) -> dict[str, Any]:
+    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """PyTorch's defaults: no autotuning, no frozen weight."""
         return {"compile_threads": 1}
 
-    def sum(self, problem: Problem) -> Contract:
-        """As eager ATen."""
-        return AtenPrepared(problem, self._device).contract
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
+        """Compile the problem; its contract is eager ATen's around what Inductor fuses.
 
-    def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
-        """As for every backend of Inductor, but for a product under autocast that Inductor writes itself.
-
-        It skips the conversions of A and B there, as it does with any conversion to a half type and back: the factors
-        of each product are off by u of the half type, and both together by 2u + u^2.
-        """
-        found = super().contract(problem, artifact)
-        if not problem.autocast or has_no_kernel(problem, self._device) is None:
-            return found
-        half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
-        return dataclasses.replace(found, input_error=u * (2.0 + u), input_bits=half.precision)
-
-    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
-        """Compile the problem.
-
-        Raises:
-            Unsupported: what eager ATen refuses on the device.
+        A product under autocast that Inductor writes itself skips the conversions of A and B, as it does with any
+        conversion to a half type and back: the factors of each product are off by u of the half type, and both together
+        by 2u + u^2.
         """
         from pytest_gemm.backends.inductor.artifact import CalledPrepared
 
-        if refusal := AtenBackend().refusal(problem, operands.device):
-            raise refusal
-        artifact = self.artifact(problem, operands, choice)
-        return CalledPrepared(problem, artifact, self.contract(problem, artifact))
+        artifact = self.artifact(problem, operands, request)
+        found = self.contract(problem, artifact)
+        eager = AtenPrepared(problem, operands.device).contract
+        found = dataclasses.replace(eager, epilogue=found.epilogue)
+        if problem.autocast and has_no_kernel(problem, operands.device) is not None:
+            half, u = problem.dtypes.out, problem.dtypes.out.unit_roundoff
+            found = dataclasses.replace(found, input_error=u * (2.0 + u), input_bits=half.precision)
+        return CalledPrepared(problem, artifact, found)
 
 
-@functools.cache
-def _compiled(device: str) -> CompiledAten:
-    return CompiledAten(device)
+def _unsupported(problem: Problem, device: str = "") -> Unsupported | None:
+    """What ATen's checks refuse everywhere, and on a device where one is given."""
+    op = problem.op.name
+    if problem.grouped and problem.dtypes.out.name == "f64":
+        return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
+    if op == "woq_int4" and (problem.shape.n % 16 or problem.group_size not in {32, 64, 128, 256}):
+        return Unsupported("int4-shape", "_weight_int4pack_mm_for_cpu needs N % 16 = 0 and groups of 32 to 256")
+    if op == "woq_int4" and problem.has("pad-lda") and problem.shape.m > 1:
+        return Unsupported("a-strided", "_weight_int4pack_mm_for_cpu needs a contiguous A", "drop pad-lda")
+    if op == "woq_int8" and problem.has("pad-ldb") and problem.shape.n > 1:
+        return Unsupported("b-strided", "_weight_int8pack_mm needs a contiguous weight", "drop pad-ldb")
+    if reason := tensor_core.odd_groups(problem):
+        return reason
+    return {"cuda": _unsupported_on_cuda, "cpu": _unsupported_on_cpu}[device](problem) if device else None
 
 
-def _refused_on_cpu(problem: Problem) -> Unsupported | None:
+def _unsupported_on_cpu(problem: Problem) -> Unsupported | None:
     """What the CPU's kernels do not have."""
     from pytest_gemm.backends.inductor.torch_compat import torch_release
 
@@ -170,7 +156,7 @@ def _refused_on_cpu(problem: Problem) -> Unsupported | None:
     return None
 
 
-def _refused_on_cuda(problem: Problem) -> Unsupported | None:
+def _unsupported_on_cuda(problem: Problem) -> Unsupported | None:
     """What PyTorch and cuBLASLt do not let pass: an exception if it were tried, or a fault of the device."""
     op, shape = problem.op.name, problem.shape
     if op in {"qlinear", "woq_int4"}:
@@ -185,13 +171,13 @@ def _refused_on_cuda(problem: Problem) -> Unsupported | None:
                 "int-mm-leading-dimension", "cuBLASLt multiplies int8 at leading dimensions that are multiples of 4"
             )
     if op == "scaled_mm":
-        return _scaled_refusal(problem)
+        return _unsupported_scaled(problem)
     if problem.grouped and (problem.has("off-a") or problem.has("off-b")):
         return Unsupported("alignment", "on CUDA _grouped_mm needs base addresses that are multiples of 16 bytes")
     return None
 
 
-def _scaled_refusal(problem: Problem) -> Unsupported | None:
+def _unsupported_scaled(problem: Problem) -> Unsupported | None:
     """From ``_scaled_mm_out_cuda`` (``aten/src/ATen/native/cuda/ScaledBlas.cpp``) and what cuBLASLt asks of fp8."""
     import torch
 

@@ -10,14 +10,15 @@ import dataclasses
 import importlib.util
 import statistics
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.protocols import Availability, Candidates
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.backends.inductor.backend import QUANTISED, installed, no_cuda, unclaimed
+from pytest_gemm.backends.inductor.backend import QUANTISED, installed, no_cuda, not_on, specialised
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import first_line
@@ -45,36 +46,23 @@ class CuteDslBackend:
     """The operators of ``cutlass.operators``, which are its candidates, by their names in alphabetical order.
 
     Which of them runs a product follows from the problem's line and from nothing else: a rerun meets the same one, and
-    a matrix of problems meets many.  The library has no autotuning; the variant that picks the winner times up to 32.
+    a matrix of problems meets many.  The library has no autotuning; to select the winner, up to 32 are timed.
 
     Args:
         operator: run the operator of this name for every problem instead.
-        candidates: ``one``: by the problem's line; ``all``: the fastest, as measured when it is prepared.
-        spared: operators that are not asked to be the fastest.
     """
 
     name: str = "cutedsl"
     devices: tuple[str, ...] = ("cuda",)
+    capabilities = frozenset({Capability.SELECTION, Capability.PRUNED})
 
-    def __init__(
-        self, operator: str = "", *, candidates: Literal["one", "all"] = "one", spared: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, operator: str = "") -> None:
         self.operator = operator
-        self.candidates = candidates
-        self.spared = spared
-
-    def picking(self, how: Literal["one", "winner"]) -> CuteDslBackend:
-        """A variant that picks its operator in this way; see ``Tuning`` in ``backend.py``."""
-        return CuteDslBackend(self.operator, candidates="one" if how == "one" else "all", spared=self.spared)
-
-    def sparing(self, names: Iterable[str]) -> CuteDslBackend:
-        """A variant that times all but these operators to find the fastest; see ``Sparing`` in ``backend.py``."""
-        return CuteDslBackend(self.operator, candidates=self.candidates, spared=frozenset(names))
 
     def availability(self, device: str) -> Availability:
         """A CUDA device of compute capability 8.0 or more, and the two packages."""
         if device != "cuda":
-            return Availability(Reason("device", f"cutedsl computes on cuda, not on {device}", "--gemm-device=cuda"))
+            return not_on(self.name, self.devices, device)
         if reason := no_cuda():
             return Availability(reason)
         versions = installed("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
@@ -91,9 +79,9 @@ class CuteDslBackend:
             )
         return Availability(versions=versions)
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """f16 and bf16 into their own dtype, int8 into int32 with both operands K-major; 16-byte aligned rows."""
-        if refusal := unclaimed(problem):
+        if refusal := specialised(problem):
             return refusal
         out = problem.dtypes.out.name
         if problem.op.name in QUANTISED:
@@ -114,28 +102,31 @@ class CuteDslBackend:
             return Unsupported("layout", "8-bit operators need A and B K-major", "use layout nt")
         return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
-    def prepare(self, problem: Problem, operands: Operands) -> CuteDslPrepared:
-        """Pick an operator by trying the program with a recording product, and compile it.
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CuteDslPrepared:
+        """Compile the requested operator, or the selected one, for the products of the program.
 
         Raises:
-            Unsupported: when the library has no operator for the operands.
+            Unsupported: when the library has no operator for the operands, or none of the requested name.
             Pruned: when all of them fail.
         """
-        if self.operator or self.candidates == "one":
-            return self.prepare_choice(problem, operands, self.operator)
-        return self._fastest(problem, operands)
+        name = request.candidate or self.operator
+        if name or request.selection != Selection.WINNER:
+            prepared = CuteDslPrepared(problem, name)
+            prepared.run(operands)
+            return prepared
+        return self._fastest(problem, operands, request)
 
-    def _fastest(self, problem: Problem, operands: Operands) -> CuteDslPrepared:
+    def _fastest(self, problem: Problem, operands: Operands, request: BuildRequest) -> CuteDslPrepared:
         """Compile and time the operators; what fails is left out, as autotuning does, and named."""
         timings: dict[str, float] = {}
         pruned: dict[str, Reason] = {}
         fastest: CuteDslPrepared | None = None
-        names = self.choices(problem, operands)
+        names = self.candidates(problem, operands).names
         for name in names[:: -(-len(names) // _MOST_TIMED)]:
-            if name in self.spared:
+            if name in request.pruned:
                 continue
             try:
-                prepared = self.prepare_choice(problem, operands, name)
+                prepared = self.prepare(problem, operands, request.replace(candidate=name))
                 with prepared.timed(operands) as call:
                     timings[name] = _device_seconds(call)
             except Exception as error:  # of the library or the compiler behind it
@@ -150,23 +141,13 @@ class CuteDslBackend:
         fastest.timings, fastest.pruned = timings, pruned
         return fastest
 
-    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
+    def candidates(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Candidates:
         """Names of the operators that the library has for the program's product; none is compiled.
 
         Raises:
             Unsupported: when it has none.
         """
-        return CuteDslPrepared(problem).choices(operands)
-
-    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> CuteDslPrepared:
-        """Compile the operator of this name.
-
-        Raises:
-            Unsupported: when the library has no operator of this name for the operands.
-        """
-        prepared = CuteDslPrepared(problem, choice)
-        prepared.run(operands)
-        return prepared
+        return Candidates(CuteDslPrepared(problem).candidates(operands))
 
 
 class _Listed(Exception):
@@ -177,7 +158,7 @@ class CuteDslPrepared:
     """A problem with its operator, compiled once for each geometry of a product.
 
     Attributes:
-        timings: seconds a call of the operators that were timed to pick this one, by name.
+        timings: seconds a call of the operators that were timed to select this one, by name.
         pruned: those that failed on the way, with the reason.
     """
 
@@ -223,7 +204,7 @@ class CuteDslPrepared:
             self._is_timed = False
             self._executed[:], self._chosen[:] = noted
 
-    def choices(self, operands: Operands) -> tuple[str, ...]:
+    def candidates(self, operands: Operands) -> tuple[str, ...]:
         """Names of the operators that the program's product could be given to.
 
         Raises:
@@ -244,7 +225,7 @@ class CuteDslPrepared:
         return tuple(found)
 
     def proof(self) -> Proof:
-        """The operators that were picked, compiled and launched during the last run."""
+        """The operators that were selected, compiled and launched during the last run."""
         generated = tuple(name for name, _, _ in self._compiled.values())
         ran = tuple(self._executed)
         return Proof(tuple(self._chosen), generated, ran, self._foreign, device_kernel=DEVICE_KERNEL)
@@ -257,7 +238,7 @@ class CuteDslPrepared:
         arguments, out = self._arguments(a, b)
         key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype)
         if key not in self._compiled:
-            name, operator = self._pick(arguments)
+            name, operator = self._select(arguments)
             self._compiled[key] = (name, operator, operator.compile(arguments, _target()))
         name, operator, compiled = self._compiled[key]
         self._chosen.append(name)
@@ -290,7 +271,7 @@ class CuteDslPrepared:
         names = naming.unique((str(operator.metadata.operator_name), {}) for operator in found)
         return dict(zip(names, found, strict=True))
 
-    def _pick(self, arguments: Any) -> tuple[str, Any]:
+    def _select(self, arguments: Any) -> tuple[str, Any]:
         found = self._operators(arguments)
         names = [name for name in found if self._wanted in {"", name}]
         if not names:
@@ -301,7 +282,7 @@ class CuteDslPrepared:
 
 
 def _device_seconds(call: Callable[[], object]) -> float:
-    """Seconds of a call between two events, the median of some; good to pick by, not to quote."""
+    """Seconds of a call between two events, the median of some; good to select by, not to quote."""
     import torch
 
     found = []

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
 from pytest_gemm.backends.inductor.backend import (
     InductorBackend,
-    cuda_options,
     has_no_kernel,
     installed,
-    no_cuda,
-    unclaimed,
 )
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
@@ -27,15 +24,11 @@ class NvgemmBackend(InductorBackend):
     name: str = "nvgemm"
     inductor_name: str = "NVGEMM"
     devices: tuple[str, ...] = ("cuda",)
-    candidates: str = "one"
+    selection: Selection = Selection.ONE
     device_kernel: str = DEVICE_KERNEL
 
-    def availability(self, device: str) -> Availability:
-        """A CUDA device, the CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
-        if device != "cuda":
-            return Availability(Reason("device", f"nvgemm computes on cuda, not on {device}", "--gemm-device=cuda"))
-        if reason := no_cuda():
-            return Availability(reason)
+    def installation(self) -> Availability:
+        """The CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
         if not _has("cutlass"):
             return Availability(
                 Reason(
@@ -52,9 +45,9 @@ class NvgemmBackend(InductorBackend):
             )
         return Availability(versions=installed("nvidia-cutlass-dsl", "cutlass_api"))
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
         """mm and bmm (and a linear without bias) in f16 and bf16 on 16-byte aligned operands."""
-        if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
+        if refusal := has_no_kernel(problem, "cuda"):
             return refusal
         out = problem.dtypes.out.name
         biased = problem.op.addend or (problem.op.name == "linear" and problem.step("bias") is not None)
@@ -67,10 +60,6 @@ class NvgemmBackend(InductorBackend):
         if problem.shape.is_empty or problem.shape.k == 0:
             return Unsupported("empty", "Inductor asks NVGEMM for products that are not empty only")
         return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
-
-    def options(self, problem: Problem) -> dict[str, Any]:
-        """What every backend on CUDA sets."""
-        return {**super().options(problem), **cuda_options()}
 
     def sum(self, problem: Problem) -> Contract:
         """Tensor cores into f32."""

@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, one_of
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import (
     QUANTISED,
     InductorBackend,
     Space,
-    cuda_options,
     has_no_kernel,
     installed,
-    no_cuda,
-    unclaimed,
 )
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
@@ -56,7 +54,7 @@ class TritonBackend(InductorBackend):
     inductor_name: str = "TRITON"
     devices: tuple[str, ...] = ("cuda",)
     # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
-    candidates: str = "one"
+    selection: Selection = Selection.ONE
     settings: Mapping[str, Setting] = {
         "space": Setting("default", "default|exhaustive", "tiles, stages and warps to choose from", one_of(*_SPACES)),
     }
@@ -66,19 +64,15 @@ class TritonBackend(InductorBackend):
         """Take the settings."""
         self.space = values["space"]
 
-    def availability(self, device: str) -> Availability:
-        """A CUDA device and the package ``triton``."""
-        if device != "cuda":
-            return Availability(Reason("device", f"triton computes on cuda, not on {device}", "--gemm-device=cuda"))
-        if reason := no_cuda():
-            return Availability(reason)
+    def installation(self) -> Availability:
+        """The package ``triton``."""
         if importlib.util.find_spec("triton") is None:
             return Availability(Reason("no-triton", "the package triton is not installed", "pip install triton"))
         return Availability(versions=(*installed("triton"), *_assembler()))
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
         """mm, addmm, bmm, baddbmm, linear, int_mm, mixed_mm, scaled_mm and grouped_mm in f16, bf16, f32 (and int32)."""
-        if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
+        if refusal := has_no_kernel(problem, "cuda"):
             return refusal
         out = problem.dtypes.out.name
         if problem.shape.is_empty or (problem.shape.k == 0 and problem.op.name != "bmm"):
@@ -91,12 +85,12 @@ class TritonBackend(InductorBackend):
             return _scaled(problem)
         return _grouped(problem) if problem.grouped else None
 
-    def options(self, problem: Problem) -> dict[str, Any]:
+    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With the persistent TMA template among the candidates, where Inductor's condition for it holds."""
-        options = {**super().options(problem), **cuda_options(), "triton.enable_persistent_tma_matmul": True}
+        options = {**super().options(problem, request), "triton.enable_persistent_tma_matmul": True}
         if self.space == "exhaustive":
             options["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
-        if self.candidates == "all":  # who wins for a user is decided with decompose-K among the candidates
+        if self.selects(request) == Selection.WINNER:  # for a user, decompose-K is among the candidates
             options[_SPLITS] = _DECOMPOSITIONS
         return options
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @pytest.mark.gemm(problems=matrix.recompiled, distributions=["rand"])
 def test_new_weights_in_one_process(gemm_case: Case, gemm_check: GemmCheck) -> None:
-    user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
+    user = gemm_check.user_caches(gemm_case)
     gemm_check(dataclasses.replace(user, seed=user.seed + 1))
     gemm_check(user)
 
 
 @pytest.mark.gemm(problems=matrix.recompiled_in_another_process, distributions=["rand"])
 def test_new_weights_in_another_process(gemm_case: Case, gemm_check: GemmCheck) -> None:
-    user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
+    user = gemm_check.user_caches(gemm_case)
     gemm_check.run_elsewhere(dataclasses.replace(user, seed=user.seed + 1))
     gemm_check(user)
 
@@ -40,7 +40,7 @@ def test_new_weights_in_another_process(gemm_case: Case, gemm_check: GemmCheck) 
 # Sums of one sign show how they are held.
 @pytest.mark.gemm(problems=matrix.same_operands, distributions=["rand-positive"])
 def test_after_others_with_the_same_operands(gemm_case: Case, gemm_check: GemmCheck) -> None:
-    user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case), choices="")
+    user = gemm_check.user_caches(gemm_case)
     gemm_check.run_before(user, others_with_the_operands_of(user.problem))
     gemm_check(user)
 

@@ -11,7 +11,8 @@ from typing import Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Backend, Choosing, Leveled, Tuning
+from pytest_gemm.api.protocols import Backend, CandidateBackend
+from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.api.settings import configure, settings_of
 from pytest_gemm.config import GemmConfig, cores
 from pytest_gemm.options import OPTIONS, named_choices
@@ -57,11 +58,11 @@ def _on_cpu(config: GemmConfig, backend: Backend) -> bool:
 
 
 def _generates(config: GemmConfig, backend: Backend) -> bool:
-    return isinstance(backend, Leveled) and _on_cpu(config, backend)
+    return honours(backend, Capability.ISA) and _on_cpu(config, backend)
 
 
 def _has_candidates(_config: GemmConfig, backend: Backend) -> bool:
-    return isinstance(backend, (Choosing, Tuning))
+    return isinstance(backend, CandidateBackend) or honours(backend, Capability.SELECTION)
 
 
 def _has_chosen(config: GemmConfig, backend: Backend) -> bool:

@@ -209,7 +209,7 @@ class Unsupported(Exception):
 class Pruned(Exception):
     """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
 
-    ``prepare_choice()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
+    ``prepare()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
     the run says which ones were lost, and why.
     """
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Availability, Backend, Leveled
+from pytest_gemm.api.protocols import Availability, Backend
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
@@ -148,7 +149,7 @@ def select(request: Request, config: GemmConfig) -> list[Pick]:
 
 def _levels(backend: Backend, config: GemmConfig) -> tuple[str, ...]:
     """The instruction sets at which a backend is judged; one that generates no code for the CPU is judged once."""
-    leveled = isinstance(backend, Leveled) and config.device_of(backend) == "cpu"
+    leveled = honours(backend, Capability.ISA) and config.device_of(backend) == "cpu"
     return (config.isas or ("",)) if leveled else ("",)
 
 

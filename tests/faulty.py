@@ -25,7 +25,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
@@ -466,22 +466,19 @@ class Faulty:
             self.fault.do()
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         self.strike("supports", problem)
         return None
 
-    def prepare(self, problem: Problem, operands: Any) -> Prepared:
+    def prepare(self, problem: Problem, operands: Any, request: object = None) -> Prepared:
         self.strike("prepare", problem)
         return Prepared(self, problem)
 
 
 class Choosing(Faulty):
-    def choices(self, problem: Problem, operands: Any) -> tuple[str, ...]:
+    def candidates(self, problem: Problem, operands: Any, request: object) -> Candidates:
         self.strike("choices", problem)
-        return ("only",)
-
-    def prepare_choice(self, problem: Problem, operands: Any, choice: str) -> Prepared:
-        return self.prepare(problem, operands)
+        return Candidates(("only",))
 
 
 def pytest_gemm_register_backends(registry: Registry) -> None:

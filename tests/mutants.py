@@ -1958,12 +1958,12 @@ class Planted:
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         if any(Problem.parse(t.format(k=problem.shape.k)) == problem for t in self.entry.lines.values()):
             return None
         return Unsupported("problem", f"{self.name} is not made for this problem")
 
-    def prepare(self, problem: Problem, operands: Operands) -> _Prepared:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> _Prepared:
         entry = self.entry
         claimed = entry.contract if isinstance(entry, Control) and problem.dtypes.out.is_float else None
         evidence = entry.claims if isinstance(entry, Mutant) else None

@@ -98,11 +98,11 @@ class Planted:
             return Availability(Reason("no-cuda-device", "there is no CUDA device, or no triton"))
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         plain = problem.op.name == "mm" and str(problem.dtypes) == "f32" and not problem.epilogue and not problem.flags
         return None if plain else Unsupported("op", "made for plain products in f32")
 
-    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Prepared:
         phase, fault = PLAN.get(problem.shape.m, ("", None))
         if phase == "compile" and fault is not None:
             fault()
@@ -114,7 +114,7 @@ class Control(Planted):
 
     name = "correct-cuda"
 
-    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Prepared:
         return Prepared("correct", None)
 
 

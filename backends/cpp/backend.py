@@ -12,9 +12,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Candidates, Recipe
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
-from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir, has_no_kernel, unclaimed
+from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir, has_no_kernel
+from pytest_gemm.case_id import Mode
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -40,7 +42,7 @@ _NO_CHOICE = {
     "grouped_mm": "Inductor's lowering of _grouped_mm has no C++ candidate",
 }
 # Modes in which M is a symbol, or nothing is packed by MKL: f32 goes by oneDNN's linear then.
-_NOT_BY_MKL = frozenset({"aoti", "dynamic"})
+_NOT_BY_MKL = frozenset({Mode.AOTI, Mode.DYNAMIC})
 
 
 def compiler() -> str:
@@ -69,70 +71,42 @@ class CppBackend(InductorBackend):
     is stored.  K is not sliced over threads unless ``cpp.gemm_max_k_slices`` says so.
 
     Its candidates are the micro-kernels that Inductor has registered for the problem's types and this instruction set
-    and that its checks admit, each with its register blocking; the first is the one that the heuristic picks, and
-    the last the reference one.  Beside the pick there are variants of the template's own blockings, see
-    :func:`micro_kernels.variants`; others can be asked for by name.
+    and that its checks admit, each with its register blocking; the first is the one that the heuristic selects,
+    and the last the reference one.  Beside that one there are variants of the template's own blockings, see
+    :func:`micro_kernels.variants`; others can be requested by name.
+
+    Args:
+        listing: candidates of any instruction set can be listed, whether or not this CPU executes it: nothing of this
+            machine shows in the lists, and nothing can be compiled.
+        settings: see :class:`InductorBackend`.
     """
 
     name: str = "cpp"
     inductor_name: str = "CPP"
     devices: tuple[str, ...] = ("cpu",)
+    capabilities = InductorBackend.capabilities | {Capability.ISA}
 
-    def at_isa(self, isa: str) -> CppBackend:
-        """A variant that generates code for this instruction set; see ``Leveled`` in ``backend.py``.
+    def __init__(self, *, listing: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.listing = listing
 
-        Raises:
-            Unsupported: when this CPU does not execute it, or nobody here can compile it or look into the result.
-        """
-        if isa not in self._variants:
-            here = isa_module.isas(processor.cpu().flags)
-            if isa not in here:
-                can = ", ".join(here) or "none that can be asked for"
-                raise Unsupported("isa", f"this CPU does not execute {isa}", f"it executes {can}")
-            from pytest_gemm.backends.inductor import cpu_isa, torch_compat
-
-            with torch_compat.cache_dir_set(str(cache_dir(isa))):
-                lack = cpu_isa.lacks_isa(isa)
-            if lack:
-                raise Unsupported("isa", lack, "install a newer g++")
-            if not machine_code.disassembler():
-                text = f"nobody can show that code for {isa} is what it became: there is no objdump"
-                raise Unsupported("no-disassembler", text, "apt-get install binutils")
-        return self.listing_at(isa, beyond=False)
-
-    def listing_at(self, isa: str, *, beyond: bool = True) -> CppBackend:
-        """A variant that lists its candidates for this instruction set, whether or not this CPU executes it.
-
-        Args:
-            isa: one of ``machine.isa.ISAS``.
-            beyond: nothing of this machine shall show in the lists, and nothing can be compiled.
-        """
-        key = f"{isa} listed" if beyond else isa
-        if key not in self._variants:
-            variant = self._variants[key] = self._variant()
-            variant.isa, variant.beyond = isa, beyond
-        found = self._variants[key]
-        assert isinstance(found, CppBackend)
-        return found
-
-    def picks(self, problem: Problem, operands: Operands) -> tuple[tuple[tuple[str, str], ...], bool]:
-        """What Inductor's own heuristic offers for a problem, whether or not that is claimed; compiles nothing.
+    def selected(
+        self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT
+    ) -> tuple[tuple[tuple[str, str], ...], bool]:
+        """What Inductor's own heuristic offers for a problem, whether or not that is supported; compiles nothing.
 
         Returns:
             micro-kernel with register blocking and, beside it, the blockings over threads and caches (see
-            :func:`torch_compat._blockings`); and whether there was a selection that had no candidate.
+            ``selection._blockings``); and whether there was a selection that had no candidate.
         """
         from pytest_gemm.backends.inductor.listing import listing
 
         first, tensors = self._first(problem, operands)
-        seen = listing(first, tensors, self._spec(problem, Space()))
-        found = tuple(seen.blockings.items())
-        return found, bool(seen.refused)
+        seen = listing(first, tensors, self._spec(problem, request, Space()))
+        return tuple(seen.blockings.items()), bool(seen.refused)
 
-    def availability(self, device: str) -> Availability:
+    def installation(self) -> Availability:
         """A C++ compiler."""
-        if device != "cpu":
-            return Availability(Reason("device", f"cpp computes on the cpu, not on {device}", "--gemm-device=cpu"))
         command = compiler()
         if shutil.which(command) is None:
             return Availability(
@@ -145,29 +119,32 @@ class CppBackend(InductorBackend):
             )
         return Availability(versions=((command, version),))
 
-    def supports(self, problem: Problem) -> Unsupported | None:
-        """What the lowerings of torch 2.13 hand to the C++ templates.
+    def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
+        """As every backend of Inductor, at an instruction set that this machine can compile for and execute."""
+        reason = _lacks_isa(request.isa) if request.isa and not self.listing else None
+        return Unsupported(*reason) if reason is not None else super().supports(problem, request)
+
+    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
+        """What the lowerings of torch 2.13 do not hand to the C++ templates.
 
         From ``use_cpp_gemm_template`` and ``use_cpp_bmm_template`` (``_inductor/utils.py``), the lowerings of mm,
         addmm, bmm and ``_weight_int8pack_mm``, and a probe of some 450 problems.
         """
         op, flags = problem.op.name, problem.flags
-        if refusal := unclaimed(problem):
-            return refusal
         if op in _NO_CHOICE:
             return Unsupported("no-candidate", _NO_CHOICE[op])
-        if op == "qlinear" and self.mode == "dynamic" and problem.shape.k > 1:
+        if op == "qlinear" and request.mode == Mode.DYNAMIC and problem.shape.k > 1:
             text = "PyTorch's shape function of qlinear_pointwise leaves K a symbol, of which the template takes none"
             return Unsupported("dynamic-k", text, "another mode; the flag dyn-m makes a symbol of M alone")
         if op in {"qlinear", "da8w8", "woq_int4"}:
-            return _quantised(problem, self._executes("avx512"))
+            return _quantised(problem, _executes("avx512", request))
         if problem.dtypes.out.name not in _TEMPLATE_DTYPES:
             return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
         if refusal := has_no_kernel(problem, "cpu"):
             return refusal
         if op == "bmm":  # the one template that takes a B that is an argument
-            return self._supports_bmm(problem)
-        if problem.has("unfrozen") and self.mode != "aoti":
+            return _unsupported_bmm(problem, request)
+        if problem.has("unfrozen") and request.mode != Mode.AOTI:
             return Unsupported(
                 "weight-not-constant",
                 "a parameter that is not frozen is an argument, but in a package of AOTInductor's",
@@ -184,7 +161,7 @@ class CppBackend(InductorBackend):
                 f"drop {drop}, or ask for bmm of 1xMxNxK",
             )
         if op == "linears":
-            return self._supports_linears(problem)
+            return _unsupported_linears(problem, request)
         if op == "mixed_mm" and str(problem.dtypes) == "bf16-i8-bf16":
             return Unsupported(
                 "dequant-kept",
@@ -194,7 +171,7 @@ class CppBackend(InductorBackend):
         addend = op == "addmm" or (op == "linear" and problem.step("bias") is not None)
         half = problem.input_dtype.name
         # The linear of oneDNN takes bf16 from AVX-512 on; an empty addmm falls back in either, see the ledger.
-        by_addmm = half == "f16" or (half == "bf16" and op == "linear" and not self._executes("avx512"))
+        by_addmm = half == "f16" or (half == "bf16" and op == "linear" and not _executes("avx512", request))
         if problem.shape.is_empty and addend and by_addmm:
             return Unsupported(
                 "empty", "Inductor's lowering of addmm hands an empty product to ATen, whoever is forced"
@@ -206,9 +183,9 @@ class CppBackend(InductorBackend):
             )
         return _rows_of_a(problem)
 
-    def options(self, problem: Problem) -> dict[str, Any]:
+    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With the pass that makes one product of several linears, where the problem is that."""
-        options = super().options(problem)
+        options = super().options(problem, request)
         if problem.has("concat"):
             return {**options, "cpp.enable_concat_linear": True}
         return {**options, "cpp.enable_grouped_gemm_template": True} if problem.op.name == "linears" else options
@@ -219,89 +196,43 @@ class CppBackend(InductorBackend):
             return f"{micro_kernels.NAME}$"
         return f"{micro_kernels.NAME}{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
 
-    def _supports_linears(self, problem: Problem) -> Unsupported | None:
-        """What ``grouped_gemm_pass`` (``_inductor/fx_passes/mkldnn_fusion.py``) of torch 2.13 puts together.
+    def candidates(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Candidates:
+        """The micro-kernels that fit, Inductor's selection first, and variants of its blockings.
 
-        It looks for oneDNN's linears of one input after freezing has made them.  These are the linears of a half type
-        where oneDNN computes it on the machine, and those of f32 where MKL's packed linear does not take them.
-        """
-        import torch
-
-        from pytest_gemm.backends.inductor.cpu_isa import ONEDNN_FROM
-
-        if problem.has("unfrozen"):
-            return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")
-        half = problem.input_dtype.name
-        if half in {"bf16", "f16"}:
-            supported = {
-                "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
-                "f16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
-            }
-            least = ONEDNN_FROM[half]
-            if not (self._executes(least) and supported[half]()):
-                where = f"at {self.isa}" if self.isa else "on this processor"
-                return Unsupported(
-                    "isa",
-                    f"Inductor puts linears of {half} together where oneDNN computes {half}, and not {where}",
-                    f"f32 with dyn-m; or a processor and a level from {least} on",
-                )
-        elif not problem.has("dyn-m") and self.mode not in _NOT_BY_MKL:
-            return Unsupported(
-                "mkl-linear",
-                "Inductor leaves linears of f32 with a fixed M to MKL's packed linear, which are not put together",
-                "add dyn-m, or --gemm-modes=aoti",
-            )
-        if problem.shape.k == 0 or problem.shape.is_empty:
-            return Unsupported("empty", "nothing is put together where nothing is computed")
-        if self.mode == "dynamic" and problem.shape.m < 2:
-            return Unsupported("dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
-        return None  # a transposed A as well: nobody asks how it lies
-
-    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
-        """The micro-kernels that fit, Inductor's pick first, and variants of the pick's blockings.
-
-        The reference one, which is slow, is left out of products of more than 2^28 multiplications.
+        The reference one, which is slow, is left out of products of more than 2^28 multiplications.  What
+        a requested pattern names beyond the list: ``CppMicroGemm*-8x*,cache=1.1.16``.
 
         Raises:
             Unsupported: when Inductor has none.
         """
-        first, *others = super().choices(problem, operands)
-        large = problem.shape.m * problem.shape.n * problem.shape.k * (problem.shape.batch or 1) > _REFERENCE_UP_TO
+        listed = super().candidates(problem, operands, request)
+        named = _named(listed.names, request.candidate) if request.candidate else ()
+        return dataclasses.replace(listed, names=self._offered(problem, listed.names), named=named)
+
+    def _offered(self, problem: Problem, listed: tuple[str, ...]) -> tuple[str, ...]:
+        first, *others = listed
+        shape = problem.shape
+        large = shape.m * shape.n * shape.k * (shape.batch or 1) > _REFERENCE_UP_TO
         found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
-        if not found[0].startswith("CppMicro") or problem.has("dyn-m") or problem.shape.is_empty:
+        if not first.startswith("CppMicro") or problem.has("dyn-m") or shape.is_empty:
             return found
-        pick, shape = first, problem.shape
-        if problem.dtypes.b.name == "i8" and pick.startswith("CppMicroGemmFP32Vec") and not pick.endswith("x1"):
+        if problem.dtypes.b.name == "i8" and first.startswith("CppMicroGemmFP32Vec") and not first.endswith("x1"):
             return found  # the template for a small M has no blockings of its own
         rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
-        axes = micro_kernels.variants(pick, rows, shape.n, shape.k, self._threads())
+        axes = micro_kernels.variants(first, rows, shape.n, shape.k, self._threads())
         if problem.op.name == "bmm":  # its function for one thread takes the factors too, and ends the process
             axes = tuple(one for one in axes if not one.threads)
-        return (*found, *(f"{pick}{one}" for one in axes))
+        return (*found, *(f"{first}{one}" for one in axes))
 
-    def named(self, problem: Problem, operands: Operands, wanted: str) -> tuple[str, ...]:
-        """Micro-kernels of this pattern with the blockings that follow it: ``CppMicroGemm*-8x*,cache=1.1.16``."""
-        asked = micro_kernels.split(wanted)
-        if asked is None:
-            return ()
-        base, axes = asked
-        listed = super().choices(problem, operands)
-        # A micro-kernel's own name will do for that of the template of several products, too.
-        return tuple(
-            f"{one}{axes}"
-            for one in listed
-            if any(fnmatch.fnmatchcase(n, base) for n in (one, micro_kernels.kernel_of(one)))
-        )
-
-    def _space_of(self, problem: Problem, operands: Operands, choice: str) -> Space:
+    def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
         """The options that a candidate's name says.
 
         Raises:
             Unsupported: when its parts for the threads are not as many as there are threads.
         """
-        asked = micro_kernels.split(choice)
+        asked = micro_kernels.split(request.candidate)
         if asked is None or not str(asked[1]):
-            return super()._space_of(problem, operands, choice)
+            return super()._space_of(problem, operands, request)
         axes, threads = asked[1], self._threads()
         if axes.threads and math.prod(axes.threads) != threads:
             parts = "x".join(map(str, axes.threads))
@@ -309,14 +240,14 @@ class CppBackend(InductorBackend):
             raise Unsupported("not-the-threads", text, f"--gemm-threads={math.prod(axes.threads)}")
         return Space(suffix=str(axes), options=tuple(axes.options.items()))
 
-    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
-        """Compile the problem with this micro-kernel and these blockings.
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
+        """Compile the problem, with the requested micro-kernel and blockings.
 
         Raises:
             Unsupported: when Inductor has no such candidate, or when the blockings make no difference to the problem.
         """
-        prepared = super().prepare_choice(problem, operands, choice)
-        if why := micro_kernels.unmet(prepared.artifact.products, choice):
+        prepared = super().prepare(problem, operands, request)
+        if request.candidate and (why := micro_kernels.unmet(prepared.artifact.products, request.candidate)):
             raise Unsupported("blocking-unmet", why)
         return prepared
 
@@ -339,35 +270,105 @@ class CppBackend(InductorBackend):
             return dataclasses.replace(found, input_error=bf16.unit_roundoff, input_bits=bf16.precision)
         return found
 
-    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
-        """See ``Scripted`` in ``backend.py``: a micro-kernel is forced by what is registered."""
-        found = super().recipe(problem, operands, choice)
-        asked = micro_kernels.split(choice)
+    def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
+        """As for every backend of Inductor; a micro-kernel is forced by what is registered."""
+        found = super().recipe(problem, operands, request)
+        asked = micro_kernels.split(request.candidate)
         if asked is None or not asked[0].startswith("CppMicro"):
             return found
         return dataclasses.replace(found, micro_kernel=micro_kernels.kernel_of(asked[0]))
 
-    def _executes(self, isa: str) -> bool:
-        """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
-        if self.isa:
-            return isa_module.ISAS.index(isa) <= isa_module.ISAS.index(self.isa)
-        return isa in isa_module.isas(processor.cpu().flags)
 
-    def _supports_bmm(self, problem: Problem) -> Unsupported | None:
-        if self.mode == "dynamic" and not problem.frozen:
-            text = "compiled for any size, N and K of a B that is an argument are symbols, and the template takes none"
-            return Unsupported("dynamic-nk", text, "const-b")
-        if problem.autocast:
-            return None  # the conversion writes matrices of its own
-        if refusal := _rows_of_a(problem):
-            return refusal
-        for flag in ("pad-lda", "mid-a"):
-            if problem.has(flag) and not (flag == "mid-a" and (problem.shape.batch == 1 or problem.shape.m == 1)):
-                text = "the C++ bmm template needs each matrix of A contiguous"
-                return Unsupported("a-strided", text, f"drop {flag}")
-        if problem.has("bcast-a") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
-            return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop bcast-a")
-        return None
+def _named(listed: tuple[str, ...], pattern: str) -> tuple[str, ...]:
+    """Micro-kernels of this pattern with the blockings that follow it."""
+    asked = micro_kernels.split(pattern)
+    if asked is None:
+        return ()
+    base, axes = asked
+    # A micro-kernel's own name will do for that of the template of several products, too.
+    fits = (one for one in listed if any(fnmatch.fnmatchcase(n, base) for n in (one, micro_kernels.kernel_of(one))))
+    return tuple(f"{one}{axes}" for one in fits)
+
+
+def _lacks_isa(isa: str) -> tuple[str, str, str] | None:
+    """Why this machine cannot execute and examine code of an instruction set: code, text and remedy of the reason."""
+    here = isa_module.isas(processor.cpu().flags)
+    if isa not in here:
+        can = ", ".join(here) or "none that can be asked for"
+        return "isa", f"this CPU does not execute {isa}", f"it executes {can}"
+    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
+
+    with torch_compat.cache_dir_set(str(cache_dir(isa))):
+        lack = cpu_isa.lacks_isa(isa)
+    if lack:
+        return "isa", lack, "install a newer g++"
+    if not machine_code.disassembler():
+        text = f"what code for {isa} became cannot be shown: there is no objdump"
+        return "no-disassembler", text, "apt-get install binutils"
+    return None
+
+
+def _unsupported_linears(problem: Problem, request: BuildRequest) -> Unsupported | None:
+    """What ``grouped_gemm_pass`` (``_inductor/fx_passes/mkldnn_fusion.py``) of torch 2.13 puts together.
+
+    It looks for oneDNN's linears of one input after freezing has made them.  These are the linears of a half type
+    where oneDNN computes it on the machine, and those of f32 where MKL's packed linear does not take them.
+    """
+    import torch
+
+    from pytest_gemm.backends.inductor.cpu_isa import ONEDNN_FROM
+
+    if problem.has("unfrozen"):
+        return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")
+    half = problem.input_dtype.name
+    if half in {"bf16", "f16"}:
+        supported = {
+            "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
+            "f16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
+        }
+        least = ONEDNN_FROM[half]
+        if not (_executes(least, request) and supported[half]()):
+            where = f"at {request.isa}" if request.isa else "on this processor"
+            return Unsupported(
+                "isa",
+                f"Inductor puts linears of {half} together where oneDNN computes {half}, and not {where}",
+                f"f32 with dyn-m; or a processor and a level from {least} on",
+            )
+    elif not problem.has("dyn-m") and request.mode not in _NOT_BY_MKL:
+        return Unsupported(
+            "mkl-linear",
+            "Inductor leaves linears of f32 with a fixed M to MKL's packed linear, which are not put together",
+            "add dyn-m, or --gemm-modes=aoti",
+        )
+    if problem.shape.k == 0 or problem.shape.is_empty:
+        return Unsupported("empty", "nothing is put together where nothing is computed")
+    if request.mode == Mode.DYNAMIC and problem.shape.m < 2:
+        return Unsupported("dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
+    return None  # a transposed A as well: nobody asks how it lies
+
+
+def _executes(isa: str, request: BuildRequest) -> bool:
+    """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
+    if request.isa:
+        return isa_module.ISAS.index(isa) <= isa_module.ISAS.index(request.isa)
+    return isa in isa_module.isas(processor.cpu().flags)
+
+
+def _unsupported_bmm(problem: Problem, request: BuildRequest) -> Unsupported | None:
+    if request.mode == Mode.DYNAMIC and not problem.frozen:
+        text = "compiled for any size, N and K of a B that is an argument are symbols, and the template takes none"
+        return Unsupported("dynamic-nk", text, "const-b")
+    if problem.autocast:
+        return None  # the conversion writes matrices of its own
+    if refusal := _rows_of_a(problem):
+        return refusal
+    for flag in ("pad-lda", "mid-a"):
+        if problem.has(flag) and not (flag == "mid-a" and (problem.shape.batch == 1 or problem.shape.m == 1)):
+            text = "the C++ bmm template needs each matrix of A contiguous"
+            return Unsupported("a-strided", text, f"drop {flag}")
+    if problem.has("bcast-a") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
+        return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop bcast-a")
+    return None
 
 
 def _quantised(problem: Problem, avx512: bool) -> Unsupported | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, natural
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutlass import compile_farm
@@ -21,11 +22,10 @@ from pytest_gemm.backends.inductor.backend import (
     QUANTISED,
     InductorBackend,
     cache_dir,
-    cuda_options,
     has_no_kernel,
     installed,
     no_cuda,
-    unclaimed,
+    not_on,
 )
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
@@ -170,7 +170,7 @@ class CutlassBackend(InductorBackend):
     name: str = "cutlass"
     inductor_name: str = "CUTLASS"
     devices: tuple[str, ...] = ("cuda",)
-    candidates: str = "one"
+    selection: Selection = Selection.ONE
     device_kernel: str = r"\bcutlass(?:::device_kernel|::Kernel|3x_)"
     variety: int = 20  # the quick level then meets some fifty configurations in about 180 kernels
     settings: Mapping[str, Setting] = {
@@ -202,15 +202,11 @@ class CutlassBackend(InductorBackend):
         """The compiled kernels of this process and of all before it."""
         return compile_farm.Store(self.kernel_cache or kernel_cache_dir())
 
-    def _begin(self) -> None:
-        super()._begin()
-        vars(self).pop("store", None)  # what a variant asks for is counted apart
-
     def availability(self, device: str) -> Availability:
         """A CUDA device, nvcc, and CUTLASS's sources."""
         if device != "cuda":
-            return Availability(Reason("device", f"cutlass computes on cuda, not on {device}", "--gemm-device=cuda"))
-        ahead = self.compiles_ahead()
+            return not_on(self.name, self.devices, device)
+        ahead = self.installation()
         if reason := no_cuda():
             if reason.code == "no-cuda-device" and ahead.ok:
                 remedy = f"{reason.remedy}; --gemm-compile-only --gemm-arch=90a compiles its kernels here, for a Hopper"
@@ -219,7 +215,11 @@ class CutlassBackend(InductorBackend):
         return ahead
 
     def compiles_ahead(self) -> Availability:
-        """Whether kernels can be compiled here, which needs no device: nvcc, and CUTLASS's sources."""
+        """Whether kernels can be compiled here, which needs no device."""
+        return self.installation()
+
+    def installation(self) -> Availability:
+        """What compiling needs: nvcc, and CUTLASS's sources."""
         compiler = nvcc()
         if compiler is None:
             return Availability(
@@ -243,12 +243,12 @@ class CutlassBackend(InductorBackend):
             )
         return Availability(versions=(("nvcc", compiler), *installed("nvidia-cutlass")))
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
         """f16 and bf16 products, and int8 to int32 with B column-major, where TMA can load the operands.
 
         TMA needs every row (or column, for a transposed view) to begin at a multiple of 16 bytes.
         """
-        if refusal := unclaimed(problem) or has_no_kernel(problem, "cuda"):
+        if refusal := has_no_kernel(problem, "cuda"):
             return refusal
         op, out = problem.op.name, problem.dtypes.out.name
         if op in {"baddbmm", "grouped_mm", *QUANTISED}:
@@ -265,7 +265,7 @@ class CutlassBackend(InductorBackend):
             )
         return tensor_core.unaligned(problem) or tensor_core.odd_scaled(problem)
 
-    def options(self, problem: Problem) -> dict[str, Any]:
+    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With epilogue fusion on, and the tree that Inductor takes for a checkout."""
         from pytest_gemm.backends.inductor import torch_compat
 
@@ -278,11 +278,11 @@ class CutlassBackend(InductorBackend):
         if self.level:
             own["cutlass_instantiation_level"] = self.level
         # The compiler that availability() has found: by itself Inductor does without /usr/local/cuda.
-        options = {**super().options(problem), **cuda_options(), "cuda.cuda_cxx": nvcc()}
+        options = {**super().options(problem, request), "cuda.cuda_cxx": nvcc()}
         # An epilogue is fused into the chosen kernel only where Inductor does not defer the choice to benchmark both.
         options["benchmark_epilogue_fusion"] = False
         options.update((torch_compat.option(f"cutlass.{name}", f"cuda.{name}"), value) for name, value in own.items())
-        if self.candidates == "all":
+        if self.selects(request) == Selection.WINNER:
             # One kernel takes nvcc half a minute or more on a core.
             options["compile_threads"] = max(1, (os.cpu_count() or 2) // 2)
         return options
@@ -307,27 +307,29 @@ class CutlassBackend(InductorBackend):
 
     # -- compiling ---------------------------------------------------------------------------------------
 
-    def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
+    def artifact(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Artifact:
         """As for every backend of Inductor, with kernels out of the :attr:`store`."""
         from pytest_gemm.backends.cutlass import compat
 
         with compat.stored(self.store, _setup()):
-            return super().artifact(problem, operands, choice)
+            return super().artifact(problem, operands, request)
 
     def jobs(
         self,
         problem: Problem,
+        request: BuildRequest,
         architecture: str,
-        pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+        select: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> list[compile_farm.Job]:
         """The kernels that the problem needs, as they will be asked for when it is prepared; compiles nothing.
 
-        It needs no GPU.  For a process of its own, see ``backends.cutlass_compat.collecting``.
+        It needs no GPU.  For a process of its own, see ``backends.cutlass.compat.collecting``.
 
         Args:
-            problem: one that :meth:`supports` does not refuse.
+            problem: one that :meth:`supports`.
+            request: how it will be prepared.
             architecture: as nvcc has it, ``90a``.
-            pick: which of the candidates will be prepared, by name; ``None``: what :meth:`prepare` takes.
+            select: which of the candidates will be prepared, by name; ``None``: what :meth:`prepare` selects.
 
         Raises:
             Unsupported: when Inductor has no candidate.
@@ -336,11 +338,12 @@ class CutlassBackend(InductorBackend):
 
         operands = _without_memory(problem)
         with compat.collecting(architecture, self.store, _setup()) as seen:
-            for choice in ("",) if pick is None else pick(self.choices(problem, operands)):
+            names = ("",) if select is None else select(self.candidates(problem, operands, request).names)
+            for name in names:
                 before = len(seen.jobs)
                 try:
                     with contextlib.suppress(Pruned), compat.to_the_end():
-                        self.prepare_choice(problem, operands, choice)
+                        self.prepare(problem, operands, request.replace(candidate=name))
                 except Unsupported:
                     raise
                 except Exception:  # of the compiler under test

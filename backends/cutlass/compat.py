@@ -2,7 +2,7 @@
 
 Two adapters, both context managers, without which nothing of torch is changed:
 
-* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a ``backends.farm.Store``;
+* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a ``compile_farm.Store``;
 * :func:`collecting` has Inductor generate the kernels of a program and stops it before it compiles any.  It needs no
   GPU: the program's inputs are fake, and so is the device.
 

@@ -27,6 +27,7 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.inductor import compilation, generated_code, selection, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
@@ -43,6 +44,7 @@ from pytest_gemm.backends.inductor.bindings import (
 )
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
 from pytest_gemm.backends.inductor.pruned import IN_CPP, after_failure, left_out
+from pytest_gemm.case_id import Mode
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -198,9 +200,9 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             torch_compat.session(
                 spec.options,
                 directory=spec.directory,
-                user_caches=spec.user_caches,
+                user_caches=spec.cache_tag,
                 candidate=candidate,
-                isa=spec.isa,
+                isa=spec.request.isa,
             ) as seen,
         ):
             try:
@@ -254,29 +256,40 @@ class CompileSpec:
     """How to compile: Inductor's options, where its caches live, and what may be answered from them.
 
     ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
+    ``request`` is what the engine asked for.
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
-    A number that leads to a candidate which is pruned gives way to the next one, a name does not.
-    ``choice`` is the whole name of the candidate, with what its options say of it (``,cache=2.2.8``).
-    ``mode`` is how the program is reached, one of ``pytest_gemm.api.protocols.MODES``, "" for ``torch.compile``.
+    A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
+    Inductor's, without what the options of ``request.candidate`` add to it (``,cache=2.2.8``).
     ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
     ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
-    ``isa`` is the instruction set of the CPU to generate for, one of ``machine.isa.ISAS``, "" for its own; with
-    ``beyond`` it is one that the CPU may not have: candidates can be listed then, and nothing be compiled.
+    ``beyond``: the CPU may not have ``request.isa``: candidates can be listed then, and nothing be compiled.
     """
 
     inductor_name: str
     options: Mapping[str, Any]
     directory: str
     threads: int
-    user_caches: str = ""
+    request: BuildRequest = DEFAULT
     rebind: bool = True
     candidate: int | str | None = None
     device_kernel: str = ""
-    mode: str = ""
     wanted: str = ""
-    isa: str = ""
     beyond: bool = False
-    choice: str = ""
+
+    @property
+    def mode(self) -> Mode:
+        """How the program is reached."""
+        return self.request.mode
+
+    @property
+    def cache_tag(self) -> str:
+        """Separates the entries of a user's caches, whose keys do not contain a candidate."""
+        return "-".join(filter(None, (self.request.user_caches, self.request.candidate))) if self.warm else ""
+
+    @property
+    def warm(self) -> bool:
+        """Whether the user's caches are on."""
+        return bool(self.request.user_caches)
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -419,12 +432,12 @@ class Artifact:
             templates = tuple(compiled.kernels)
             foreign = dict.fromkeys(name for name in foreign if not _multiplies_slices(name))
         chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
-        if not compiled.session.choices and self.spec.user_caches:
+        if not compiled.session.choices and self.spec.warm:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
             chosen = tuple(f"{name} out of the FX graph cache" for name in templates)
-        wanted = "" if not compiled.session.choices and self.spec.user_caches else self.spec.wanted
+        wanted = "" if not compiled.session.choices and self.spec.warm else self.spec.wanted
         # Where one template has to have computed it, the code has to be that template's, whoever chose.
-        asked = self.spec.choice or (chosen[0] if wanted and len(chosen) == 1 else "")
+        asked = self.spec.request.candidate or (chosen[0] if wanted and len(chosen) == 1 else "")
         return Proof(
             chosen=chosen,
             generated=templates,
@@ -443,9 +456,9 @@ class Artifact:
     @functools.cached_property
     def _generation(self) -> Generation | None:
         """What the program was generated for, by its libraries; ``None`` where no instruction set was asked for."""
-        if not self.spec.isa or not any(self.kernels.values()):
+        if not self.spec.request.isa or not any(self.kernels.values()):
             return None
-        compiled, seen = self._compiled, self._compiled.session
+        isa, compiled, seen = self.spec.request.isa, self._compiled, self._compiled.session
         paths = dict.fromkeys(map(Path, seen.libraries))
         for module in compiled.modules:
             for name in compiled.kernels:
@@ -456,10 +469,10 @@ class Artifact:
                     paths[Path(path)] = None
         units = frozenset[str]().union(*(machine_code.units_of(path) for path in paths if path.is_file()))
         # At the CPU's best level the compiler may use all that it has, and bf16 conversions come without AMX too.
-        needed = units - {"bf16"} if isa_module.isas(processor.cpu().flags)[-1:] == (self.spec.isa,) else units
+        needed = units - {"bf16"} if isa_module.isas(processor.cpu().flags)[-1:] == (isa,) else units
         # Commands that link, and those of constants, have no level.
         levels = tuple(dict.fromkeys(filter(None, seen.levels))) or tuple(dict.fromkeys(seen.levels))
-        return Generation(self.spec.isa, levels, machine_code.level(needed), tuple(sorted(units)), seen.counted)
+        return Generation(isa, levels, machine_code.level(needed), tuple(sorted(units)), seen.counted)
 
     @property
     def products(self) -> tuple[micro_kernels.Product, ...]:

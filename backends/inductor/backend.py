@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import copy
 import dataclasses
 import fnmatch
 import zlib
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.protocols import Availability, Candidates, Recipe
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends.inductor import naming
+from pytest_gemm.case_id import Device, Mode
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -28,7 +29,6 @@ from pytest_gemm.storage import cache
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Self
 
     from pytest_gemm.backends.inductor.artifact import Artifact, CompileSpec, InductorPrepared
     from pytest_gemm.backends.inductor.listing import Listed
@@ -48,9 +48,15 @@ _MODE_OPTIONS: Mapping[str, dict[str, Any]] = {
     "cpp-wrapper": {"cpp_wrapper": True},
 }
 
+# What the backends on CUDA set beside their own.  No freezing: constants are not packed on a GPU, and a user's
+# parameters are arguments there.  No padding of odd sizes: it depends on a benchmark, and it would keep every tail away
+# from the kernels under test.  No decompose-K: its product is one of cuBLAS, and where it applies Inductor offers no
+# template beside it.
+_CUDA_OPTIONS: Mapping[str, Any] = {"freezing": False, "shape_padding": False, "triton.num_decompose_k_splits": 0}
+
 _KEPT_ARTIFACTS = 16
 # Artifacts of single candidates that are kept: those for any M, which many problems share.
-_KEPT_CHOICES = 64
+_KEPT_CANDIDATES = 64
 # Lists of candidates that are kept, by the problem's geometry.
 _KEPT_LISTS = 256
 
@@ -92,26 +98,25 @@ def cache_dir(isa: str = "") -> Path:
 class InductorBackend(abc.ABC):
     """One backend of Inductor's autotuning, alone.
 
-    Subclasses say who they are, where they can run and what they claim.
+    Subclasses declare their name, where they can run and what they support.
 
     Args:
         threads: number of threads that generated CPU code uses (it is part of the code); ``None`` takes
             ``torch.get_num_threads()`` at the time of the compile.  It is set for the time of a run too.
-        user_caches: let the FX graph cache and AOTAutograd's answer, as they do for a user by default; the tag
-            keeps these entries apart.  "" turns them off: every compile is one.
         rebind: give new constants to a compiled program instead of compiling again, see ``artifact.py``.
-        keep: how many artifacts to keep alive.
-        candidates: ``all``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
+        keep: how many artifacts of each kind of request to keep alive.
+        selection: ``winner``: Inductor compiles and benchmarks every candidate and takes the fastest, as for a user;
             ``one``: a single candidate is compiled and nothing is benchmarked.  Which one follows from the problem's
-            line and from nothing else, so that a rerun meets the same kernel and a matrix of problems meets many
-            different ones.  A candidate that does not fit the device gives way to the next, see ``Artifact.pruned``.
-            "" takes the backend's own default.
+            line alone, so that a rerun meets the same kernel and a matrix of problems meets many different ones.  A
+            candidate that does not fit the device gives way to the next, see ``Artifact.pruned``.  "" takes the
+            backend's own default.
 
     Attributes:
         name: what ``--gemm-backends`` takes.
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
         device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
+        listing: candidates are listed for instruction sets that the CPU may not execute, and nothing can be compiled.
         variety: over how many of its candidates ``one`` spreads the problems.
         compiles: how often the compiler ran; a list of candidates is no compile.
         recompiles: how many of those only because constants could not be replaced.
@@ -121,50 +126,61 @@ class InductorBackend(abc.ABC):
     name: str = ""
     inductor_name: str = ""
     devices: tuple[str, ...] = ("cuda",)
-    candidates: str = "all"
+    capabilities = frozenset({Capability.SELECTION, Capability.MODE, Capability.USER_CACHES})
+    selection: Selection = Selection.WINNER
     device_kernel: str = ""
     variety: int = 1 << 31
+    listing: bool = False
 
     def __init__(
         self,
         *,
         threads: int | None = None,
-        user_caches: str = "",
         rebind: bool = True,
         keep: int = _KEPT_ARTIFACTS,
-        candidates: str = "",
+        selection: str = "",
     ) -> None:
         self.threads = threads
-        self.candidates = candidates or type(self).candidates
-        self.user_caches = user_caches
-        self.rebind = rebind and not user_caches
-        self.mode = ""
-        self.isa = ""
-        self.beyond = False
+        self.selection = Selection(selection) or type(self).selection
+        self.rebind = rebind
         self._keep = keep
         self._begin()
 
     def _begin(self) -> None:
         """Set everything that is no setting: nothing has been compiled or listed."""
         self.unbindable: dict[str, str] = {}
-        self._artifacts: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
-        self._choices: OrderedDict[tuple[Any, ...], Artifact] = OrderedDict()
+        self._artifacts: defaultdict[BuildRequest, OrderedDict[tuple[Any, ...], Artifact]] = defaultdict(OrderedDict)
         self._lists: OrderedDict[tuple[Any, ...], Listed] = OrderedDict()
-        self._variants: dict[str, InductorBackend] = {}
-        self._pruned_compiles = 0
-        self._pruned_recompiles = 0
+        self._forgotten_compiles = 0
+        self._forgotten_recompiles = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings: what was compiled belongs to this process."""
+        return {name: value for name, value in vars(self).items() if name == "_keep" or not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     # -- for subclasses ------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def availability(self, device: str) -> Availability:
-        """Whether it can run here; subclasses know."""
+        """Whether it can run here: a device of its kind, and what :meth:`installation` looks for."""
+        if device not in self.devices:
+            return not_on(self.name, self.devices, device)
+        if device == "cuda" and (reason := no_cuda()):
+            return Availability(reason)
+        return self.installation()
 
     @abc.abstractmethod
-    def supports(self, problem: Problem) -> Unsupported | None:
-        """What it claims; subclasses know."""
+    def installation(self) -> Availability:
+        """Whether the packages and tools that it needs are here."""
 
-    def options(self, problem: Problem) -> dict[str, Any]:
+    @abc.abstractmethod
+    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
+        """Why it does not support a problem; ``None`` where it does."""
+
+    def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """Inductor's configuration for this problem, complete."""
         options: dict[str, Any] = {
             "max_autotune": True,
@@ -175,6 +191,8 @@ class InductorBackend(abc.ABC):
         }
         if self.threads is not None:
             options["cpp.threads"] = self.threads
+        if self.devices == ("cuda",):
+            options |= _CUDA_OPTIONS
         return options
 
     def wanted(self, problem: Problem) -> str:
@@ -182,7 +200,7 @@ class InductorBackend(abc.ABC):
         return ""
 
     def spaces(self, problem: Problem) -> tuple[Space, ...]:
-        """Where all candidates of a problem come from; what ``prepare`` picks from is the first."""
+        """Where all candidates of a problem come from; ``prepare`` selects from the first."""
         return (Space(),)
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
@@ -206,141 +224,104 @@ class InductorBackend(abc.ABC):
 
     # -- the protocol ----------------------------------------------------------------------------------
 
-    def prepare(self, problem: Problem, operands: Operands) -> InductorPrepared:
+    def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
+        """What :meth:`unsupported` leaves, in a mode that compiled programs have."""
+        return self._unreachable(request) or specialised(problem) or self.unsupported(problem, request)
+
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
         """Compile the problem, or take the artifact that has been compiled for it.
 
         Raises:
-            Unsupported: when Inductor has no candidate of this backend.
-            Pruned: when every candidate that was tried has been left out.
-        """
-        return self.prepare_choice(problem, operands, "")
-
-    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> InductorPrepared:
-        """Compile the problem with this candidate and no other; "": with the one that ``candidates`` picks.
-
-        Raises:
-            Unsupported: when Inductor has no candidate of this name.
-            Pruned: when it cannot be compiled for this device, or does not fit it.
+            Unsupported: when Inductor has no candidate of this backend, or none of the requested name.
+            Pruned: when the candidate, or every one that was tried, does not compile for this device or fit it.
         """
         from pytest_gemm.backends.inductor.artifact import InductorPrepared
 
-        artifact = self.artifact(problem, operands, choice)
+        artifact = self.artifact(problem, operands, request)
         return InductorPrepared(problem, artifact, self.contract(problem, artifact))
 
-    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
-        """Names of all candidates that Inductor has for the problem, in its order.
+    def candidates(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Candidates:
+        """All candidates that Inductor has for the problem, in its order.
 
         Raises:
             Unsupported: when it has none.
         """
-        found = [name for space in self.spaces(problem) for name in self._listed(problem, operands, space)]
-        if not found:
-            raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
-        return tuple(found)
-
-    def refused(self, problem: Problem, operands: Operands) -> Mapping[str, Reason]:
-        """What is registered for the problem's types and is no candidate; see ``Refusing`` in ``backend.py``."""
-        found: dict[str, Reason] = {}
+        names: list[str] = []
+        unsupported: dict[str, Reason] = {}
         for space in self.spaces(problem):
-            found.update(self._list(problem, operands, space).refused)
-        return found
+            names += self._listed(problem, operands, request, space)
+            unsupported |= self._list(problem, operands, request, space).unsupported
+        if not names:
+            raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
+        return Candidates(tuple(names), unsupported=unsupported)
 
-    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
-        """How PyTorch alone compiles the problem with this candidate; see ``Scripted`` in ``backend.py``."""
+    def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
+        """How PyTorch alone compiles the problem with this candidate."""
         from pytest_gemm.backends.inductor import cpu_isa
         from pytest_gemm.backends.inductor.bindings import constant_names, m_dimensions
 
-        spec = self._spec(problem, self._space_of(problem, operands, choice) if choice else Space())
+        name = request.candidate
+        spec = self._spec(problem, request, self._space_of(problem, operands, request) if name else Space())
         dynamic = problem.has("dyn-m")
         return Recipe(
-            how="dynamic" if self.mode == "dynamic" else "aoti" if self.mode == "aoti" else "compile",
-            options={**spec.options, **naming.forcing(choice)},
+            how="dynamic" if request.mode == "dynamic" else "aoti" if request.mode == "aoti" else "compile",
+            options={**spec.options, **naming.forcing(name)},
             constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
             dynamic=m_dimensions(problem) if dynamic else {},
             hint=DYN_M_HINT if dynamic else 0,
-            caches=bool(self.user_caches),
+            caches=bool(request.user_caches),
             threads=spec.threads,
-            setup=cpu_isa.isa_setup(self.isa),
+            setup=cpu_isa.isa_setup(request.isa),
         )
 
-    def with_user_caches(self, tag: str) -> Self:
-        """A variant that compiles at every ``prepare`` as a user's process does; see ``Caching`` in ``backend.py``."""
-        variant = self._variant()
-        variant.user_caches, variant.rebind, variant._keep = tag, False, 0
-        return variant
+    # -- building --------------------------------------------------------------------------------------
 
-    def picking(self, how: Literal["one", "winner"]) -> InductorBackend:
-        """A variant that picks its candidate in this way; see ``Tuning`` in ``backend.py``."""
-        candidates = {"one": "one", "winner": "all"}[how]
-        if candidates == self.candidates:
-            return self
-        if candidates not in self._variants:
-            variant = self._variants[candidates] = self._variant()
-            variant.candidates = candidates
-        return self._variants[candidates]
+    def _unreachable(self, request: BuildRequest) -> Unsupported | None:
+        if request.mode == Mode.EAGER:
+            return Unsupported("mode", f"{self.name} has no eager mode: its kernels are parts of compiled programs")
+        if request.mode == Mode.CUDAGRAPHS and request.device != Device.CUDA:
+            text = f"CUDA graphs record what a CUDA device does, and {self.name} is on the {request.device}"
+            return Unsupported("mode", text)
+        return None
 
-    def in_mode(self, mode: str, device: str) -> InductorBackend:
-        """A variant that is reached in this mode; see ``Moded`` in ``backend.py``.
+    def selects(self, request: BuildRequest) -> Selection:
+        """How the one candidate is selected."""
+        return request.selection or self.selection
 
-        Raises:
-            Unsupported: ``eager``, for its kernels are parts of compiled programs; ``cudagraphs`` without CUDA.
-        """
-        if mode == "eager":
-            raise Unsupported("mode", f"{self.name} has no eager mode: its kernels are parts of compiled programs")
-        if mode == "cudagraphs" and device != "cuda":
-            raise Unsupported("mode", f"CUDA graphs record what a CUDA device does, and {self.name} is on the {device}")
-        if mode == "static":  # torch.compile for the sizes at hand: its own way
-            return self
-        if mode not in self._variants:
-            variant = self._variants[mode] = self._variant()
-            variant.mode = mode
-        return self._variants[mode]
-
-    def _variant(self) -> Self:
-        """A copy with the same settings, which has compiled nothing yet."""
-        variant = copy.copy(self)
-        variant._begin()
-        return variant
-
-    def artifact(self, problem: Problem, operands: Operands, choice: str = "") -> Artifact:
-        """The compiled program of a problem; the same one for the same problem and geometry.
-
-        Args:
-            problem: what to compile.
-            operands: of that geometry.
-            choice: name of the one candidate to compile; "": as ``candidates`` says.
-        """
+    def artifact(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Artifact:
+        """The compiled program of a problem; the same one for the same problem, geometry and request."""
         from pytest_gemm.backends.inductor.artifact import Artifact
 
         first, tensors = self._first(problem, operands)
-        key = (choice, *self._key(first, tensors))
-        kept = self._choices if choice else self._artifacts
+        name = request.candidate
+        # Artifacts of single candidates share a place, those of every other kind of request have one each.
+        kept = self._artifacts[request.replace(candidate="*" if name else "", selection=self.selects(request))]
+        key = (name, *self._key(first, tensors))
         if key in kept:
             kept.move_to_end(key)
             return kept[key]
-        spec = self._spec(problem, Space())
-        if choice:
-            space = self._space_of(problem, operands, choice)
-            spec = self._spec(problem, space)
-            spec = dataclasses.replace(spec, candidate=choice.removesuffix(space.suffix), choice=choice)
-            if self.user_caches:  # the keys of these caches know nothing of a candidate
-                spec = dataclasses.replace(spec, user_caches=f"{self.user_caches}-{choice}")
-        elif self.candidates == "one":
-            spec = dataclasses.replace(spec, candidate=zlib.crc32(first.line.encode()) % self.variety)
+        if name:
+            space = self._space_of(problem, operands, request)
+            spec = self._spec(problem, request, space)
+            spec = dataclasses.replace(spec, candidate=name.removesuffix(space.suffix))
+        else:
+            spec = self._spec(problem, request, Space())
+            if self.selects(request) == Selection.ONE:
+                spec = dataclasses.replace(spec, candidate=zlib.crc32(first.line.encode()) % self.variety)
         artifact = Artifact(first, tensors, spec)
-        if artifact.rebind_reason and self.rebind:
+        if artifact.rebind_reason and spec.rebind:
             self.unbindable[problem.line] = artifact.rebind_reason
-        if choice and not problem.has("dyn-m"):
-            self._forget(artifact)  # whoever asked for it holds it, and no other problem has a use for it
+        if request.user_caches or (name and not problem.has("dyn-m")):
+            self._forget(artifact)  # its caller holds it, and no other problem has a use for it
             return artifact
         kept[key] = artifact
-        while len(kept) > (min(self._keep, 1) * _KEPT_CHOICES if choice else self._keep):
+        while len(kept) > (min(self._keep, 1) * _KEPT_CANDIDATES if name else self._keep):
             self._forget(kept.popitem(last=False)[1])
         return artifact
 
     def _forget(self, artifact: Artifact) -> None:
-        self._pruned_compiles += artifact.compiles
-        self._pruned_recompiles += artifact.compiles - 1
+        self._forgotten_compiles += artifact.compiles
+        self._forgotten_recompiles += artifact.compiles - 1
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: for ``dyn-m`` another M."""
@@ -354,67 +335,66 @@ class InductorBackend(abc.ABC):
     def _key(self, first: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         return (first.line, self._threads(), tuple((n, t.shape, t.stride()) for n, t in tensors.items()))
 
-    def _spec(self, problem: Problem, space: Space) -> CompileSpec:
+    def _spec(self, problem: Problem, request: BuildRequest, space: Space) -> CompileSpec:
         """How to compile the problem with the candidates of ``space``, benchmarking them."""
         from pytest_gemm.backends.inductor.artifact import CompileSpec
 
         return CompileSpec(
             self.inductor_name,
-            self.options(problem) | dict(space.options) | _MODE_OPTIONS.get(self.mode, {}),
-            str(cache_dir(self.isa)),
+            self.options(problem, request) | dict(space.options) | _MODE_OPTIONS.get(request.mode, {}),
+            str(cache_dir(request.isa)),
             threads=self._threads(),
-            user_caches=self.user_caches,
-            rebind=self.rebind,
+            request=request,
+            rebind=self.rebind and not request.user_caches,
             device_kernel=self.device_kernel,
-            mode=self.mode,
             wanted=self.wanted(problem),
-            isa=self.isa,
-            beyond=self.beyond,
+            beyond=self.listing,
         )
 
-    def _listed(self, problem: Problem, operands: Operands, space: Space) -> tuple[str, ...]:
+    def _listed(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> tuple[str, ...]:
         """Names of the candidates of one space, none where it has none."""
-        own = self._list(problem, operands, space).names
+        own = self._list(problem, operands, request, space).names
         return tuple(f"{name}{space.suffix}" for name in own if fnmatch.fnmatchcase(name, space.only))
 
-    def _list(self, problem: Problem, operands: Operands, space: Space) -> Listed:
+    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> Listed:
         """All candidates under the options of one space."""
-        from pytest_gemm.backends.inductor.listing import list_choices
+        from pytest_gemm.backends.inductor.listing import list_candidates
 
         first, tensors = self._first(problem, operands)
-        key = (space, *self._key(first, tensors))
+        request = request.replace(candidate="")
+        key = (space, request, *self._key(first, tensors))
         if key not in self._lists:
-            self._lists[key] = list_choices(first, tensors, self._spec(problem, space))
+            self._lists[key] = list_candidates(first, tensors, self._spec(problem, request, space))
             while len(self._lists) > _KEPT_LISTS:
                 self._lists.popitem(last=False)
         return self._lists[key]
 
-    def _space_of(self, problem: Problem, operands: Operands, choice: str) -> Space:
-        """Where a candidate comes from.
+    def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
+        """Where the requested candidate comes from.
 
         Raises:
             Unsupported: when there is none of this name.
         """
-        spaces = self.spaces(problem)
+        spaces, name = self.spaces(problem), request.candidate
         if len(spaces) == 1:
             return spaces[0]  # whether it has this candidate shows when it is compiled
         for space in spaces:
-            if choice in self._listed(problem, operands, space):
+            if name in self._listed(problem, operands, request, space):
                 return space
-        raise Unsupported("no-such-choice", f"Inductor has no {self.inductor_name} candidate {choice} for {problem}")
+        raise Unsupported("no-such-choice", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
 
     @property
     def compiles(self) -> int:
         """How often the compiler ran."""
-        return self._pruned_compiles + sum(a.compiles for a in self._alive())
+        return self._forgotten_compiles + sum(a.compiles for a in self._alive())
 
     @property
     def recompiles(self) -> int:
         """How many of the compiles only put other constants into a program."""
-        return self._pruned_recompiles + sum(a.compiles - 1 for a in self._alive())
+        return self._forgotten_recompiles + sum(a.compiles - 1 for a in self._alive())
 
-    def _alive(self) -> tuple[Artifact, ...]:
-        return (*self._artifacts.values(), *self._choices.values())
+    def _alive(self) -> Iterator[Artifact]:
+        return (artifact for kept in self._artifacts.values() for artifact in kept.values())
 
     def _threads(self) -> int:
         import torch
@@ -465,14 +445,13 @@ def _casts(problem: Problem) -> bool:
     return any(s.kind is StepKind.CAST for s in problem.epilogue)
 
 
-def cuda_options() -> dict[str, Any]:
-    """What the backends on CUDA set beside their own.
-
-    No freezing: constants are not packed on a GPU, and a user's parameters are arguments there.  No padding of odd
-    sizes: it depends on a benchmark, and it would keep every tail away from the kernels under test.  No
-    decompose-K: its product is one of cuBLAS, and where it applies Inductor offers no template beside it.
-    """
-    return {"freezing": False, "shape_padding": False, "triton.num_decompose_k_splits": 0}
+def not_on(name: str, devices: tuple[str, ...], device: str) -> Availability:
+    """A backend that does not compute on a device."""
+    own = " and ".join(devices)
+    article = "the " if own == "cpu" else ""
+    return Availability(
+        Reason("device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}")
+    )
 
 
 def no_cuda() -> Reason | None:
@@ -509,7 +488,7 @@ def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
 # -- facts of Inductor that hold for every backend of it -----------------------------------------------
 
 
-def unclaimed(problem: Problem) -> Unsupported | None:
+def specialised(problem: Problem) -> Unsupported | None:
     """Sizes that no artifact for any M contains."""
     if problem.has("dyn-m") and problem.shape.m < 2:
         return Unsupported(
@@ -523,7 +502,7 @@ def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
 
     From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
     and confirmed on it.  With ``dyn-m`` a size that is 1 at run time is not 1 at compile time, which
-    :func:`unclaimed` has dealt with.
+    :func:`specialised` has dealt with.
     """
     op, shape = problem.op.name, problem.shape
     m, n, k = shape.m, shape.n, shape.k

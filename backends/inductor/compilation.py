@@ -28,7 +28,7 @@ class Session:
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
         refused: ops for which the selection had no candidate at all.
-        refused_kernels: micro-kernels of the program's types and this instruction set that are left out, with why.
+        unsupported: micro-kernels of the program's types and this instruction set that are left out, with why.
         modules: generated Python modules, in order of loading.
         libraries: paths of the compiled C++.
         levels: the instruction set that each of its compile commands asks for, see :func:`level_of`.
@@ -48,7 +48,7 @@ class Session:
     foreign: list[str] = dataclasses.field(default_factory=list)
     subgraphs: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
-    refused_kernels: dict[str, Reason] = dataclasses.field(default_factory=dict)
+    unsupported: dict[str, Reason] = dataclasses.field(default_factory=dict)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     libraries: list[str] = dataclasses.field(default_factory=list)
     levels: list[str] = dataclasses.field(default_factory=list)

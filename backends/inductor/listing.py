@@ -25,18 +25,18 @@ class Listed:
     """The candidates of a program.
 
     Attributes:
-        names: of all that can be compiled, in Inductor's order, its own pick of the C++ templates first.
-        refused: micro-kernels of the C++ templates that are of the program's types and left out, with the reason.
+        names: of all that can be compiled, in Inductor's order, its own selection of the C++ templates first.
+        unsupported: micro-kernels of the C++ templates that are of the program's types and left out, with the reason.
     """
 
     names: tuple[str, ...]
-    refused: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
+    unsupported: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
 
 
-def list_choices(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Listed:
+def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Listed:
     """The candidates that Inductor has for the program; compiles none of them."""
     seen = listing(problem, tensors, spec)
-    return Listed(tuple(dict.fromkeys(seen.choices)), seen.refused_kernels)
+    return Listed(tuple(dict.fromkeys(seen.choices)), seen.unsupported)
 
 
 def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> compilation.Session:
@@ -48,7 +48,7 @@ def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> compilatio
         threads_for(spec.threads),
         settings(problem),
         torch_compat.session(
-            spec.options, directory=spec.directory, listing=True, isa=spec.isa, beyond=spec.beyond
+            spec.options, directory=spec.directory, listing=True, isa=spec.request.isa, beyond=spec.beyond
         ) as seen,
     ):
         try:

@@ -483,7 +483,7 @@ def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
         if (reference := made_of({})) is not None:
             name = micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking)
             watch.others.append(name + suffix)
-        watch.seen.refused_kernels |= {name: why for name, why in refused.items() if name not in watch.others}
+        watch.seen.unsupported |= {name: why for name, why in refused.items() if name not in watch.others}
         return original(*args, **kwargs)
 
     with (

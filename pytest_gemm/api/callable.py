@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -54,7 +55,7 @@ class CallableBackend:
         """Always: a function that was registered is there."""
         return Availability(versions=(("torch", metadata.version("torch")),))
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """What the registration said about dtypes and batches."""
         if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
@@ -74,11 +75,11 @@ class CallableBackend:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
         return None
 
-    def prepare(self, problem: Problem, operands: Operands) -> CallablePrepared:
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CallablePrepared:
         """Nothing to compile."""
         return CallablePrepared(self, problem)
 
-    def recipe(self, problem: Problem, operands: Operands, choice: str) -> Recipe:
+    def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
         """The program around the function, which a script takes out of the file that it stands in.
 
         Raises:

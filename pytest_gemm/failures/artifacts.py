@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gemm.api.protocols import Scripted, at_isa, in_mode
+from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.failures import error_map, repro
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.outcome import Unsupported
@@ -121,11 +121,11 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> repr
     choice = outcome.candidate or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
     if outcome.chosen and "out of the FX graph cache" in choice:
         choice = ""
-    reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
-    if not isinstance(reached, Scripted):
-        raise Unsupported("no-script", f"{reached.name} does not say how PyTorch alone comes to its kernels")
+    backend = case.backend
+    if not isinstance(backend, ScriptedBackend):
+        raise Unsupported("no-script", f"{backend.name} does not say how PyTorch alone comes to its kernels")
     with program.cpu_threads(case.threads):
-        recipe = reached.recipe(case.problem, evidence.operands, choice)
+        recipe = backend.recipe(case.problem, evidence.operands, case.request(choice))
     known: Mapping[str, object] = {
         field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
     }

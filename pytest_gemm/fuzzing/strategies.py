@@ -34,6 +34,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="hypothesis") from error
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
@@ -177,7 +178,7 @@ def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> 
         else dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
     )
     biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
-    return any(backend.supports(problem) is None for problem in (plain, other, biased))
+    return any(backend.supports(problem, DEFAULT) is None for problem in (plain, other, biased))
 
 
 def _needed(op: Op, dtypes: DTypes) -> tuple[Step, ...]:
@@ -238,7 +239,7 @@ def problems(
     if not by_op:
         return st.nothing()
     made = _problem(_Forms(by_op), work).filter(lambda problem: bool(distributions_for(problem)))
-    return made if backend is None else made.filter(lambda problem: backend.supports(problem) is None)
+    return made if backend is None else made.filter(lambda problem: backend.supports(problem, DEFAULT) is None)
 
 
 class _Forms:
@@ -377,7 +378,11 @@ def _trial(draw: st.DrawFn, one: st.SearchStrategy[Problem], backend: Backend | 
             shape = problem.shape
             within = _within(m, shape.n, shape.k, shape.batch, work, square=False)
             other = problem.with_m(within.m)
-            if within.n == shape.n and within.k == shape.k and (backend is None or backend.supports(other) is None):
+            if (
+                within.n == shape.n
+                and within.k == shape.k
+                and (backend is None or backend.supports(other, DEFAULT) is None)
+            ):
                 found[other.line] = other
     together = tuple(found.values())
     names = draw(distributions(problem))

@@ -7,7 +7,8 @@ import dataclasses
 import torch
 
 from pytest_gemm.api.protocols import Backend, Prepared
-from pytest_gemm.case_id import CaseId, Mode
+from pytest_gemm.api.request import BuildRequest, Selection
+from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.judging import sampled
 from pytest_gemm.numerics import span
 from pytest_gemm.operands import tensors as operands
@@ -29,6 +30,8 @@ class Case:
         mode: how the kernel is reached.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
+        user_caches: see :class:`BuildRequest`, as is
+        pruned.
     """
 
     backend: Backend
@@ -40,6 +43,20 @@ class Case:
     mode: Mode = Mode.OWN
     threads: int = 0
     isa: str = ""
+    user_caches: str = ""
+    pruned: frozenset[str] = frozenset()
+
+    def request(self, candidate: str = "") -> BuildRequest:
+        """How its backend is to build the problem, with one candidate or the one that the backend selects."""
+        return BuildRequest(
+            device=Device(self.device),
+            candidate=candidate,
+            selection=Selection(self.choices if self.choices in {"one", "winner"} else ""),
+            pruned=self.pruned,
+            mode=Mode(self.mode),
+            isa=self.isa,
+            user_caches=self.user_caches,
+        )
 
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""

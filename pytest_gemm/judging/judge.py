@@ -1,7 +1,7 @@
 """One case from operands to outcome: run, prove what ran, build the truth, compare.
 
-A backend that has several candidates for a problem (``Choosing``) is judged in as many ways as the case asks for: each
-candidate is compiled end to end and judged like a backend of its own.
+A backend that has several candidates for a problem (``CandidateBackend``) is judged in as many ways as the case
+requests: each candidate is compiled end to end and judged like a backend of its own.
 
 No pytest here: a :class:`Judge` can be driven from a script.  The backend runs before the reference
 exists, and nothing of the reference travels back to it.
@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,7 @@ import torch
 
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import (
-    Choosing,
-    Parametrised,
-    Prepared,
-    Refusing,
-    at_isa,
-    in_mode,
-    names_candidates,
-    tuned,
-)
+from pytest_gemm.api.protocols import CandidateBackend, Prepared, names_candidates, unsupported
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.case_id import Device, Mode
 from pytest_gemm.judging import calls, faults, properties, sampled
@@ -160,7 +151,7 @@ class Judge:
             yield self._not_run(case)
             return
         starved = False
-        for outcome in _threaded(case, self._cases(_by_tuning(case), done, withheld, timing)):
+        for outcome in _threaded(case, self._cases(case, done, withheld, timing)):
             self._keep_operands(case, outcome)
             yield outcome
             starved = starved or (outcome.reason is not None and outcome.reason.code == "out-of-memory")
@@ -177,12 +168,11 @@ class Judge:
         yield from _threaded(case, self._relate(case))
 
     def _relate(self, case: Case) -> Iterator[Outcome]:
-        case = _by_tuning(dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else ""))
+        case = dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else "")
         if case.device in self._lost:
             yield self._not_run(case)
             return
-        case, end = _reached(case)
-        if end is not None:
+        if (end := _refusal(case)) is not None:
             yield end
             return
         refusal = None
@@ -280,8 +270,7 @@ class Judge:
         withheld: Callable[[str], Outcome | None],
         timing: Timing | None,
     ) -> Iterator[Outcome]:
-        case, end = _reached(case)
-        if end is not None:
+        if (end := _refusal(case)) is not None:
             yield end
             return
         if not case.distributions:
@@ -297,7 +286,7 @@ class Judge:
             yield self._fault_or_raise(case, "", error, Phase.OPERANDS)
             return
         try:
-            choices = self._choices(case, first.operands)
+            choices, left_out = self._choices(case, first.operands)
         except Unsupported as none:
             yield _outcome(case, "", Status.UNSUPPORTED, none.reason)
             return
@@ -319,49 +308,42 @@ class Judge:
                 if outcome.status is Status.PRUNED and outcome.candidate == choice:
                     pruned.append(outcome)
                 yield outcome
-        if case.choices == "all" and isinstance(case.backend, Refusing):
-            try:
-                with _quiet(), calling(compiling=True):
-                    refused = dict(case.backend.refused(case.problem, hand(first.operands).operands))
-            except Exception as error:  # as above
-                yield self._crashed(case, case.distributions[0], error, Phase.REFUSED, Seconds())
-                return
-            for choice, why in refused.items():
-                if choice not in done:
-                    yield _outcome(case, "", Status.UNSUPPORTED, why, choice=printable(choice))
+        for choice, why in left_out.items():
+            if choice not in done:
+                yield _outcome(case, "", Status.UNSUPPORTED, why, choice=printable(choice))
         # A user who names candidates may name one that is pruned; nobody else is content with nothing judged.
         if pruned and len(pruned) == len(choices) and not names_candidates(case.choices):
             yield _outcome(case, "", Status.CRASHED, _all_pruned(pruned))
 
     # -- which candidates ------------------------------------------------------------------------
 
-    def _choices(self, case: Case, given: operands.Operands) -> tuple[str, ...]:
-        """Names of the candidates to judge; a single "" where the backend goes its own way.
+    def _choices(self, case: Case, given: operands.Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
+        """Names of the candidates to judge, a single "" where the backend selects one; and what does not support it.
 
         Raises:
             Unsupported: when none has the name that was asked for.
         """
         wanted, backend = case.choices, case.backend
         if wanted in {"", "one", "winner"}:
-            return ("",)
-        if not isinstance(backend, Choosing):
-            if not names_candidates(wanted):
-                return ("",)
+            return ("",), {}
+        by_name = names_candidates(wanted)
+        if not isinstance(backend, CandidateBackend):
+            if not by_name:
+                return ("",), {}
             raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted}")
         handed = hand(given)
         with self._doing(case, Phase.COMPILE), _quiet(), calling(compiling=True):
-            names = tuple(map(str, backend.choices(case.problem, handed.operands)))
+            listed = backend.candidates(case.problem, handed.operands, case.request(wanted if by_name else ""))
+            names = tuple(map(str, listed.names))
             if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
-                raise ValueError(f"choices() lists a name that cannot be printed: {odd[0]!r}")
-            found = picked(names, wanted)
-            if not found and names_candidates(wanted) and isinstance(backend, Parametrised):
-                found = backend.named(case.problem, handed.operands, wanted)
+                raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
         handed.check()
+        found = picked(names, wanted) or listed.named
         if not found:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-            listed = ", ".join(names[:_NAMES]) + more
-            raise Unsupported("no-such-choice", f"no candidate is called {wanted}; there are {listed}")
-        return found
+            text = f"no candidate is called {wanted}; there are {', '.join(names[:_NAMES])}{more}"
+            raise Unsupported("no-such-choice", text)
+        return found, listed.unsupported if wanted == "all" else {}
 
     def _judge_choice(self, case: Case, choice: str, timing: Timing | None) -> Iterator[Outcome]:
         """One candidate, or the backend's own way, with all distributions; timed if all of them passed."""
@@ -696,9 +678,7 @@ class Judge:
 
 def run_once(case: Case, threads: int) -> None:
     """Compile and run a case without judging it, in a process of its own; nothing for a case that is refused."""
-    case = _by_tuning(case)
-    case = dataclasses.replace(case, backend=at_isa(case.backend, case.isa))
-    if case.backend.supports(case.problem) is not None:
+    if unsupported(case.backend, case.problem, case.request()) is not None:
         return
     torch.set_num_threads(case.threads or threads)
     given = operands.make(case.problem, case.distributions[0], case.seed, case.device)
@@ -717,11 +697,6 @@ def _threaded(case: Case, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
 
 
 # -- choices -----------------------------------------------------------------------------------------
-
-
-def _by_tuning(case: Case) -> Case:
-    """The case on the backend that picks its candidate as asked, where it has several ways to."""
-    return dataclasses.replace(case, backend=tuned(case.backend, case.choices))
 
 
 def picked(names: Sequence[str], wanted: str) -> tuple[str, ...]:
@@ -754,30 +729,24 @@ def _rounding(distributions: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f for f in distributions if not DISTRIBUTIONS[f].exact)[:1] or distributions[:1]
 
 
-def _reached(case: Case) -> tuple[Case, Outcome | None]:
-    """The case on the backend as it is asked for, and its outcome where that refuses."""
+def _refusal(case: Case) -> Outcome | None:
+    """The outcome of a case that its backend does not support as requested; ``None`` where it does."""
     try:
         with _quiet(), asking():
-            reached = in_mode(at_isa(case.backend, case.isa), case.mode, case.device)
-            refusal = reached.supports(case.problem)
-            if refusal is not None and not isinstance(refusal, Unsupported):
-                raise TypeError(f"supports() returned {refusal!r}; return None, or Unsupported for a refusal")
+            found = unsupported(case.backend, case.problem, case.request())
+            if found is not None and not isinstance(found, Unsupported):
+                raise TypeError(f"supports() returned {found!r}; return None, or Unsupported with the reason")
     except Unsupported as none:
-        return case, _outcome(case, "", Status.UNSUPPORTED, none.reason)
+        found = none
     except Exception as error:  # any exception of a backend is its case's failure
-        return case, _crash(case, "", error, Phase.SUPPORTS, Seconds())
-    case = dataclasses.replace(case, backend=reached)
-    return case, None if refusal is None else _outcome(case, "", Status.UNSUPPORTED, refusal.reason)
+        return _crash(case, "", error, Phase.SUPPORTS, Seconds())
+    return None if found is None else _outcome(case, "", Status.UNSUPPORTED, found.reason)
 
 
 def _prepare(case: Case, choice: str, given: operands.Operands) -> Prepared:
     handed = hand(given)
     with _quiet(), calling(compiling=True):
-        if not choice:
-            prepared = case.backend.prepare(case.problem, handed.operands)
-        else:
-            assert isinstance(case.backend, Choosing)
-            prepared = case.backend.prepare_choice(case.problem, handed.operands, choice)
+        prepared = case.backend.prepare(case.problem, handed.operands, case.request(choice))
     handed.check()
     return prepared
 

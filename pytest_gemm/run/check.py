@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm import effect, records
-from pytest_gemm.api.protocols import Backend, Caching
+from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts, text
 from pytest_gemm.isolation.journal import Diary
@@ -134,15 +134,14 @@ class GemmCheck:
         self._end(case, outcomes)
         return outcomes
 
-    def user_caches(self, case: Case) -> Backend:
-        """A variant of the case's backend that compiles as a user's process does, with every cache on.
+    def user_caches(self, case: Case) -> Case:
+        """The case as a user's process compiles it, with every cache on.
 
         Each call starts with empty caches.  Ends the test as *unsupported* for a backend that keeps none.
         """
-        if isinstance(case.backend, Caching):
+        if honours(case.backend, Capability.USER_CACHES):
             self._warm = "here"
-            with _foreign(case):
-                return case.backend.with_user_caches(uuid.uuid4().hex)
+            return dataclasses.replace(case, user_caches=uuid.uuid4().hex, choices="")
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
         self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")

@@ -23,8 +23,10 @@ from typing import Protocol, runtime_checkable
 
 import pytest
 
-from pytest_gemm.api.protocols import Availability, Backend, tuned
+from pytest_gemm.api.protocols import Availability, Backend
+from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.backends.cutlass.compile_farm import Counts, Farm, Job, Store
+from pytest_gemm.case_id import Device
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
@@ -36,7 +38,7 @@ _CHUNK = 6
 # For fewer problems than this a process that imports torch costs more than compiling in parallel gains.
 _WORTH_WHILE = 3
 
-Pick = Callable[[tuple[str, ...]], tuple[str, ...]]
+Select = Callable[[tuple[str, ...]], tuple[str, ...]]
 
 
 @runtime_checkable
@@ -52,8 +54,10 @@ class Compiling(Backend, Protocol):
         """Whether it can compile here; no device is needed for that."""
         ...
 
-    def jobs(self, problem: Problem, architecture: str, pick: Pick | None = None) -> list[Job]:
-        """The kernels that a problem needs: of the candidates picked by name, or as ``prepare`` chooses."""
+    def jobs(
+        self, problem: Problem, request: BuildRequest, architecture: str, select: Select | None = None
+    ) -> list[Job]:
+        """The kernels that a problem needs: of the candidates selected by name, or as ``prepare`` selects."""
         ...
 
 
@@ -141,15 +145,15 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
     """
     from pytest_gemm.judging.judge import picked
 
-    asked = tuned(backend, wanted)
-    assert isinstance(asked, Compiling)
-    pick = None if wanted in {"", "one", "winner"} else functools.partial(picked, wanted=wanted)
+    by_backend = wanted in {"", "one", "winner"}
+    select = None if by_backend else functools.partial(picked, wanted=wanted)
+    request = BuildRequest(Device.CUDA, selection=Selection(wanted if by_backend else ""))
     found: list[_Answer] = []
     for line in lines:
         problem = Problem.parse(line)
         try:
-            refused = asked.supports(problem) is not None
-            found.append((line, None if refused else asked.jobs(problem, architecture, pick)))
+            lacking = backend.supports(problem, request) is not None
+            found.append((line, None if lacking else backend.jobs(problem, request, architecture, select)))
         except Unsupported:
             found.append((line, None))
         except Exception as error:  # of the compiler under test: the problem's own test will say more

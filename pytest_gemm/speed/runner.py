@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from pytest_gemm.api.protocols import Sparing, Tuning
+from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Reason, Status
@@ -168,7 +168,8 @@ class Runner:
         """
         jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
-        tuned = {case for case in cases if self._device != "cpu" and isinstance(self._config.registry[case[0]], Tuning)}
+        registry, on_device = self._config.registry, self._device != "cpu"
+        tuned = {case for case in cases if on_device and honours(registry[case[0]], Capability.SELECTION)}
         crowded: list[Sample] = []
         if jobs > 1:
             crowded = self._compile(group, cases, jobs, "compiling and judging")
@@ -182,7 +183,7 @@ class Runner:
         spared = {
             case_key(sample.case): names
             for sample in crowded
-            if isinstance(self._config.registry[sample.case.backend], Sparing)
+            if honours(self._config.registry[sample.case.backend], Capability.PRUNED)
             and (names := slow(sample, max(_SHORTEST_LIST, 1 + self._config.speed.regret)))
         }
         alone = [s for s in self._compile(group, cases, 1, "selecting candidates for", spared) if s.ranking]

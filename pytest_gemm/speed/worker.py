@@ -18,7 +18,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gemm import effect
-from pytest_gemm.api.protocols import Backend, Choosing, Prepared, Sparing, Timeable
+from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared, timed
+from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
 from pytest_gemm.isolation.journal import Diary
@@ -160,8 +161,7 @@ class Meter:
             case, distributions=distribution, choices=pinned[0] if pinned else case.choices or "winner"
         )
         spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
-        if spared and isinstance(case.backend, Sparing):
-            judged = dataclasses.replace(judged, backend=case.backend.sparing(spared))
+        judged = dataclasses.replace(judged, pruned=frozenset(spared))
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
         taking = self._take if self.request.timed else self._note_timings
@@ -269,7 +269,7 @@ class Meter:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
         comparator, candidates = self._comparator(case, given), self._candidates(case, prepared, given)
         candidates = self._earlier(case, prepared, given) | candidates
-        with _timed(prepared, given) as call:
+        with timed(prepared, given) as call:
             first = call()
         _wait_for(case.device)
         self._fresh.append(_Work(case, prepared, given, comparator, candidates, first))
@@ -370,7 +370,7 @@ class Meter:
         case, given = work.case, work.given
         count = cuda.rotation(int(roofline.work(case.problem).bytes), case.device)
         sets = [given, *(given.clone() for _ in range(1, count))]
-        return [stack.enter_context(_timed(prepared, one)) for one in sets]
+        return [stack.enter_context(timed(prepared, one)) for one in sets]
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, Prepared | None]:
         """Who is timed beside the case, if anybody can compute it: nobody beside itself."""
@@ -378,12 +378,12 @@ class Meter:
         if not name or name == case.backend.name:
             return "", None
         backend: Backend = self._config.registry[name]
-        if backend.supports(case.problem) is not None:
+        if backend.supports(case.problem, DEFAULT) is not None:
             return "", None
         if name == "aten" and not self._may_run_eager(case.problem, case.device):
             return "", None
         try:
-            comparator = backend.prepare(case.problem, given)
+            comparator = backend.prepare(case.problem, given, DEFAULT)
             comparator.run(given)
         except Exception:  # none of the subject's faults, whatever it is; the sample says that nobody stood beside
             return "", None
@@ -394,7 +394,7 @@ class Meter:
         from pytest_gemm.judging.judge import picked
 
         count, backend = self._config.speed.regret, case.backend
-        if not count or not isinstance(backend, Choosing):
+        if not count or not isinstance(backend, CandidateBackend):
             return {}
         mine = frozenset(prepared.proof().chosen)
 
@@ -402,24 +402,26 @@ class Meter:
             return [name for name in names if name not in mine and self._withheld(case, name) is None]
 
         ranked = others(self.request.pinned_of(backend.name, case.problem.line))
-        names = others(backend.choices(case.problem, given)) if not ranked else []
+        names = others(backend.candidates(case.problem, given, case.request()).names) if not ranked else []
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
         for name in ranked[:count] or picked(names, str(count)):
             with contextlib.suppress(Pruned, Unsupported):
-                found[name] = backend.prepare_choice(case.problem, given, name)
+                found[name] = backend.prepare(case.problem, given, case.request(name))
         return found
 
     def _earlier(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """The pick of the baseline, where another one is selected now and it is still a candidate."""
         backend, found = case.backend, {}
         earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
-        if earlier and isinstance(backend, Choosing):
+        if earlier and isinstance(backend, CandidateBackend):
             mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
             moved = bool(mine) and earlier not in mine and self._withheld(case, earlier) is None
-            if moved and (earlier in ranked or earlier in backend.choices(case.problem, given)):
+            if moved and (
+                earlier in ranked or earlier in backend.candidates(case.problem, given, case.request()).names
+            ):
                 with contextlib.suppress(Pruned, Unsupported):
-                    found[earlier] = backend.prepare_choice(case.problem, given, earlier)
+                    found[earlier] = backend.prepare(case.problem, given, case.request(earlier))
         return found
 
     def _excess(self, case: Case, sample: Sample) -> Reason | None:
@@ -447,16 +449,6 @@ def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample
         phases=phases,
         distribution=outcome.distribution,
     )
-
-
-@contextlib.contextmanager
-def _timed(prepared: Prepared, given: Operands) -> Iterator[Callable[[], object]]:
-    """The call to time; a backend that is not :class:`Timeable` is timed with all that its ``run`` does."""
-    if isinstance(prepared, Timeable):
-        with prepared.timed(given) as call:
-            yield call
-    else:
-        yield lambda: prepared.run(given)
 
 
 def _with_latency(

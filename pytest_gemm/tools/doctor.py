@@ -196,11 +196,12 @@ def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:
         return found
     import torch
 
+    from pytest_gemm.api.request import DEFAULT
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.problem.problem import Problem
 
-    problem = next((p for p in map(Problem.parse, _SMOKE) if backend.supports(p) is None), None)
+    problem = next((p for p in map(Problem.parse, _SMOKE) if backend.supports(p, DEFAULT) is None), None)
     if problem is None:
         return found
     torch.set_num_threads(threads)

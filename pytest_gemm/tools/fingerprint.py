@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -670,12 +671,12 @@ def _bench(backend: Backend, problem: Problem, device: str) -> Bench:
     Raises:
         Unsupported, Pruned: when the backend does not compute it.
     """
-    if (refusal := backend.supports(problem)) is not None:
+    if (refusal := backend.supports(problem, DEFAULT)) is not None:
         raise refusal
     from pytest_gemm.operands import tensors
 
     given = tensors.make(problem, "rand", 0, device)
-    prepared = backend.prepare(problem, given)
+    prepared = backend.prepare(problem, given, DEFAULT)
     prepared.run(given)
     return Bench(prepared, given)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_gemm.api.protocols import Backend, Choosing, Prepared
+from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
 from pytest_gemm.problem.dtypes import TF32, DType
 from pytest_gemm.problem.problem import Problem
 
@@ -138,7 +138,7 @@ class Print:
 
 def columns_for(backend: Backend, level: str) -> tuple[Column, ...]:
     """What a backend is asked at a level: at ``quick`` one that compiles is spared the rare columns."""
-    sparing = level == "quick" and isinstance(backend, Choosing)
+    sparing = level == "quick" and isinstance(backend, CandidateBackend)
     return tuple(
         dataclasses.replace(column, aux=column.aux and (not sparing or column.name == "f16"))
         for column in COLUMNS

@@ -40,6 +40,7 @@ from pytest_gemm.storage.errors import FileError
 from pytest_gemm.text import did_you_mean, show
 
 if TYPE_CHECKING:
+    from pytest_gemm.api.request import BuildRequest
     from pytest_gemm.backends.cpp.backend import CppBackend
 
 
@@ -205,16 +206,17 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     """Ask for the pick of every problem at an instruction set; nothing is compiled, and none of it runs.
 
     Args:
-        backend: made for that number of threads.
+        backend: made for listing, and for that number of threads.
         problems: whether or not the backend claims them.
         isa: one of ``machine.isa.ISAS``, whether or not this CPU executes it.
         threads: of a program.
     """
     import torch
 
+    from pytest_gemm.api.request import BuildRequest
     from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
-    twin = backend.listing_at(isa)
+    request = BuildRequest(isa=isa)
     facts = {"torch": torch.__version__, "backend": backend.name, "isa": isa, "threads": str(threads)}
     facts |= {name: str(size) for name, size in cpu_isa.LISTED_CACHES.items()}
     picks: dict[str, Pick] = {}
@@ -222,7 +224,7 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     logging.disable(logging.CRITICAL)  # of problems that a device has not, PyTorch logs every one with its stack
     try:
         for problem in problems:
-            if (found := _pick(twin, problem)) is not None:
+            if (found := _pick(backend, problem, request)) is not None:
                 picks[problem.line] = found
             if len(picks) % _RESET_EVERY == 0:
                 torch_compat.forget_programs()
@@ -235,7 +237,7 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
 _RESET_EVERY: Final = 100
 
 
-def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
+def _pick(backend: CppBackend, problem: Problem, request: BuildRequest) -> Pick | None:
     """The pick of one problem, ``None`` for one whose operands cannot be made."""
     import warnings
 
@@ -250,7 +252,7 @@ def _pick(backend: CppBackend, problem: Problem) -> Pick | None:
         given = tensors.make(problem, distributions[0], 0, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's own are no news here
-            found, refused = backend.picks(problem, given)
+            found, refused = backend.selected(problem, given, request)
     except Unsupported:
         return None
     except Exception as error:  # of Inductor: what it does with the problem is what is asked
@@ -302,7 +304,7 @@ def _write(given: argparse.Namespace) -> tuple[list[str], int]:
     from pytest_gemm.backends.cpp.backend import CppBackend
 
     problems = _problems(given.problems, given.level, given.ops)
-    backend = CppBackend(threads=given.threads)
+    backend = CppBackend(threads=given.threads, listing=True)
     lines = []
     for isa in given.isa or ISAS:
         made = take(backend, problems, isa, given.threads)

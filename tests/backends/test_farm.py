@@ -30,6 +30,7 @@ import elsewhere
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends.cutlass import backend as cutlass
 from pytest_gemm.backends.cutlass import compile_farm
@@ -654,14 +655,13 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CutlassBackend()
     configure(backend, {"allow": "pingpong", "swizzles": "1,2", "level": "0000", "cache": "/kept"})
-    for one in (backend, backend.with_user_caches("tag"), backend.picking("winner")):
-        assert isinstance(one, CutlassBackend)
-        options = {name.partition(".")[2]: value for name, value in one.options(Problem.parse(LINES[0])).items()}
+    for request in (DEFAULT, BuildRequest(user_caches="tag"), BuildRequest(selection=Selection.WINNER)):
+        given = backend.options(Problem.parse(LINES[0]), request)
+        options = {name.partition(".")[2]: value for name, value in given.items()}
         assert options["cutlass_op_allowlist_regex"] == "pingpong"
         assert options["cutlass_max_profiling_swizzle_options"] == [1, 2]
         assert options["cutlass_instantiation_level"] == "0000"
-        assert one.store.folder == Path("/kept")
-    assert backend.with_user_caches("tag").store is not backend.store, "each counts for itself"
+    assert backend.store.folder == Path("/kept")
     configure(backend, {})
     assert backend.allowlist == CutlassBackend.allowlist
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
@@ -861,12 +861,12 @@ PLANTED = '''
         def compiles_ahead(self):
             return Availability()
 
-        def jobs(self, problem, architecture, pick=None):
+        def jobs(self, problem, request, architecture, select=None):
             tools = Toolchain(os.environ["CUDACXX"], "13.0.88", architecture, (), (), "wheel 4.2")
             return [Job(Source.of(KERNEL.replace("{n}", str(problem.shape.n))), tools)]
 
-        def prepare(self, problem, operands):
-            for job in self.jobs(problem, "90a"):
+        def prepare(self, problem, operands, request=None):
+            for job in self.jobs(problem, request, "90a"):
                 if os.environ.get("MUST_BE_THERE"):
                     assert self.store.object_of(job.key), "compiled ahead of the tests"
                 self.store.obtain(job)

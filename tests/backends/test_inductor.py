@@ -52,7 +52,7 @@ def test_proof_names_the_micro_kernel_that_ran(cpp: CppBackend) -> None:
     assert chosen.startswith("CppMicro")
     assert executed in proof.generated
     assert prepared.contract.epilogue == "fused"
-    assert cpp.choices(problem, given)[:1] == proof.chosen
+    assert cpp.candidates(problem, given).names[:1] == proof.chosen
     assert f"{executed} = async_compile" in prepared.source
 
 

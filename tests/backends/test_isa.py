@@ -16,7 +16,8 @@ from pytest_gemm import records, selection
 from pytest_gemm import settings as settings_module
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Generation, Proof
-from pytest_gemm.api.protocols import at_isa
+from pytest_gemm.api.protocols import unsupported
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import backend as cpp
 from pytest_gemm.backends.cpp import machine_code
@@ -32,7 +33,7 @@ from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Status, Unsupported
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import RunState
 from pytest_gemm.tools import doctor
@@ -148,9 +149,10 @@ def test_only_what_generates_code_for_the_cpu_has_variants() -> None:
     assert selection._levels(CppBackend(), asked) == ("avx2", "")
     for other in (mine, AtenBackend()):
         assert selection._levels(other, asked) == ("",)
-        assert at_isa(other, "") is other
-        with pytest.raises(Unsupported, match=f"{other.name} generates no code for the CPU"):
-            at_isa(other, "avx2")
+        assert unsupported(other, MM, DEFAULT) is None
+        reason = unsupported(other, MM, BuildRequest(isa="avx2"))
+        assert reason is not None
+        assert f"{other.name} generates no code for the CPU" in reason.reason.text
 
 
 def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
@@ -299,7 +301,6 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
 @pytest.mark.usefixtures("shared_caches")
 def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
     backend, best = CppBackend(threads=1), HERE[-1]
-    assert backend.at_isa(best) is backend.at_isa(best) is not backend
     outcomes = list(Judge().judge(Case(backend, MM, ("int-2", "rand"), 0, "cpu", isa=best)))
     assert [(o.status, o.who) for o in outcomes] == [(Status.PASSED, f"cpp@{best}")] * 2
     vectors = "ymm" if best == "avx2" else "zmm"
@@ -353,7 +354,8 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
 )
 def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str, kernel: str) -> None:
     problem = Problem.parse(line)
-    found, refused = CppBackend(threads=4).listing_at(isa).picks(problem, tensors.make(problem, "rand", 0))
+    backend, given = CppBackend(threads=4, listing=True), tensors.make(problem, "rand", 0)
+    found, refused = backend.selected(problem, given, BuildRequest(isa=isa))
     assert not refused
     ((name, blocking),) = found
     assert name == kernel
@@ -371,6 +373,6 @@ def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pyte
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_an_empty_linear_with_a_bias_is_claimed_where_inductor_has_a_candidate(isa: str) -> None:
     problem = Problem.parse("linear:bf16:nt:16x0x16:bias")
-    backend = CppBackend(threads=1).listing_at(isa)
-    found, _ = backend.picks(problem, tensors.make(problem, "int-2", 0))
-    assert (backend.supports(problem) is None) == any(name.startswith("CppMicro") for name, _ in found)
+    backend, request = CppBackend(threads=1, listing=True), BuildRequest(isa=isa)
+    found, _ = backend.selected(problem, tensors.make(problem, "int-2", 0), request)
+    assert (backend.supports(problem, request) is None) == any(name.startswith("CppMicro") for name, _ in found)

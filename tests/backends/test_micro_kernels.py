@@ -23,6 +23,8 @@ from torch._inductor.codegen import cpp_micro_gemm
 
 from pytest_gemm import settings
 from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Candidates
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
@@ -222,7 +224,8 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     problem, first = given(line)
     before = cpp_micro_gemm.micro_gemm_configs
     with generating_for(isa), judge._quiet():
-        found, left = backend.choices(problem, first), backend.refused(problem, first)
+        listed = backend.candidates(problem, first)
+    found, left = listed.names, listed.unsupported
     assert names < set(found)
     assert "CppMicroGemmRef-1x1x1" in found
     assert not set(found) & set(left)
@@ -238,8 +241,8 @@ def test_the_reference_micro_kernel_of_a_large_product_is_had_by_name_only() -> 
     backend, reference = CppBackend(threads=1), "CppMicroGemmRef-1x1x1"
     problem, first = given("linear:f32:nt:1024x1024x512")
     with judge._quiet():
-        assert reference not in backend.choices(problem, first)
-        assert backend.named(problem, first, "CppMicroGemmRef*") == (reference,)
+        assert reference not in backend.candidates(problem, first).names
+        assert backend.candidates(problem, first, BuildRequest(candidate="CppMicroGemmRef*")).named == (reference,)
 
 
 LINE = "linear:f32:nt:5x25x33:bias+relu"
@@ -253,7 +256,7 @@ def cpp() -> CppBackend:
 @needs_compiler
 def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: CppBackend) -> None:
     problem, first = given(LINE)
-    pick, *others = cpp.choices(problem, first)
+    pick, *others = cpp.candidates(problem, first).names
     before = cpp_micro_gemm.micro_gemm_configs
     names = [others[0], "CppMicroGemmRef-1x1x1"]
     for name in names:
@@ -264,20 +267,21 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
         assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
     assert cpp_micro_gemm.micro_gemm_configs is before
     assert pick not in names
-    assert cpp.recipe(problem, first, names[1]).micro_kernel == names[1]
+    assert cpp.recipe(problem, first, BuildRequest(candidate=names[1])).micro_kernel == names[1]
 
 
 @needs_compiler
 def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
     problem, first = given(LINE)
-    pick = cpp.choices(problem, first)[0]
-    prepared = cpp.prepare_choice(problem, first, f"{pick},cache=1.1.8,threads=1.1.2")
+    pick = cpp.candidates(problem, first).names[0]
+    prepared = cpp.prepare(problem, first, BuildRequest(candidate=f"{pick},cache=1.1.8,threads=1.1.2"))
     (one,) = prepared.artifact.products
     assert (one.slices, one.cache, prepared.contract) == (2, (1, 1, 8), Contract("f32", "fused", slices=2))
     assert prepared.run(first).shape == (5, 25)
     assert prepared.proof().objection() is None
     # The same artifact does not answer for another candidate.
-    prepared.artifact.spec = dataclasses.replace(prepared.artifact.spec, choice=f"{pick},cache=1.1.4")
+    other = BuildRequest(candidate=f"{pick},cache=1.1.4")
+    prepared.artifact.spec = dataclasses.replace(prepared.artifact.spec, request=other)
     objection = prepared.proof().objection()
     assert objection is not None
     assert objection.code == "another-candidate"
@@ -289,7 +293,7 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
 )
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)
-    pick = cpp.choices(problem, first)[0]
+    pick = cpp.candidates(problem, first).names[0]
     case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
     (outcome,) = judge.Judge().judge(case)
     assert outcome.status is Status.UNSUPPORTED
@@ -300,13 +304,13 @@ def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code
 @needs_compiler
 def test_caches_do_not_answer_one_blocking_with_another() -> None:
     problem, first = given("bmm:f32:nn:2x5x25x33")
-    backend = CppBackend(threads=1).with_user_caches(f"blockings-{uuid.uuid4().hex}")
-    pick, other, *_ = backend.choices(problem, first)
+    backend, request = CppBackend(threads=1), BuildRequest(user_caches=f"blockings-{uuid.uuid4().hex}")
+    pick, other, *_ = backend.candidates(problem, first, request).names
     names = [pick, other, f"{pick},cache=1.1.4"]
     said: list[tuple[str, ...]] = []
     cached = []
     for name in names * 2:  # the second time out of the caches
-        prepared = backend.prepare_choice(problem, first, name)
+        prepared = backend.prepare(problem, first, request.replace(candidate=name))
         prepared.run(first)
         assert prepared.proof().objection() is None
         said.append(prepared.proof().configuration)
@@ -332,19 +336,14 @@ class Listing:
     """A backend with two candidates of a list, more of them by name, and one that it has not."""
 
     name = "cpp"
-    supports = availability = prepare = staticmethod(lambda *_: None)
+    supports = availability = staticmethod(lambda *_: None)
 
-    def choices(self, problem: Problem, given: tensors.Operands) -> tuple[str, ...]:
-        return ("a", "b")
+    def candidates(self, problem: Problem, given: tensors.Operands, request: BuildRequest) -> Candidates:
+        named = (request.candidate,) if request.candidate.startswith("a,") else ()
+        return Candidates(("a", "b"), named, {"c": Reason(micro_kernels.REFUSED, "its check refuses")})
 
-    def named(self, problem: Problem, given: tensors.Operands, wanted: str) -> tuple[str, ...]:
-        return (wanted,) if wanted.startswith("a,") else ()
-
-    def refused(self, problem: Problem, given: tensors.Operands) -> dict[str, Reason]:
-        return {"c": Reason(micro_kernels.REFUSED, "its check refuses")}
-
-    def prepare_choice(self, problem: Problem, given: tensors.Operands, choice: str) -> Any:
-        raise Unsupported("stop", f"{choice} came this far")
+    def prepare(self, problem: Problem, given: tensors.Operands, request: BuildRequest) -> Any:
+        raise Unsupported("stop", f"{request.candidate} came this far")
 
 
 @pytest.mark.parametrize(

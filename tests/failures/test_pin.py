@@ -14,10 +14,11 @@ import torch
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Recipe
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.failures import artifacts, error_map, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
@@ -117,14 +118,14 @@ def failed(line: str, status: Status, code: str, candidate: str = "") -> Outcome
 )
 def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], warm: str, mode: str, has: str) -> None:
     problem = Problem.parse(line)
-    backend = CppBackend().in_mode(mode, "cpu") if mode else CppBackend(user_caches="tag" if warm else "")
+    backend, request = CppBackend(), BuildRequest(mode=Mode(mode), user_caches="tag" if warm and not mode else "")
     given = tensors.make(problem, "int-2", 0)
     facts: dict[str, Any] = {}
     if outcome[0] is Status.INCORRECT:
         reference = reference_module.reference(problem, given)
         interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
         facts = {"interval": interval, "actual": interval.expected.float()}
-    case = repro.Case(failed(line, *outcome), backend.recipe(problem, given, ""), given, warm=warm, **facts)
+    case = repro.Case(failed(line, *outcome), backend.recipe(problem, given, request), given, warm=warm, **facts)
     made = repro.script(case)
     assert len(made.text.splitlines()) < repro.LONGEST
     assert max(map(len, made.text.splitlines())) <= 120
@@ -138,7 +139,7 @@ def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_addres
     problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32::off-a")
     given = tensors.make(problem, "int-2", 0)
     outcome = failed(problem.line, Status.CRASHED, "process-died")
-    text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given, ""), given)).text
+    text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given), given)).text
     scope: dict[str, Any] = {}
     exec(
         text[: text.index("def program")].replace("import torch, torch._inductor.config", "import torch"), scope
@@ -156,7 +157,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
     problem = Problem.parse("mm:f16:nn:64x128x64:relu")
     given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
-    recipe = CutlassBackend().recipe(problem, given, name)
+    recipe = CutlassBackend().recipe(problem, given, BuildRequest(candidate=name))
     text = repro.script(repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", name), recipe, given)).text
     compile(text, "repro.py", "exec")
     assert "swizzle=1$" in text
@@ -270,6 +271,6 @@ def test_the_map_and_the_verdict_measure_the_error_alike(shift: float) -> None:
 def test_recipes_of_functions_name_file_and_function(tmp_path: Path) -> None:
     _, case, path = judged(tmp_path, MM, "rand")
     assert isinstance(case.backend, CallableBackend)
-    found = case.backend.recipe(MM, tensors.make(MM, "rand", 0), "")
+    found = case.backend.recipe(MM, tensors.make(MM, "rand", 0))
     assert found == Recipe(threads=torch.get_num_threads(), matmul=(str(path), "mine"))
     assert Evidence(tensors.make(MM, "rand", 0)).actual is None

@@ -183,7 +183,7 @@ def blocked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class BiasShifted(CallableBackend):
     """The bias of each column is its neighbour's."""
 
-    def prepare(self, problem: Problem, operands: Operands) -> CallablePrepared:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> CallablePrepared:
         made = super().prepare(problem, operands)
         plain = made._tensors
 

@@ -39,7 +39,7 @@ PLANTED = """
     import time
 
     from pytest_gemm.api.proof import Proof
-    from pytest_gemm.api.protocols import Availability
+    from pytest_gemm.api.protocols import Availability, Candidates
     from pytest_gemm.numerics.contract import Contract
 
     LOST = []  # made up: what CUDA does after an illegal address
@@ -111,17 +111,17 @@ PLANTED = """
         def availability(self, device):
             return Availability()
 
-        def supports(self, problem):
+        def supports(self, problem, request=None):
             return None
 
-        def prepare(self, problem, operands):
+        def prepare(self, problem, operands, request=None):
             return Prepared("correct")
 
 
     class Planted(Correct):
         name = "planted"
 
-        def prepare(self, problem, operands):
+        def prepare(self, problem, operands, request=None):
             phase, fault = PLAN.get(problem.shape.m, ("", None))
             if phase == "compile":
                 fault()
@@ -131,10 +131,11 @@ PLANTED = """
     class Choosing(Correct):
         name = "choosing"
 
-        def choices(self, problem, operands):
-            return ("first", "second", "third", "fourth")
+        def candidates(self, problem, operands, request):
+            return Candidates(("first", "second", "third", "fourth"))
 
-        def prepare_choice(self, problem, operands, choice):
+        def prepare(self, problem, operands, request):
+            choice = request.candidate
             phase, fault = PLAN.get(problem.shape.m, ("", None))
             return Prepared(choice, fault if choice == phase else None)
 

@@ -23,7 +23,8 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import records as records_module
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Choosing, Sparing, names_candidates, tuned
+from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates, names_candidates
+from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends import cutedsl, tensor_core
 from pytest_gemm.backends import triton as triton_module
@@ -214,22 +215,22 @@ def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch
         patch.object(CppTemplateCaller, "benchmark", lambda *args, out: made.append("benchmarked")),
         judge._quiet(),
     ):
-        names = backend.choices(problem, first)
+        names = backend.candidates(problem, first).names
     assert made == []
     assert len(names) == len(set(names)) > 2
     assert names[0].startswith("CppMicroGemmFP32Vec-")
     assert backend.compiles == 0
     monkeypatch.setattr(listing, "torch_compat", None)  # asked again, nothing is traced
-    assert backend.choices(problem, given("mm:f32:nn:64x64x64", seed=5)[1]) == names
+    assert backend.candidates(problem, given("mm:f32:nn:64x64x64", seed=5)[1]).names == names
 
 
 @needs_compiler
 def test_the_candidate_that_was_asked_for_is_the_one_that_runs(two: TwoCandidates) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
-    cpp, aten, *_ = two.choices(problem, first)
+    cpp, aten, *_ = two.candidates(problem, first).names
     expected = first.a.double() @ first.b.double()
     for name in (cpp, aten):
-        prepared = two.prepare_choice(problem, first, name)
+        prepared = two.prepare(problem, first, BuildRequest(candidate=name))
         assert (prepared.run(first).double() - expected).abs().max() < 1e-4
         assert prepared.artifact.chosen == (name,)
         assert (prepared.proof().chosen == (name,)) == (name == cpp)  # ATen's is somebody else's product
@@ -240,12 +241,12 @@ def test_the_candidate_that_was_asked_for_is_the_one_that_runs(two: TwoCandidate
 def test_a_name_that_no_candidate_has_is_refused(two: TwoCandidates, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
     with pytest.raises(Unsupported) as caught:
-        two.prepare_choice(problem, first, "CppMicroGemmAMX-32x32x32")
+        two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
     assert caught.value.reason.code == "no-such-choice"
     # One that was listed, and that Inductor does not offer any more.
     monkeypatch.setattr(two, "_space_of", lambda *args: Space())
     with pytest.raises(Unsupported) as caught:
-        two.prepare_choice(problem, first, "CppMicroGemmAMX-32x32x32")
+        two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
     assert caught.value.reason.code == "no-such-choice"
 
 
@@ -254,23 +255,19 @@ def test_an_artifact_of_one_candidate_is_kept_for_any_m_only() -> None:
     backend = CppBackend(threads=1)
     for m in (5, 96):
         problem, first = given(f"linear:f32:nt:{m}x33x40:bias+add:dyn-m")
-        name = backend.choices(problem, first)[0]
-        backend.prepare_choice(problem, first, name).run(first)
+        name = backend.candidates(problem, first).names[0]
+        backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
     assert backend.compiles == 1
     problem, first = given()
-    name = backend.choices(problem, first)[0]
+    name = backend.candidates(problem, first).names[0]
     for _ in range(2):
-        backend.prepare_choice(problem, first, name).run(first)
+        backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
     assert backend.compiles == 3
 
 
 @needs_compiler
-def test_the_winner_is_benchmarked_and_the_variant_stays_the_same(two: TwoCandidates) -> None:
+def test_the_winner_is_benchmarked(two: TwoCandidates) -> None:
     problem, first = given("mm:f32:nn:64x64x64")
-    one = two.picking("one")
-    assert two.picking("winner") is two
-    assert two.picking("one") is one
-    assert one.candidates == "one"
     timed: list[str] = []
     from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
 
@@ -332,16 +329,16 @@ def failing_to_load(error: Exception) -> Iterator[None]:
 def test_a_candidate_that_does_not_fit_is_pruned_and_one_that_fails_otherwise_is_not() -> None:
     problem, first = given()
     backend = CppBackend(threads=1)
-    name = backend.choices(problem, first)[0]
+    name = backend.candidates(problem, first).names[0]
     unfit = RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory, Required: 262144")
     with failing_to_load(unfit), pytest.raises(Pruned) as caught:
-        backend.prepare_choice(problem, first, name)
+        backend.prepare(problem, first, BuildRequest(candidate=name))
     assert caught.value.reason.code == "out-of-resources"
     assert "262144" in caught.value.reason.text
     with failing_to_load(ZeroDivisionError("in codegen")), pytest.raises(Exception, match="in codegen"):
-        backend.prepare_choice(problem, first, name)
+        backend.prepare(problem, first, BuildRequest(candidate=name))
     with failing_to_load(unfit), pytest.raises(Pruned) as caught:
-        CppBackend(threads=1, candidates="one").prepare(problem, first)
+        CppBackend(threads=1, selection="one").prepare(problem, first)
     assert caught.value.reason.code == "all-pruned"
 
 
@@ -504,11 +501,10 @@ def test_triton_candidates_come_from_where_inductor_has_them() -> None:
     assert spaces("mm:f16:nn:64x64x64") == [("", "*"), (",tma-store", "triton_mm_persistent_tma*")]
     problem = Problem.parse("mm:f16:nn:64x64x64")
     assert backend.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
-    winner = backend.picking("winner")
-    assert isinstance(winner, TritonBackend)
-    assert winner.options(problem)["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
+    winner = backend.options(problem, BuildRequest(selection=Selection.WINNER))
+    assert winner["max_autotune_gemm_search_space"] == "EXHAUSTIVE"
     # A user has decompose-K among the candidates; the one that follows from a line is a template.
-    assert winner.options(problem)["triton.num_decompose_k_splits"] > 0
+    assert winner["triton.num_decompose_k_splits"] > 0
     assert backend.options(problem)["triton.num_decompose_k_splits"] == 0
 
 
@@ -520,7 +516,7 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
     asked: list[dict[str, Any]] = []
     compiled: list[artifact_module.CompileSpec] = []
 
-    def list_choices(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> listing.Listed:
+    def list_candidates(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> listing.Listed:
         asked.append(dict(spec.options))
         return listing.Listed(("t-1", "t_tma-1"))
 
@@ -530,15 +526,15 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
         def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
             compiled.append(spec)
 
-    monkeypatch.setattr(listing, "list_choices", list_choices)
+    monkeypatch.setattr(listing, "list_candidates", list_candidates)
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
     backend = Spaced(threads=1)
     problem, first = given("mm:f16:nn:64x64x64")
-    assert backend.choices(problem, first) == ("t-1", "t_tma-1", "t_tma-1,tma-store")
+    assert backend.candidates(problem, first).names == ("t-1", "t_tma-1", "t_tma-1,tma-store")
     assert [o.get("triton.enable_template_tma_store") for o in asked] == [None, True]
     for name in ("t_tma-1", "t_tma-1,tma-store"):
-        backend.prepare_choice(problem, first, name)
+        backend.prepare(problem, first, BuildRequest(candidate=name))
     assert [spec.candidate for spec in compiled] == ["t_tma-1", "t_tma-1"]
     assert [spec.options.get("triton.enable_template_tma_store") for spec in compiled] == [None, True]
     assert len(asked) == 2
@@ -552,14 +548,14 @@ def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch)
         rebind_reason, compiles = "", 1
 
         def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
-            tags.append(spec.user_caches)
+            tags.append(spec.cache_tag)
 
-    monkeypatch.setattr(listing, "list_choices", lambda *args: listing.Listed(("a", "b")))
+    monkeypatch.setattr(listing, "list_candidates", lambda *args: listing.Listed(("a", "b")))
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
-    backend = CppBackend(threads=1).with_user_caches("tag")
+    backend = CppBackend(threads=1)
     problem, first = given()
     for name in ("a", "b", "", ""):
-        backend.artifact(problem, first, name)
+        backend.artifact(problem, first, BuildRequest(candidate=name, user_caches="tag"))
     assert tags == ["tag-a", "tag-b", "tag", "tag"], "each time a compile"
 
 
@@ -588,9 +584,9 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
     problem = Problem.parse(line)
     backend = TritonBackend()
     first = operands.make(problem, "int-2", 0, "cuda")
-    names = backend.choices(problem, first)
+    names = backend.candidates(problem, first).names
     assert len(set(names)) == len(names) > 3
-    assert TritonBackend().choices(problem, first) == names
+    assert TritonBackend().candidates(problem, first).names == names
     case = case_module.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
     outcomes = list(judge.Judge().judge(case))
     assert {o.status for o in outcomes} <= {Status.PASSED, Status.PRUNED}, outcomes
@@ -635,21 +631,23 @@ class Fake:
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         return None
 
-    def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
+    def prepare(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Prepared:
+        if request.candidate:
+            return self.prepare_one(problem, request.candidate)
         self.prepared.append("")
         if all("unfit" in name for name in self.names):
             raise Pruned("all-pruned", "all candidates were pruned")
         lost = {n: Reason("out-of-resources", "too large") for n in self.names if "unfit" in n}
         return Prepared(problem, "own", lost)
 
-    def choices(self, problem: Problem, given: operands.Operands) -> tuple[str, ...]:
+    def candidates(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Candidates:
         self.listed += 1
-        return self.names
+        return Candidates(self.names)
 
-    def prepare_choice(self, problem: Problem, given: operands.Operands, choice: str) -> Prepared:
+    def prepare_one(self, problem: Problem, choice: str) -> Prepared:
         self.prepared.append(choice)
         if "unfit" in choice:
             raise Pruned("out-of-resources", "out of resource: shared memory")
@@ -684,13 +682,10 @@ def test_no_choice_is_the_backends_own_way() -> None:
 
 
 class Tuner(Fake):
-    """A variant for each way to pick, whose candidate has the name of the way."""
+    """Its candidate has the name of the way in which it is selected."""
 
-    def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
-        return Prepared(problem, self.names[0])
-
-    def picking(self, how: str) -> Fake:
-        return Tuner(how)
+    def prepare(self, problem: Problem, given: operands.Operands, request: BuildRequest) -> Prepared:
+        return Prepared(problem, request.selection.value or self.names[0])
 
 
 @pytest.mark.parametrize(("choices", "chosen"), [("", "own"), ("one", "one"), ("winner", "winner"), ("all", "own")])
@@ -734,13 +729,13 @@ def test_a_backend_without_candidates_goes_its_only_way_unless_one_is_named() ->
         def availability(self, device: str) -> Availability:
             return Availability()
 
-        def supports(self, problem: Problem) -> Unsupported | None:
+        def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
             return None
 
-        def prepare(self, problem: Problem, given: operands.Operands) -> Prepared:
+        def prepare(self, problem: Problem, given: operands.Operands, request: object = None) -> Prepared:
             return Prepared(problem, "own")
 
-    assert not isinstance(Single(), Choosing)
+    assert not isinstance(Single(), CandidateBackend)
     for choices in ("all", "7"):
         assert {o.status for o in judged(Single(), choices)} == {Status.PASSED}
     (outcome,) = judged(Single(), "a")
@@ -884,7 +879,7 @@ def test_a_kernel_that_writes_nothing_cannot_live_on_the_last_result() -> None:
 def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
     problem, first = given("mm:f32:nn:20x33x40")
     case = case_module.Case(CppBackend(threads=1), problem, ("rand",), 0, "cpu")
-    prepared = case.backend.prepare(problem, first)
+    prepared = case.backend.prepare(problem, first, case.request())
     module, name, kernel = _kernel_of(prepared)
     outputs: list[torch.Tensor] = []
 
@@ -975,25 +970,25 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
 def test_cutedsl_has_its_operators_as_candidates(operators: list[Operator]) -> None:
     problem, first = given("mm:f16:nn:16x24x32")
     backend = cutedsl.CuteDslBackend()
-    assert isinstance(backend, Choosing)
-    names = backend.choices(problem, first)
+    assert isinstance(backend, CandidateBackend)
+    names = backend.candidates(problem, first).names
     assert names == ("op-a", "op_a", "op_a@2", "op_b", "op_lazy")
     assert not any(operator.compiled for operator in operators)
-    prepared = backend.prepare_choice(problem, first, "op_a@2")
+    prepared = backend.prepare(problem, first, BuildRequest(candidate="op_a@2"))
     assert [operator.compiled for operator in operators] == [0, 0, 0, 1, 0]
     assert prepared.proof().chosen == ("op_a@2",)
     with pytest.raises(Unsupported):
-        backend.prepare_choice(problem, first, "op_c")
+        backend.prepare(problem, first, BuildRequest(candidate="op_c"))
     operators.clear()
     with pytest.raises(Unsupported):
-        backend.choices(problem, first)
+        backend.candidates(problem, first)
 
 
 def test_an_operator_that_leaves_its_output_alone_returns_poison(operators: list[Operator]) -> None:
     problem, first = given("mm:f16:nn:16x24x32")
     backend = cutedsl.CuteDslBackend()
-    assert not backend.prepare_choice(problem, first, "op_b").run(first).isnan().any()
-    assert backend.prepare_choice(problem, first, "op_lazy").run(first).isnan().all()
+    assert not backend.prepare(problem, first, BuildRequest(candidate="op_b")).run(first).isnan().any()
+    assert backend.prepare(problem, first, BuildRequest(candidate="op_lazy")).run(first).isnan().all()
 
 
 def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
@@ -1003,9 +998,8 @@ def test_cutedsl_picks_the_fastest_of_those_that_it_is_not_spared(
     speeds = iter((3e-6, 1e-6, 2e-6))
     monkeypatch.setattr(cutedsl, "_device_seconds", lambda call: next(speeds))
     backend = cutedsl.CuteDslBackend()
-    assert isinstance(backend, Sparing)
-    picking = tuned(backend.sparing(["op_a", "op_lazy"]), "winner")
-    prepared: Any = picking.prepare(problem, first)
+    request = BuildRequest(selection=Selection.WINNER, pruned=frozenset({"op_a", "op_lazy"}))
+    prepared = backend.prepare(problem, first, request)
     assert prepared.timings == {"op-a": 3e-6, "op_a@2": 1e-6, "op_b": 2e-6}
     assert prepared.proof().chosen == ("op_a@2",)
     assert [operator.compiled for operator in operators] == [1, 0, 1, 1, 0]  # nothing that is spared
@@ -1060,7 +1054,7 @@ CONFTEST = """
 
     class Other(Fake):
         name = "other"
-        def supports(self, problem):
+        def supports(self, problem, request=None):
             from pytest_gemm.outcome import Unsupported
             return Unsupported("op", "never") if problem.shape.m == 5 else None
 
@@ -1243,6 +1237,7 @@ DYING = """
     import os
     from pytest_gemm.api.proof import Proof
     from pytest_gemm.api.protocols import Availability
+    from pytest_gemm.api.request import Capability
     from pytest_gemm.numerics.contract import Contract
 
     class Prepared:
@@ -1252,18 +1247,17 @@ DYING = """
 
     class Dying:
         name = "dying"
+        capabilities = {Capability.USER_CACHES}
         def __init__(self, how="", home=0):
             self.how, self.home = how, home or os.getpid()
         def availability(self, device): return Availability()
-        def supports(self, problem): return None
-        def prepare(self, problem, operands):
+        def supports(self, problem, request=None): return None
+        def prepare(self, problem, operands, request=None):
             if os.getpid() != self.home:
                 if self.how == "die":
                     os._exit(3)
                 raise KeyError("planted elsewhere")
             return Prepared()
-        def with_user_caches(self, tag):
-            return Dying(self.how, self.home)
 """
 
 
@@ -1292,7 +1286,7 @@ def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytes
 
         @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], distributions=["rand"])
         def test_elsewhere(gemm_case, gemm_check):
-            user = dataclasses.replace(gemm_case, backend=gemm_check.user_caches(gemm_case))
+            user = gemm_check.user_caches(gemm_case)
             gemm_check.run_elsewhere(user)
             gemm_check(user)
         """

@@ -255,10 +255,10 @@ def test_a_backend_may_go_wrong_anywhere(where: str) -> None:
         def availability(self, device: str) -> Any:
             raise AssertionError("a judge does not ask")
 
-        def supports(self, problem: Problem) -> Any:
+        def supports(self, problem: Problem, request: object = None) -> Any:
             return pytest.skip("supports") if where == "supports" else None
 
-        def prepare(self, problem: Problem, operands: tensors.Operands) -> Any:
+        def prepare(self, problem: Problem, operands: tensors.Operands, request: object = None) -> Any:
             return pytest.skip("prepare") if where == "prepare" else self
 
         @property

@@ -12,7 +12,8 @@ import torch
 
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
-from pytest_gemm.api.protocols import in_mode
+from pytest_gemm.api.protocols import unsupported
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import generated_code
@@ -24,7 +25,7 @@ from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands import tensors
-from pytest_gemm.outcome import Outcome, Status, Unsupported
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import terminal
 
@@ -42,7 +43,7 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
     }
     for backend in (MINE, CppBackend(), AtenBackend()):
         if mode not in lacking[backend.name]:
-            assert in_mode(backend, mode, "cpu").name == backend.name
+            assert unsupported(backend, MM, BuildRequest(mode=Mode(mode))) is None
             continue
         (outcome,) = Judge().judge(Case(backend, MM, ("rand",), 0, "cpu", mode=Mode(mode)))
         assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
@@ -50,12 +51,10 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
         assert outcome.reason.code == "mode"
 
 
-def test_a_mode_is_asked_of_the_same_variant_and_its_own_way_is_the_backend() -> None:
-    cpp = CppBackend()
-    assert in_mode(cpp, "", "cpu") is in_mode(cpp, "static", "cpu") is cpp
-    assert in_mode(cpp, "dynamic", "cpu") is in_mode(cpp, "dynamic", "cpu") is not cpp
-    with pytest.raises(Unsupported, match="CUDA graphs"):
-        in_mode(cpp, "cudagraphs", "cpu")
+def test_cuda_graphs_need_a_cuda_device() -> None:
+    reason = unsupported(CppBackend(), MM, BuildRequest(mode=Mode.CUDAGRAPHS))
+    assert reason is not None
+    assert "CUDA graphs" in reason.reason.text
 
 
 def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
@@ -75,11 +74,10 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
 )
 def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line: str) -> None:
     problem = Problem.parse(line)
-    backend = in_mode(CppBackend(threads=1), "dynamic", "cpu")
-    assert isinstance(backend, CppBackend)
-    found, _ = backend.picks(problem, tensors.make(problem, "int-2", 0))
+    backend, request = CppBackend(threads=1), BuildRequest(mode=Mode.DYNAMIC)
+    found, _ = backend.selected(problem, tensors.make(problem, "int-2", 0), request)
     candidates = [name for name, _ in found if name.startswith("CppMicro")]
-    assert (backend.supports(problem) is None) == bool(candidates)
+    assert (backend.supports(problem, request) is None) == bool(candidates)
 
 
 def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:

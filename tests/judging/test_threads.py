@@ -7,6 +7,7 @@ import torch
 
 from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import CompileSpec, constant_tensors
 from pytest_gemm.case_id import CaseId, Mode
@@ -132,5 +133,5 @@ def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(
     problem = Problem.parse(text)
     assert CppBackend().options(problem)["freezing"] is freezing or mode == ""
     given = room.make(problem, "rand", 0)
-    spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, mode=mode)
+    spec = CompileSpec("CPP", {"freezing": freezing}, "", 1, BuildRequest(mode=Mode(mode)))
     assert constant_tensors(problem, program.args(problem, given), spec) == expected

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -128,7 +129,7 @@ def test_a_users_function_runs_under_the_settings(problem: Problem) -> None:
     registry = Registry()
     registry.add_callable("mine", matmul)
     given = tensors.make(problem, "rand", 1)
-    registry["mine"].prepare(problem, given).run(given)
+    registry["mine"].prepare(problem, given, DEFAULT).run(given)
     assert seen == [("tf32" if problem is TF32 else "ieee", problem is REDUCED)]
 
 

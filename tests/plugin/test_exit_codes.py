@@ -25,7 +25,7 @@ CONFTEST = """
     import pytest
 
     from pytest_gemm.api.proof import Proof
-    from pytest_gemm.api.protocols import Availability
+    from pytest_gemm.api.protocols import Availability, Candidates
     from pytest_gemm.outcome import Unsupported
     from pytest_gemm.outcome import Reason
 
@@ -113,8 +113,8 @@ CONFTEST = """
         devices = ("cpu",)
         def availability(self, device):
             return Availability(Reason("no-board", "there is no board", "plug in the board"))
-        def supports(self, problem): ...
-        def prepare(self, problem, operands): ...
+        def supports(self, problem, request=None): ...
+        def prepare(self, problem, operands, request=None): ...
 
     class Silent(Absent):
         name = "silent"
@@ -135,7 +135,7 @@ CONFTEST = """
         name = "refusing"
         def availability(self, device):
             return Availability()
-        def supports(self, problem):
+        def supports(self, problem, request=None):
             return Unsupported("never", "nothing is taken")
 
     class Contract:
@@ -149,23 +149,22 @@ CONFTEST = """
 
     class Lawless(Refusing):
         name = "lawless"
-        def supports(self, problem):
+        def supports(self, problem, request=None):
             return None
-        def prepare(self, problem, operands):
+        def prepare(self, problem, operands, request=None):
             return Contract()
 
     class Late(Refusing):
         name = "late"
-        def supports(self, problem):
+        def supports(self, problem, request=None):
             return None
-        def prepare(self, problem, operands):
+        def prepare(self, problem, operands, request=None):
             raise Unsupported("never", "nothing can be compiled")
 
     class Picky(Late):
         name = "picky"
-        def choices(self, problem, operands):
-            return ("x", "y")
-        def prepare_choice(self, problem, operands, choice): ...
+        def candidates(self, problem, operands, request):
+            return Candidates(("x", "y"))
 
 
     def pytest_gemm_register_backends(registry):

@@ -184,8 +184,8 @@ def test_an_exception_in_any_member_of_a_backend_is_its_case(project: pytest.Pyt
         class Broken:
             name = "broken"
             def availability(self, device): return Availability()
-            def supports(self, problem): return None
-            def prepare(self, problem, operands): return Prepared()
+            def supports(self, problem, request=None): return None
+            def prepare(self, problem, operands, request=None): return Prepared()
 
         def fail(*args): raise KeyError("planted in {member}")
 
@@ -332,8 +332,8 @@ ABSENT = """
         devices = ("cpu",)
         def availability(self, device):
             return Availability(Reason("no-board", "there is no board", "plug in the board"))
-        def supports(self, problem): ...
-        def prepare(self, problem, operands): ...
+        def supports(self, problem, request=None): ...
+        def prepare(self, problem, operands, request=None): ...
 
     def pytest_gemm_register_backends(registry):
         registry.add(Absent())

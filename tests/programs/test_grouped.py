@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.backends.aten import AtenBackend, AtenPrepared
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
@@ -138,8 +139,8 @@ def test_a_plain_product_gets_one_group_after_the_other_and_no_empty_one() -> No
     registry = Registry()
     registry.add_callable("mine", matmul, batched=False)
     o = make("grouped_mm:f32:nt:4x20x12x36")
-    assert registry["mine"].supports(o.problem) is None
-    result = registry["mine"].prepare(o.problem, o).run(o)
+    assert registry["mine"].supports(o.problem, DEFAULT) is None
+    result = registry["mine"].prepare(o.problem, o, DEFAULT).run(o)
     assert isinstance(result, torch.Tensor)
     assert compared(o, result).ok
     assert [a[0] for a, _ in shapes] == [last - first for first, last in o.groups if last > first]

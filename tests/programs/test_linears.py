@@ -12,9 +12,11 @@ import torch.nn.functional as F
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.case_id import Mode
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -173,7 +175,7 @@ def test_a_function_computes_one_product_after_the_other_and_their_number_is_che
             return Proof(provable=False)
 
     class Short(type(registry["mine"])):  # type: ignore[misc]  # a backend like the other
-        def prepare(self, problem: Problem, operands: Operands) -> Forgets:
+        def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Forgets:
             return Forgets()
 
     short = Short("short", matmul, frozenset({"f32"}), True, None, True)
@@ -198,8 +200,7 @@ def test_what_is_put_together_is_claimed_and_the_rest_has_its_reason() -> None:
     cpp = CppBackend()
 
     def code(text: str, mode: str = "") -> str:
-        backend = cpp.in_mode(mode, "cpu") if mode else cpp
-        refusal = backend.supports(Problem.parse(text))
+        refusal = cpp.supports(Problem.parse(text), BuildRequest(mode=Mode(mode)))
         return "" if refusal is None else refusal.reason.code
 
     bf16 = "" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "isa"
@@ -225,14 +226,16 @@ def test_half_types_are_put_together_from_the_level_on_at_which_onednn_computes_
 ) -> None:
     for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
         monkeypatch.setattr(torch.ops.mkldnn, name, lambda: True)
-    refusal = CppBackend().listing_at(level).supports(Problem.parse(f"linears:{dtype}:nt:2x16x32x52"))
+    refusal = CppBackend(listing=True).supports(
+        Problem.parse(f"linears:{dtype}:nt:2x16x32x52"), BuildRequest(isa=level)
+    )
     assert (refusal.reason.code if refusal else "") == code
 
 
 def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48")  # with a fixed M, which MKL would compute outside of a package
-    packaged = CppBackend(threads=2).in_mode("aoti", "cpu")
-    names = packaged.choices(problem, room.make(problem, "rand", 0))
+    packaged = CppBackend(threads=2)
+    names = packaged.candidates(problem, room.make(problem, "rand", 0), BuildRequest(mode=Mode.AOTI)).names
     assert all(",grouped" in name for name in names)
     assert f"{names[0]},cache=2.2.8" in names
     assert packaged.compiles == 0
@@ -248,10 +251,10 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     assert backend.unbindable == {}
 
     given = room.make(problem, "rand", 0)
-    pick, *others = backend.choices(problem, given)
+    pick, *others = backend.candidates(problem, given).names
     assert outcomes[0].chosen == (pick,)
     assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped", name) for name in (pick, *others))
-    assert backend.picks(problem, given) == (((pick, ""),), False)
+    assert backend.selected(problem, given) == (((pick, ""),), False)
     other = others[0].removesuffix(",grouped")  # the micro-kernel's own name will do
     (outcome,) = Judge().judge(Case(backend, problem, ("rand",), 0, "cpu", choices=other))
     assert (outcome.status, outcome.chosen) == (Status.PASSED, (others[0],))
@@ -260,8 +263,8 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     assert (code.kernel, code.grouped) == (other, 2)
 
     class Singles(CppBackend):
-        def options(self, problem: Problem) -> dict[str, object]:
-            return {**super().options(problem), "cpp.enable_grouped_gemm_template": False}
+        def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
+            return {**super().options(problem, request), "cpp.enable_grouped_gemm_template": False}
 
     (outcome,) = Judge().judge(Case(Singles(threads=2), problem, ("rand",), 0, "cpu"))
     assert outcome.status is Status.FALLBACK

@@ -64,10 +64,10 @@ class Eager:
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         return None
 
-    def prepare(self, problem: Problem, operands: Operands) -> Eager:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Eager:
         self.contract = Contract(epilogue="eager")
         self.problem = problem
         return self

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
@@ -313,14 +314,14 @@ def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
     ],
 )
 def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
-    refusal = CppBackend().listing_at("avx2").supports(Problem.parse(line))
+    refusal = CppBackend(listing=True).supports(Problem.parse(line), BuildRequest(isa="avx2"))
     assert refusal is not None
     assert refusal.reason.code == code
 
 
 def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
     problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:group-32")
-    assert all(CppBackend().listing_at(isa).supports(problem) is None for isa in ("avx512", "amx"))
+    assert all(CppBackend(listing=True).supports(problem, BuildRequest(isa=isa)) is None for isa in ("avx512", "amx"))
     own = CppBackend().supports(problem)
     assert (own is None) == ("avx512" in isa_module.isas(processor.cpu().flags))
 
@@ -374,7 +375,7 @@ def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict
 
 
 def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
-    problem, backend = Problem.parse(THIRDS), CppBackend(candidates="one", threads=1)
+    problem, backend = Problem.parse(THIRDS), CppBackend(selection="one", threads=1)
     for distribution in ("int-2", "rand"):
         operands = make(THIRDS, distribution)
         prepared = backend.prepare(problem, operands)
@@ -385,10 +386,10 @@ def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
     assert (backend.compiles, backend.unbindable) == (1, {})
 
     class Singles(CppBackend):
-        def options(self, problem: Problem) -> dict[str, object]:
-            return {**super().options(problem), "cpp.enable_concat_linear": False}
+        def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
+            return {**super().options(problem, request), "cpp.enable_concat_linear": False}
 
-    singles = Singles(candidates="one", threads=1).prepare(problem, operands)
+    singles = Singles(selection="one", threads=1).prepare(problem, operands)
     singles.run(operands)
     objection = singles.proof().objection()
     assert objection is not None
@@ -396,7 +397,7 @@ def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
 
 
 def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -> None:
-    compiled = AtenBackend().in_mode("static", "cpu")
+    compiled = AtenBackend().compiled
     refusal = compiled.supports(Problem.parse(LINE))
     assert refusal is not None
     assert refusal.reason.code == "not-frozen"
@@ -410,7 +411,7 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
 ])  # fmt: skip
 def test_one_compiled_program_serves_every_distribution(line: str) -> None:
     """The packed weight, the scales' products and the column sums follow from the new constants."""
-    backend = CppBackend(candidates="one", threads=1)
+    backend = CppBackend(selection="one", threads=1)
     for distribution in ("int-2", "rand"):
         operands = make(line, distribution)
         prepared = backend.prepare(operands.problem, operands)

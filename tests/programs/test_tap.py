@@ -33,10 +33,10 @@ class Spoiled:
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         return None
 
-    def prepare(self, problem: Problem, operands: Operands) -> Spoiled:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Spoiled:
         self.contract = Contract(epilogue="eager")
         self.problem = problem
         return self

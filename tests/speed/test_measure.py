@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, Prepared
+from pytest_gemm.api.protocols import Availability, Candidates, Prepared
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judging.case import Case
@@ -48,29 +49,22 @@ class Several:
 
     name = "several"
     devices = ("cpu",)
+    capabilities = frozenset({Capability.ISA, Capability.MODE})
 
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem) -> None:
+    def supports(self, problem: Problem, request: object = None) -> None:
         return None
 
-    def at_isa(self, isa: str) -> Several:
-        return self
+    def candidates(self, problem: Problem, operands: Operands, request: BuildRequest) -> Candidates:
+        return Candidates(("big", "medium", "small"))
 
-    def in_mode(self, mode: str, device: str) -> Several:
-        return self
-
-    def choices(self, problem: Problem, operands: Operands) -> tuple[str, ...]:
-        return ("big", "medium", "small")
-
-    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
-        return self.prepare_choice(problem, operands, "big")
-
-    def prepare_choice(self, problem: Problem, operands: Operands, choice: str) -> Prepared:
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest) -> Prepared:
+        choice = request.candidate or "big"
         registry = Registry()
         registry.add_callable(choice, torch.matmul)
-        made: Any = registry[choice].prepare(problem, operands)
+        made: Any = registry[choice].prepare(problem, operands, DEFAULT)
         made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
         prepared: Prepared = made
         return prepared
@@ -201,19 +195,15 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
 class Timing(Several):
     """A backend that selects by timing its candidates itself."""
 
-    def __init__(self, spared: Iterable[str] = ()) -> None:
+    capabilities = frozenset({*Several.capabilities, Capability.SELECTION, Capability.PRUNED})
+
+    def __init__(self) -> None:
         self.seconds = {"big": 1e-5, "medium": 1.4e-5, "small": 2e-5}
-        self.spared = frozenset(spared)
 
-    def picking(self, how: str) -> Timing:
-        return self
-
-    def sparing(self, names: Iterable[str]) -> Timing:
-        return Timing(names)
-
-    def prepare(self, problem: Problem, operands: Operands) -> Prepared:
-        timings = {name: seconds for name, seconds in self.seconds.items() if name not in self.spared}
-        prepared: Any = self.prepare_choice(problem, operands, min(timings, key=timings.__getitem__))
+    def prepare(self, problem: Problem, operands: Operands, request: BuildRequest) -> Prepared:
+        timings = {name: seconds for name, seconds in self.seconds.items() if name not in request.pruned}
+        fastest = min(timings, key=timings.__getitem__)
+        prepared: Any = super().prepare(problem, operands, request.replace(candidate=fastest))
         prepared.timings = {**timings, "failed": float("inf")}
         made: Prepared = prepared
         return made
@@ -223,9 +213,7 @@ class Compilers(Several):
     """A backend whose compiler selects."""
 
     name = "compiler"
-
-    def picking(self, how: str) -> Compilers:
-        return self
+    capabilities = frozenset({*Several.capabilities, Capability.SELECTION})
 
 
 def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did_not_leave_out(tmp_path: Path) -> None:

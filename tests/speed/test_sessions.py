@@ -17,6 +17,8 @@ from typing import Any, Final
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+from pytest_gemm.api.protocols import Candidates
+from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
@@ -138,7 +140,7 @@ import os
 import signal
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.registry import Registry
 
 
@@ -170,19 +172,17 @@ class Several:
     def availability(self, device):
         return Availability()
 
-    def supports(self, problem):
+    def supports(self, problem, request=None):
         return None
 
-    def choices(self, problem, operands):
-        return ("big", "medium", "small")
+    def candidates(self, problem, operands, request):
+        return Candidates(("big", "medium", "small"))
 
-    def prepare(self, problem, operands):
-        return self.prepare_choice(problem, operands, "big")
-
-    def prepare_choice(self, problem, operands, choice):
+    def prepare(self, problem, operands, request):
+        choice = request.candidate or "big"
         registry = Registry()
         registry.add_callable(choice, correct)
-        made = registry[choice].prepare(problem, operands)
+        made = registry[choice].prepare(problem, operands, request)
         made.proof = lambda: Proof(chosen=(choice,), generated=(choice,), executed=(choice,))
         return made
 
@@ -598,11 +598,12 @@ def test_the_pick_of_the_baseline_is_timed_beside_another_one(before: str, expec
     request = Request((), "cuda", pinned={key: ("a", "b", "c", "deadly")}, before={key: before})
     meter: Any = SimpleNamespace(request=request, _withheld=lambda _, name: object() if name == "deadly" else None)
     backend = SimpleNamespace(
-        **dict.fromkeys(("devices", "availability", "supports", "prepare", "choices"), lambda *_: ()),
+        **dict.fromkeys(("devices", "availability", "supports", "prepare"), lambda *_: ()),
         name="several",
-        prepare_choice=lambda *asked: asked,
+        candidates=lambda *_: Candidates(()),
     )
-    case: Any = SimpleNamespace(backend=backend, problem=Problem.parse(LINES[0]))
+    problem = Problem.parse(LINES[0])
+    case: Any = SimpleNamespace(backend=backend, problem=problem, request=lambda name="": BuildRequest(candidate=name))
     prepared: Any = SimpleNamespace(proof=lambda: SimpleNamespace(chosen=("a",)))
     given: Any = None
     assert list(Meter._earlier(meter, case, prepared, given)) == expected

@@ -19,8 +19,8 @@ BACKENDS = """
         devices = ("cpu",)
         def __init__(self, name, act): self.name, self._act = name, act
         def availability(self, device): return self._act() or Availability(versions=(("thing", "1.2"),))
-        def supports(self, problem): return None
-        def prepare(self, problem, operands): raise AssertionError("not reached")
+        def supports(self, problem, request=None): return None
+        def prepare(self, problem, operands, request=None): raise AssertionError("not reached")
 
     def pytest_gemm_register_backends(registry):
         registry.add_callable("good", lambda a, b: a @ b)

@@ -230,12 +230,12 @@ class Model:
     def availability(self, device: str) -> Availability:
         return Availability()
 
-    def supports(self, problem: Problem) -> Unsupported | None:
+    def supports(self, problem: Problem, request: object = None) -> Unsupported | None:
         return (
             Unsupported("bf16", "no bf16 here") if problem.dtypes.a.name == "bf16" and self.name == "choosy" else None
         )
 
-    def prepare(self, problem: Problem, operands: Operands) -> Any:
+    def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Any:
         return _Prepared(self, problem)
 
 
@@ -427,7 +427,7 @@ def test_one_row_and_the_epilogue_are_asked_through_problems_of_their_own() -> N
     class Moody(Model):
         """Another order for one row, and a relu that is a maximum of numbers."""
 
-        def prepare(self, problem: Problem, operands: Operands) -> Any:
+        def prepare(self, problem: Problem, operands: Operands, request: object = None) -> Any:
             prepared = _Prepared(self, problem)
             if problem.shape.m == 1:
                 prepared.model = Model(lambda a, b: in_order(a[:, ::-1], b[::-1]), self.contract)
@@ -570,8 +570,8 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
         class Dies:
             name, devices = "dies", ("cpu",)
             def availability(self, device): os.abort()
-            def supports(self, problem): return None
-            def prepare(self, problem, operands): raise AssertionError
+            def supports(self, problem, request=None): return None
+            def prepare(self, problem, operands, request=None): raise AssertionError
 
         def pytest_gemm_register_backends(registry):
             registry.add(Dies())

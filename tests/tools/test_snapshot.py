@@ -157,7 +157,7 @@ def test_every_problem_has_a_line_whether_or_not_there_is_a_kernel_for_it() -> N
         "int_mm:i8-i8-i32:nt:32x64x128": "refused",
         "mm:f32:nn:1x1x16": "none",
     }
-    taken = snapshot.take(CppBackend(threads=4), map(Problem.parse, lines), "amx", 4)
+    taken = snapshot.take(CppBackend(threads=4, listing=True), map(Problem.parse, lines), "amx", 4)
     assert {line: pick.kernel for line, pick in taken.picks.items()} == lines
     assert taken.picks["linear:bf16:nt:64x64x64:bias"].blocking.count("/") == 1
     assert taken.facts["threads"] == "4"
@@ -165,9 +165,9 @@ def test_every_problem_has_a_line_whether_or_not_there_is_a_kernel_for_it() -> N
 
 def test_a_list_does_not_depend_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = [Problem.parse("mm:f32:nn:512x512x512")]
-    first = snapshot.take(CppBackend(threads=4), problem, "avx512", 4)
+    first = snapshot.take(CppBackend(threads=4, listing=True), problem, "avx512", 4)
     monkeypatch.setattr(processor, "cpu", lambda: processor.Cpu(flags=("avx2", "fma", "f16c")))
     capable = dict(torch.cpu.get_capabilities())
     smaller = {**capable, "l1d_cache_size": 4096, "l2_cache_size": 65536, "avx512_f": not capable.get("avx512_f")}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: smaller)
-    assert snapshot.take(CppBackend(threads=4), problem, "avx512", 4) == first
+    assert snapshot.take(CppBackend(threads=4, listing=True), problem, "avx512", 4) == first

@@ -1,0 +1,70 @@
+"""How a problem is to be built: what the engine hands a backend beside the problem and its operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Final
+
+from pytest_gemm.case_id import Device, Mode
+
+
+class Selection(str, enum.Enum):
+    """How a backend selects one of its candidates.  ``OWN`` is the backend's own way."""
+
+    OWN = ""
+    ONE = "one"  # by a rule that depends on the problem's line alone; nothing is benchmarked
+    WINNER = "winner"  # the fastest, by benchmarking
+
+
+class Capability(str, enum.Enum):
+    """A field of :class:`BuildRequest` that a backend honours; without it the field has its default."""
+
+    SELECTION = "selection"
+    PRUNED = "pruned"
+    MODE = "mode"
+    ISA = "isa"
+    USER_CACHES = "user_caches"
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildRequest:
+    """How a problem is to be built.  A backend that declares no capabilities may ignore it.
+
+    Attributes:
+        device: where the operands are.
+        candidate: name of the one candidate to build; in a request for a list, a name or a pattern (``fnmatch``) of
+            some.  "": the backend selects one, or lists all.
+        selection: how it selects one.
+        pruned: candidates that need not be benchmarked, known to be slow.
+        mode: how a user's program reaches the kernel.
+        isa: instruction set of the CPU to generate code for, one of ``machine.isa.ISAS``; "": the machine's own.
+        user_caches: compile at every ``prepare`` as a user's process does, with every cache on.  The tag separates
+            these caches from all others; "" is without.
+    """
+
+    device: Device = Device.CPU
+    candidate: str = ""
+    selection: Selection = Selection.OWN
+    pruned: frozenset[str] = frozenset()
+    mode: Mode = Mode.OWN
+    isa: str = ""
+    user_caches: str = ""
+
+    def replace(self, **changes: object) -> BuildRequest:
+        """This request with other values of some fields."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by the fields' own types
+
+
+DEFAULT: Final = BuildRequest()
+
+
+def capabilities_of(backend: object) -> frozenset[Capability]:
+    """The capabilities that a backend declares."""
+    found: frozenset[Capability] = frozenset(getattr(backend, "capabilities", ()))
+    return found
+
+
+def honours(backend: object, capability: Capability) -> bool:
+    """Whether a backend declares a capability."""
+    return capability in capabilities_of(backend)
