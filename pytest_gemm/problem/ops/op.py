@@ -129,3 +129,13 @@ class Op:
     pack: Callable[[Any, Problem, Tensor], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = _nothing
+
+    def __reduce__(self) -> tuple[Callable[[str], Op], tuple[str]]:
+        """Pickled by its name: its functions have none."""
+        return _named, (self.name,)
+
+
+def _named(name: str) -> Op:
+    from pytest_gemm.problem.ops import OPS  # the table is made of this module's class
+
+    return OPS[name]
