@@ -16,15 +16,22 @@ from pathlib import Path
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.storage.datafile import Key, TableFile, is_count, is_text, is_texts
+from pytest_gemm.storage.errors import FileError
 from pytest_gemm.text import show
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
 _FILE = Path(__file__).with_name("pytorch_families.toml")
+_TEXT, _COUNT, _LINES = "write a text between quotes", "write a number of tests", "write a list of problem lines"
+_KEYS = {
+    "test": Key(is_text, _TEXT, "name the test function"),
+    "asks": Key(is_text, _TEXT, "say what the test varies and asserts"),
+    "cases": Key(is_count, _COUNT, "say how many tests its parameters make"),
+    "dynamic": Key(is_count, _COUNT),
+    "lines": Key(is_texts, _LINES, read=tuple),
+    "awaiting": Key(is_texts, _LINES, read=tuple),
+    "options": Key(is_text, _TEXT),
+    "note": Key(is_text, _TEXT),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,19 +63,16 @@ def load(path: Path = _FILE) -> tuple[Family, ...]:
     """The families, in the order of PyTorch's file.
 
     Raises:
-        ValueError: for a file that is not TOML, a key that there is not, or a function that stands twice.
+        FileError: for a file that is not TOML, an unknown key, a wrong value, or a function that stands twice.
     """
-    found = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["family"]:
-        lists = {key: tuple(entry.get(key, ())) for key in ("lines", "awaiting")}
-        try:
-            found.append(Family(**{**entry, **lists}))
-        except TypeError as error:
-            raise ValueError(f"{path}: {entry.get('test', 'a family without a test')}: {error}") from None
-    names = [family.test for family in found]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{path}: {', '.join(sorted(twice))} stands twice")
-    return tuple(found)
+    file = TableFile(path, "family", FileError)
+    found: dict[str, Family] = {}
+    for table in file.tables():
+        family = Family(**file.read(table, _KEYS))
+        if family.test in found:
+            raise file.fail(f"{family.test} stands twice", "test names are unique", "test")
+        found[family.test] = family
+    return tuple(found.values())
 
 
 def complaints(families: Iterable[Family]) -> list[str]:

@@ -36,6 +36,7 @@ _HASH: Final = re.compile(r"[A-Za-z0-9_-]{24,}")
 
 def home() -> Path:
     """The folder: ``$XDG_CACHE_HOME/pytest-gemm`` or ``~/.cache/pytest-gemm``."""
+    # Not by platformdirs: it is a pytest plugin too, which every start of pytest would load.
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
 
 
@@ -132,9 +133,10 @@ class Pruned:
     """What was removed.
 
     Attributes:
-        count, size: entries, and their bytes.
+        count: of the entries that were removed.
+        size: of these, in bytes.
         left: bytes that stay.
-        complete: whether there was time for all.
+        complete: whether the time was enough for all.
     """
 
     count: int = 0
@@ -216,6 +218,8 @@ def _ago(used: float) -> str:
 
 
 def _show(folder: Path) -> str:
+    from tabulate import tabulate
+
     limits = Limits.from_environment()
     rows = [("kept", "entries", "size", "unused for", "to")]
     found = list(entries(folder)) if folder.is_dir() else []
@@ -225,13 +229,10 @@ def _show(folder: Path) -> str:
         size = _size(sum(entry.size for entry in those))
         rows.append((kind, str(len(those)), size, _ago(max(used)), _ago(min(used))))
     rows.append(("all", str(len(found)), _size(sum(entry.size for entry in found)), "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = [str(folder)]
-    lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    table = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", *4 * ("right",)))
     days = f"{limits.days:g} days" if limits.days else "no age"
     most = f"{limits.gigabytes:g} GB" if limits.gigabytes else "no size"
-    lines.append(f"limits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)")
-    return "\n".join(lines) + "\n"
+    return f"{folder}\n{table}\nlimits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,19 +1,16 @@
 """Data files: read with an error that names file and line, whatever is wrong with them.
 
-A ledger and a shapes file are lists of TOML tables, ``[[name]]``: :class:`TableFile` knows on which line each key
-stands.  What is written as JSON is read back into dataclasses, whose types :func:`mismatch` checks.
+Ledgers and files of problems are lists of TOML tables, ``[[name]]``.  :class:`TableFile` holds each against a table of
+its keys and finds the line of a key, which no TOML library tells: ``tomllib`` and ``tomlkit`` give values without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import stat
 import sys
-import types
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,36 +38,6 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def mismatch(value: object, hint: Any, name: str = "") -> str:
-    """What of plain data is not of the type that is declared, ``kernels[0] is 3``; "" where all is.
-
-    Args:
-        value: an instance of a dataclass, or what one consists of.
-        hint: its type: a class, a union, a tuple of one type, a list or a mapping.
-        name: what to call it.
-    """
-    parts = typing.get_args(hint)
-    origin = typing.get_origin(hint)
-    if origin in {typing.Union, types.UnionType}:
-        return min((mismatch(value, part, name) for part in parts), key=len)
-    expected = (int, float) if hint is float else origin or hint
-    if not isinstance(value, expected) or (isinstance(value, bool) and hint not in {bool, object}):
-        return f"{name} is {shown(value)}"
-    members: Iterable[tuple[str, object, Any]] = ()
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        members = ((f"{name}.{key}", getattr(value, key), of) for key, of in _fields(hint).items())
-    elif parts and isinstance(value, Mapping):
-        members = ((f"{name}[{shown(key)}]", one, parts[1]) for key, one in value.items())
-    elif parts and isinstance(value, tuple | list):
-        members = ((f"{name}[{index}]", one, parts[0]) for index, one in enumerate(value))
-    return next((found for part, one, of in members if (found := mismatch(one, of, part.lstrip(".")))), "")
-
-
-@functools.cache
-def _fields(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
 def is_any(value: object) -> bool:  # noqa: ARG001 -- the signature of Key.right
     """Whether a value is one that ``Key.read`` checks: any."""
     return True
@@ -79,6 +46,11 @@ def is_any(value: object) -> bool:  # noqa: ARG001 -- the signature of Key.right
 def is_text(value: object) -> bool:
     """Whether a value is a text."""
     return isinstance(value, str)
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number that is not negative."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_texts(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""Files that several processes write: locks that say who holds them, and files that are replaced as a whole.
+"""Files that several processes write: locks that name their holder, and files that are replaced as a whole.
 
-The ``filelock`` library is not used here: its lock neither names its holder nor can be shared by readers, and before
-release 3.20 it follows links and truncates what it opens.
+The ``filelock`` library does not serve here.  Its lock does not name the holder, and readers cannot share it: its
+lock for readers and writers is an SQLite database, which forked children do not hold.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def locked(
     """Hold the exclusive lock of a file for the block; the system frees it when the process dies.
 
     Args:
-        path: the lock file, made where it is missing.  A link is refused, and nothing is truncated before it is held.
+        path: the lock file, made where it is missing.  A link is an error.  Nothing is truncated before it is
+            locked.
         wait: seconds to wait for another process; 0: without a limit, negative: not at all.
-        waiting: is told the holder ("process 123") and the seconds waited so far, about ten times a second.
+        waiting: called with the holder ("process 123") and the seconds waited so far, about ten times a second.
         mode: of a new file.
 
     Raises:
@@ -103,7 +104,7 @@ def _try(handle: int, kind: int) -> bool:
 
 
 def _holder(handle: int) -> str:
-    """Who wrote itself into a lock file."""
+    """The process whose number stands in a lock file."""
     number = os.pread(handle, 32, 0).strip()
     return f"process {number.decode()}" if number.isdigit() else "another process"
 

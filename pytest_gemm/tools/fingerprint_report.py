@@ -16,7 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 
@@ -24,7 +24,6 @@ from pytest_gemm import __version__
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software as software_module
 from pytest_gemm.storage import files
-from pytest_gemm.storage.datafile import mismatch
 from pytest_gemm.tools import doctor
 from pytest_gemm.tools.fingerprint import changes, take
 from pytest_gemm.tools.probes import PROBES, Print
@@ -250,6 +249,19 @@ def path_of(folder: Path, key: str, backend: str) -> Path:
     return folder / key / f"{backend}.fingerprint.json"
 
 
+@dataclasses.dataclass
+class _File:
+    """The content of a fingerprint's file, as :func:`save` writes it."""
+
+    format: Literal[1]
+    backend: str
+    device: str
+    hardware: str
+    date: str
+    software: dict[str, str]
+    columns: list[Print]
+
+
 def save(path: Path, found: Fingerprint) -> None:
     """Write it whole or not at all; sorted and indented, so that a diff of two shows what changed."""
     columns = []
@@ -281,22 +293,12 @@ def load(path: Path) -> Fingerprint | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    import msgspec
+
     try:
-        content = json.loads(text)
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f"not a fingerprint of format {_FORMAT}")
-        found = Fingerprint(
-            content["backend"],
-            content["device"],
-            content["hardware"],
-            [Print.from_dict(column) for column in content["columns"]],
-            software=content["software"],
-            date=content["date"],
-        )
-    except KeyError as error:
-        raise ValueError(f"it has no {error}") from None
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a fingerprint: {error}") from None
-    if wrong := mismatch(found, Fingerprint):
-        raise ValueError(wrong)
-    return found
+        found = msgspec.json.decode(text, type=_File)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not a fingerprint of format {_FORMAT}: {error}") from None
+    return Fingerprint(
+        found.backend, found.device, found.hardware, found.columns, software=found.software, date=found.date
+    )

@@ -604,18 +604,18 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "Expecting value"),
+        ("", "not a fingerprint of format 1: Input data was truncated"),
         ("[]", "not a fingerprint of format 1"),
-        ('{"format": 1}', "it has no 'backend'"),
+        ('{"format": 1}', "not a fingerprint of format 1: Object missing required field `backend`"),
         (
             '{"format": 1, "backend": 1, "device": "", "hardware": "", "columns": [], "software": {}, "date": ""}',
-            "backend is 1",
+            "not a fingerprint of format 1: Expected `str`, got `int` - at `$.backend`",
         ),
         (
             '{"format": 1, "backend": "", "device": "", "hardware": "", "columns": [5], "software": {}, "date": ""}',
-            "not a finger",
+            "not a fingerprint of format 1: Expected `object`, got `int` - at `$.columns[[]0[]]`",
         ),
-        (99999 * "[", "not a fingerprint: maximum recursion depth"),
+        (99999 * "[", "not a fingerprint of format 1: Expected `object`, got `array`"),
     ],
 )
 def test_a_stored_fingerprint_that_cannot_be_read_ends_the_run_before_it_asks(
