@@ -1,4 +1,4 @@
-"""What is caught, by us and by the usual comparisons: every mutant, every control, and a flood of correct products.
+"""Detection by pytest-gemm and by usual comparisons: every mutant, every control, and random correct products.
 
     python tests/mutant_study.py [--out PAGE] [--correct COUNT] [--seed N]
 
@@ -543,48 +543,50 @@ def page(mutants: Sequence[Row], controls: Sequence[Row], seconds: float, flood:
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {processor.cpu().model}"
     heads = ["assert_close", "1e-2", "same", "cosine", "max norm"]
     parts = [
-        "# What the harness catches, and what the usual comparisons do",
+        "# Mutants and controls: detection by pytest-gemm and by usual comparisons",
         _prose(
-            f"""{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables.  Made by
-            `python tests/mutant_study.py --out docs/results/mutants.md --correct 100000`; nothing here is by hand."""
+            f"""{datetime.date.today().isoformat()}; {versions}; {seconds:.0f} seconds for the tables.  Generated
+            by `python tests/mutant_study.py --out docs/results/mutants.md --correct 100000`; not edited by hand."""
         ),
         _prose(
-            f"""{len(MUTANTS)} backends with a planted bug (`tests/mutants.py`) and {len(CONTROLS)} correct ones, at K =
-            {", ".join(map(str, KS))}, in every dtype in which they make sense; those that begin at a size, or whose bug
-            is none of arithmetic, at a size of their own.  A case is one of them in one dtype at one K.  Each is judged
-            in a process of its own; one that dies is caught as `dead process`."""
+            f"""{len(MUTANTS)} mutants (`tests/mutants.py`) and {len(CONTROLS)} controls, at K =
+            {", ".join(map(str, KS))}, in every dtype that applies; those that depend on a size, or whose bug is not
+            arithmetic, at their own size.
+            A case is one of them in one dtype at one K.  Each is judged in its own process; one that dies is caught as
+            `dead process`."""
         ),
-        _table(["", "cases caught", "mutants caught in every case", "false alarms on correct controls"], summary),
+        _table(["", "cases caught", "mutants caught in every case", "false alarms on controls"], summary),
         _prose(
-            f"""The peers get one call on random data (normal; int8 uniform), compared with eager ATen on the same
-            operands, which is what tests do.  `assert_close`: `torch.testing.assert_close` with its defaults.  1e-2:
+            f"""The usual comparisons get one call on random data (normal; int8 uniform), compared with eager ATen on
+            the same operands, as common in tests.  `assert_close`: `torch.testing.assert_close` with its defaults.
+            1e-2:
             the same with rtol = atol = 1e-2.  `same`: `torch._dynamo.utils.same` with a float64 reference where the op
-            runs in float64 (mm, addmm, bmm, linear), tol 1e-3 in f16 and 1e-4 elsewhere, as PyTorch's benchmark runner
-            has it.  cosine: similarity of at least 0.99.  max norm: `max |x - y| <= {MAX_NORM:g} max |y|`.  *alarm*: it
-            rejects the right product on these data too, and has found nothing.  What a cell does not name is missed
-            (of a control: passed).  Where eager would kill the process
-            there is nobody to compare with, and the case counts for us only."""
+            runs in float64 (mm, addmm, bmm, linear), tol 1e-3 in f16 and 1e-4 elsewhere, as in PyTorch's benchmark
+            runner.  cosine: similarity of at least 0.99.  max norm: `max |x - y| <= {MAX_NORM:g} max |y|`.  *alarm*: it
+            rejects the right product on these data too, so it detects nothing.  Dtypes that a cell does not name are
+            missed (of a control: passed).  Where eager would kill the process there is no comparison, and the case
+            counts for pytest-gemm only."""
         ),
         _prose(
-            f"""Ours: the tier that caught it first, and the distribution.  {_counted(tiers)}.
+            f"""pytest-gemm: the tier that caught it first, and the distribution.  {_counted(tiers)}.
             {len(mutants) - len(late)} cases are caught by the {quick} distributions of `--gemm-level=quick`, the others
             by a later one:
             {", ".join(f"`{name}`" for name in dict.fromkeys(r.name for r in late)) or "none"}."""
         ),
         "## Mutants",
-        _table(["mutant", "what is wrong", "dtypes", "ours", *heads], body),
-        "## Correct controls",
+        _table(["mutant", "bug", "dtypes", "pytest-gemm", *heads], body),
+        "## Controls",
         "Judged with every distribution that applies, under the contract that they declare.",
-        _table(["control", "what it is", "ours", *heads], correct),
-        "## Where a bug cannot show",
+        _table(["control", "description", "pytest-gemm", *heads], correct),
+        "## Equivalent mutants",
         _prose(
-            """Equivalent mutants are no misses.  A problem line that fits the pattern is left out of the tables
-            above."""
+            """On these problems the bug cannot change the result.  A problem line that matches the pattern is left out
+            of the tables above."""
         ),
-        _table(["mutant", "problems", "why"], excused),
+        _table(["mutant", "problems", "reason"], excused),
         _prose(
-            """Left out altogether: tensor cores that truncate at f = 24 where float32 sums are claimed, which stay
-            within the bound of float32 sums in any order."""
+            """Not included: tensor cores that truncate at f = 24 where float32 sums are declared, which stay within
+            the bound of float32 sums in any order."""
         ),
     ]
     return "\n\n".join([*parts, *([flood] if flood else [])]) + "\n"
@@ -660,7 +662,7 @@ class Flood:
     Attributes:
         ends: number of products by status.
         dtypes, ops: the same by dtypes and by op, of those that passed.
-        alarms: outcomes that accuse eager, and cannot be explained by the ledger.
+        alarms: failures of eager that the ledger does not explain.
         doubts: cases whose data could not tell right from wrong.
     """
 
@@ -744,23 +746,24 @@ def flood(count: int, seed: int, workers: int) -> tuple[Flood, float, float]:
 
 
 def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
-    """The flood as a section of the page; ``cpu`` is the time that the workers computed, in seconds."""
+    """The random products as a section of the page; ``cpu`` is the time that the workers computed, in seconds."""
     total = found.ends.total()
     known = found.ends[Status.KNOWN_FAILURE.value]
     parts = [
-        "## A flood of correct products",
+        "## Random correct products",
         _prose(
             f"""{total} random products of eager ATen on the CPU, {len(found.alarms)} false alarms, {seconds:.0f}
-            seconds in {workers} processes of one thread, {cpu:.0f} seconds of a core in all:
-            {1e3 * cpu / max(total, 1):.1f} ms a product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
-            epilogue, flags, distribution and seed are drawn at random; a product is one distribution of one problem,
-            or a second run that ends a case."""
+            seconds in {workers} processes of one thread, {cpu:.0f} seconds of CPU time in total:
+            {1e3 * cpu / max(total, 1):.1f} ms per product.  Op, dtypes, layout, sizes (M and N to 40, K to 1500),
+            epilogue, flags, distribution and seed are random; a product is one distribution of one problem, or a second
+            run that ends a case."""
         ),
         _prose(
-            f"""{known} are failures that the ledger knows; {len(found.doubts)} are cases whose data cannot tell a right
-            result from a wrong one (mistrusted), most of them epilogues that saturate whatever comes in (sigmoid, exp,
-            then clamp); they accuse nobody.  What the ledger knows to kill the process is not run: bf16 `woq_int8` with
-            K no multiple of 32, or with an A that is not aligned, which this flood has found."""
+            f"""{known} are known failures; {len(found.doubts)} are cases whose data cannot tell a right result from a
+            wrong one (mistrusted), most of them with epilogues that saturate every input (sigmoid, exp, then clamp).
+            They
+            are not failures of eager.  Problems that kill the process according to the ledger do not run: bf16
+            `woq_int8` with K no multiple of 32, or with an unaligned A, which this study found."""
         ),
         f"By op: {_counted(found.ops)}.",
         f"By dtypes: {_counted(found.dtypes)}.",
@@ -773,14 +776,14 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; 1 if a mutant got away or an correct backend was accused."""
-    parser = argparse.ArgumentParser(description="Mutants, correct controls, and a flood of correct products.")
+    parser = argparse.ArgumentParser(description="Mutants, controls, and random correct products.")
     parser.add_argument("--out", type=Path, help="write the page here (default: standard output)")
     parser.add_argument(
         "--correct", type=int, default=0, metavar="COUNT", help="judge so many random products of eager ATen"
     )
     parser.add_argument("--only-correct", action="store_true", help="leave the tables out")
     parser.add_argument("--mutants", default="*", metavar="PATTERN", help="only mutants and controls of such names")
-    parser.add_argument("--seed", type=int, default=0, help="of the flood (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random products (0)")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (the cores)")
     given = parser.parse_args(argv)
     wrong = 0
