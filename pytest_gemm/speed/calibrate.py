@@ -23,8 +23,9 @@ from scipy import stats
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
-from pytest_gemm.speed.gate import confirm, estimates, screen
+from pytest_gemm.speed.gate import decide, estimates
 from pytest_gemm.speed.gate import pairs as pairs_module
+from pytest_gemm.speed.gate import stored as stored_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.text import show
@@ -272,8 +273,8 @@ class _Draw:
     def screen(self, head: Mapping[CaseId, Sequence[Reading]]) -> Screened:
         """The gate's screen of these readings of the head."""
         if self.stored is None:
-            return pairs_module.screen_pair(self.base_first, head, self.policy)
-        return screen.screen(self.stored, head, self.policy)
+            return pairs_module.screen(self.base_first, head, self.policy)
+        return stored_module.screen(self.stored, head, self.policy)
 
     def confirm(self, head: Mapping[CaseId, Sequence[Reading]], screened: Screened) -> dict[CaseId, Judgement]:
         """The gate's confirmation by these readings of the head, look by look."""
@@ -282,11 +283,11 @@ class _Draw:
             mine = {case: head[case][:count] for case in cases}
             if self.stored is None:
                 base = {case: self.base_more[case][:count] for case in cases}
-                return pairs_module.confirm_pair(base, mine, known, self.policy, last=last)
-            return confirm.confirm(self.stored, mine, known, self.policy, last=last)
+                return pairs_module.confirm(base, mine, known, self.policy, last=last)
+            return stored_module.confirm(self.stored, mine, known, self.policy, last=last)
 
         policy = self.policy
-        return confirm.by_looks(
+        return decide.by_looks(
             screened, policy, policy.confirm_pairs if self.stored is None else policy.confirm_sessions, look
         )
 

@@ -29,8 +29,9 @@ from pytest_gemm.run.progress import Display
 from pytest_gemm.speed.baseline import entry, record
 from pytest_gemm.speed.baseline import store as store_module
 from pytest_gemm.speed.data import Judgement, Peaks, Session, by_case
-from pytest_gemm.speed.gate import confirm, estimates, pairs, screen, selection
+from pytest_gemm.speed.gate import decide, estimates, pairs, selection
 from pytest_gemm.speed.gate import policy as policy_module
+from pytest_gemm.speed.gate import stored as stored_module
 from pytest_gemm.speed.group import Group, resolve
 from pytest_gemm.speed.report import rows
 from pytest_gemm.speed.request import Project
@@ -222,7 +223,7 @@ def _gate(
     if not first:
         return
     stored = record.stored(made.stored, first[0])
-    screened = screen.screen(stored, estimates.readings(first), policy)
+    screened = stored_module.screen(stored, estimates.readings(first), policy)
     more: list[Session] = []
 
     def look(cases: tuple[CaseId, ...], count: int, known: estimates.Screened, last: bool) -> dict[CaseId, Judgement]:
@@ -230,9 +231,9 @@ def _gate(
             if not more:
                 runner.select_again(head, set(cases).intersection(selection.changed(runner.before, first)))
             more.extend(_sessions(runner, head, named(cases), count - len(more), made, "confirming"))
-        return confirm.confirm(stored, _only(estimates.readings(more), cases), known, policy, last=last)
+        return stored_module.confirm(stored, _only(estimates.readings(more), cases), known, policy, last=last)
 
-    judgements = confirm.by_looks(screened, policy, policy.confirm_sessions, look)
+    judgements = decide.by_looks(screened, policy, policy.confirm_sessions, look)
     made.anchor = screened.anchor
     made.judgements = _with_every_case(selection.annotate(judgements, runner.before, made.sessions), made)
     if not made.stored:
@@ -253,7 +254,7 @@ def _against(
     runner.before = runner.selected(base)
     with clock("screen"):
         first_base, first_head = _pairs(runner, head, base, cases, policy.screen_pairs, made, "screening")
-    screened = pairs.screen_pair(*estimates.pair_readings(first_base, first_head), policy)
+    screened = pairs.screen(*estimates.pair_readings(first_base, first_head), policy)
     more: tuple[list[Session], list[Session]] = ([], [])
 
     def look(cases: tuple[CaseId, ...], count: int, known: estimates.Screened, last: bool) -> dict[CaseId, Judgement]:
@@ -267,9 +268,9 @@ def _against(
         for group, some in zip(more, fresh, strict=True):
             group.extend(some)
         of_base, of_head = (_only(some, cases) for some in estimates.pair_readings(*more))
-        return pairs.confirm_pair(of_base, of_head, known, policy, last=last)
+        return pairs.confirm(of_base, of_head, known, policy, last=last)
 
-    judgements = confirm.by_looks(screened, policy, policy.confirm_pairs, look)
+    judgements = decide.by_looks(screened, policy, policy.confirm_pairs, look)
     made.anchor = screened.anchor
     made.judgements = _with_every_case(selection.annotate(judgements, runner.before, made.sessions), made)
 

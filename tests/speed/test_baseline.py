@@ -986,7 +986,7 @@ def test_a_merge_that_git_cannot_do_alone_is_named_and_resolved(
     with pytest.raises(BaselineError, match="keep one") as caught:
         store.load("cpp")
     words = shlex.split(str(caught.value).partition("or run ")[2].partition(", which")[0])
-    assert run(capsys, *words[3:]).startswith(f"{file_of(store)}: 5 case(s), ")
+    assert run(capsys, *words[2:]).startswith(f"{file_of(store)}: 5 case(s), ")
     found = store.load("cpp")
     assert [case.problem for case in found] == [SMALL, MIDDLE, LARGE, *added]
     assert [found[entry(problem).case].subject_us[0] for problem in (MIDDLE, LARGE)] == [90.0, 70.0]

@@ -14,7 +14,8 @@ from scipy import special, stats
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import confirm, estimates, evidence, pairs, screen, selection
+from pytest_gemm.speed.gate import decide, estimates, pairs, selection
+from pytest_gemm.speed.gate import stored as stored_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 
@@ -110,9 +111,9 @@ def judge(
             )
             for case, one in stored.items()
         }
-    screened = screen.screen(stored, first, policy)
+    screened = stored_module.screen(stored, first, policy)
     head = {case: more[case] for case in screened.wanted}
-    return screened, confirm.confirm(stored, head, screened, policy)
+    return screened, stored_module.confirm(stored, head, screened, policy)
 
 
 def judge_pair(
@@ -133,9 +134,9 @@ def judge_pair(
         parts.append(lab.sessions(count, states=states, subject=subject, comparator=comparator))
     base, head, more_base, more_head = parts
     edit(base, head, more_base, more_head)
-    screened = pairs.screen_pair(base, head, policy)
+    screened = pairs.screen(base, head, policy)
     wanted = screened.wanted
-    return screened, pairs.confirm_pair(
+    return screened, pairs.confirm(
         {c: more_base[c] for c in wanted}, {c: more_head[c] for c in wanted}, screened, policy
     )
 
@@ -279,17 +280,17 @@ def test_a_judgement_says_all_that_it_rests_on() -> None:
 def test_the_label_of_the_baseline_ends_every_sentence() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12), note="recorded with torch 2.12")
-    judgements = screen.screen(stored, lab.sessions(3), policy).judgements
+    judgements = stored_module.screen(stored, lab.sessions(3), policy).judgements
     assert all(j.reason.text.endswith("; recorded with torch 2.12") for j in judgements.values())
 
 
 def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    screened = screen.screen(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
+    screened = stored_module.screen(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
     assert (screened.slower, screened.faster) == ((FIRST,), (CASES[1],))
     assert screened.wanted == (FIRST, CASES[1])
-    for judgements in (screened.judgements, confirm.confirm(stored, {}, screened, policy)):
+    for judgements in (screened.judgements, stored_module.confirm(stored, {}, screened, policy)):
         assert {judgements[c].reason.code for c in screened.wanted} == {"to-confirm"}
         assert {judgements[c].verdict for c in screened.wanted} == {Verdict.UNDECIDED}
 
@@ -312,10 +313,10 @@ def test_a_confirmation_goes_on_while_it_may_still_find_something(
 
     def look(cases: tuple[CaseId, ...], count: int, known: Screened, last: bool) -> dict[CaseId, Judgement]:
         seen.append(count)
-        return confirm.confirm(stored, {c: more[c][:count] for c in cases}, known, policy, last=last)
+        return stored_module.confirm(stored, {c: more[c][:count] for c in cases}, known, policy, last=last)
 
-    screened = screen.screen(stored, first, policy)
-    judgement = confirm.by_looks(screened, policy, policy.confirm_sessions, look)[FIRST]
+    screened = stored_module.screen(stored, first, policy)
+    judgement = decide.by_looks(screened, policy, policy.confirm_sessions, look)[FIRST]
     assert judgement.reason.code == code, judgement.reason
     assert seen == ([6] if looked == 6 else [6, 16])
     assert judgement.sessions == policy.screen_sessions + looked
@@ -364,16 +365,16 @@ def test_what_is_detectable_is_detected(device: str) -> None:
     for seed in range(25):
         lab = Lab(seed=seed, machine=0.01 * small, noise=0.008 * small, comparator_noise=0.003 * small)
         then = store(lab.sessions(12))
-        stated = evidence.minimum_effect(then, policy)
+        stated = stored_module.minimum_effect(then, policy)
         first, more = lab.sessions(policy.screen_sessions), lab.sessions(policy.confirm_sessions)
         for case, change in stated.items():
             head = {case: first[case]}
             scaled(head[case], range(len(head[case])), 1 + change)
             scaled(more[case], range(len(more[case])), 1 + change)
         for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
-            screened = screen.screen(then, first, policy)
+            screened = stored_module.screen(then, first, policy)
             alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
-            judgements = confirm.confirm(then, {case: more[case]}, alone, policy)
+            judgements = stored_module.confirm(then, {case: more[case]}, alone, policy)
             found += judgements[case].verdict is Verdict.SLOWER
             planted += 1
     assert 0.90 < found / planted < 0.995, (found, planted)
@@ -549,8 +550,8 @@ def test_a_machine_somewhat_slower_is_allowed_for_in_raw_cases() -> None:
 def test_the_shift_can_be_asked_for_alone() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    assert evidence.anchor_shift(stored, lab.sessions(3), policy) is None
-    reason = evidence.anchor_shift(stored, lab.sessions(3, comparator=0.9), policy)
+    assert stored_module.anchor_shift(stored, lab.sessions(3), policy) is None
+    reason = stored_module.anchor_shift(stored, lab.sessions(3, comparator=0.9), policy)
     assert reason is not None
     assert "12 of 12" in reason.text
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from scipy import special
+from scipy import optimize, special
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
@@ -243,15 +243,10 @@ def _trigamma(x: float) -> float:
 
 
 def _inverse_trigamma(value: float) -> float:
-    """The argument at which the trigamma function has the value: Newton's method on its reciprocal."""
-    y = 0.5 + 1 / value  # trigamma(y) lies between 1/y and 1/(y - 1/2): this starts on the convex side
-    for _ in range(50):
-        trigamma = float(special.polygamma(1, y))
-        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, y))
-        y += step
-        if abs(step) < 1e-8 * y:
-            break
-    return y
+    """The argument at which the trigamma function has the value."""
+    # trigamma(y) lies between 1/y and 1/y + 1/y^2, so y between 1/value and 1/value + 1.
+    low, high = 1 / value, 1 / value + 1
+    return float(optimize.brentq(lambda y: _trigamma(y) - value, low, high, xtol=1e-12, rtol=1e-12))
 
 
 def pooled(prior: Prior, *spreads: Location) -> tuple[float, float]:
@@ -265,7 +260,7 @@ def pooled(prior: Prior, *spreads: Location) -> tuple[float, float]:
 # -- the figure of a case ----------------------------------------------------------------------------------------
 
 
-def usable_prior(some: Iterable[Reading]) -> list[Reading]:
+def undisturbed(some: Iterable[Reading]) -> list[Reading]:
     """Readings that were not disturbed."""
     return [r for r in some if not r.disturbed]
 
@@ -351,7 +346,7 @@ def learn(stored: Mapping[CaseId, Stored], policy: Policy, known: Screened | Non
     at: dict[CaseId, dict[float, Location]] = {}
     comparator: dict[CaseId, Location] = {}
     for case in known.wanted if known else stored:
-        usable = usable_prior(stored[case].readings)
+        usable = undisturbed(stored[case].readings)
         if len(usable) < policy.fewest_stored:
             continue
         at[case] = _spreads(usable, policy.floor)

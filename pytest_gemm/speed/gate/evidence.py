@@ -9,28 +9,21 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from scipy import special
+from scipy import optimize, special
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
+from pytest_gemm.speed.gate import sentences
 from pytest_gemm.speed.gate.estimates import (
     FEWEST_CASES,
-    Learnt,
-    Location,
     Prior,
     Reading,
-    Stored,
     disturbed_share,
-    learn,
     location,
-    log_estimates,
-    of_comparator,
     paired,
     pooled,
-    usable_prior,
 )
 from pytest_gemm.speed.gate.policy import POWER, Policy
-from pytest_gemm.speed.gate.sentences import words
 
 # -- what is known of a case -------------------------------------------------------------------------------------
 
@@ -84,6 +77,7 @@ class Evidence:
         seconds, comparator_seconds, stored_seconds: medians.
         minimum_effect: the smallest slow-down that this policy sees, as a fraction.
         note: label that every sentence ends with.
+        is_far: too few sessions were undisturbed, and each is far beyond what it is compared with.
     """
 
     case: CaseId
@@ -98,25 +92,8 @@ class Evidence:
     comparator_seconds: float | None
     stored_seconds: float
     minimum_effect: float
-    note: str
-
-
-def _against_stored(now: Sequence[float], then: Location, prior: Prior, policy: Policy, *, confirming: bool) -> View:
-    """The change of the figures ``now`` against the stored ones.
-
-    The screen knows the spread from the baseline alone.  The confirmation pools its own with it, and takes its own
-    (moderated) if that is larger: a head that became noisy must not be judged by the calm of the baseline.
-    """
-    head = location(now, policy.floor)
-    if confirming and head.df:
-        variance, df = pooled(prior, then, head)
-        variance = max(variance, pooled(prior, head)[0])
-    else:
-        variance, df = pooled(prior, then)
-    error = math.sqrt(
-        max(variance, policy.floor**2) * (disturbed_share(head.sessions) + disturbed_share(then.sessions))
-    )
-    return View(head.centre - then.centre, error, df, tuple(x - then.centre for x in now))
+    note: str = ""
+    is_far: bool = False
 
 
 def by_pairs(changes: Sequence[float], prior: Prior, policy: Policy) -> View:
@@ -151,7 +128,7 @@ def smallest(
 def _needed(
     df: float, stored: int, screen_sessions: int, confirm_sessions: int, screen_level: float, confirm_level: float
 ) -> float:
-    """How many scales beyond the tolerated slow-down are found with a power of 95%, by bisection.
+    """How many scales beyond the tolerated slow-down are found with a power of 95%.
 
     The screen is independent of the confirmation; of the latter's two rules, test and recurrence, the harder counts.
     """
@@ -169,68 +146,10 @@ def _needed(
         recurs = float(special.bdtr(_misses(confirm_sessions), confirm_sessions, missed))
         return passes * min(tested, recurs)
 
-    low, high = 0.0, 1000.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
-    return high
-
-
-def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[CaseId, float]:
-    """The smallest slow-down of each case that screen and confirmation find with a power of 95%, as a fraction.
-
-    A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
-    """
-    learnt = learn(stored, policy)
-    return {case: _minimum_effect(case, learnt, policy) for case in learnt.at}
-
-
-def _minimum_effect(case: CaseId, learnt: Learnt, policy: Policy) -> float:
-    weight = learnt.weights[case]
-    then = learnt.at[case][weight]
-    variance, df = pooled(learnt.priors[weight], then)
-    scale = math.sqrt(max(variance, policy.floor**2))
-    return smallest(scale, df, then.sessions, policy.screen_sessions, policy.confirm_sessions, policy)
-
-
-def gathered(stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, *, confirming: bool) -> Evidence:
-    """The evidence on a case that has enough of everything."""
-    case, then = stored.case, learnt.at[stored.case]
-    known = usable_prior(stored.readings)
-    has_comparator = paired(head) and 1.0 in then
-    weight = learnt.weights[case] if has_comparator else 0.0
-
-    def view(w: float) -> View:
-        return _against_stored(log_estimates(head, w), then[w], learnt.priors[w], policy, confirming=confirming)
-
-    first = stored.first
-    since_first = {}
-    if first is not None:
-        since_first = {w: then[w].centre - log_estimates([first], w)[0] for w in then if not w or first.comparator}
-    comparator = None
-    if has_comparator:
-        comparator = _against_stored(
-            of_comparator(head),
-            learnt.comparator[case],
-            learnt.of_comparators,
-            policy,
-            confirming=confirming,
-        )
-    return Evidence(
-        case=case,
-        weight=weight,
-        main=view(weight),
-        raw=view(0.0),
-        ratio=view(1.0) if has_comparator else None,
-        comparator=comparator,
-        since_first=since_first,
-        sessions=len(head),
-        seconds=statistics.median(r.subject for r in head),
-        comparator_seconds=median_comparator(head),
-        stored_seconds=statistics.median(r.subject for r in known),
-        minimum_effect=_minimum_effect(case, learnt, policy),
-        note=stored.note,
-    )
+    most = 1000.0
+    if power(most) < POWER:
+        return most
+    return float(optimize.brentq(lambda scales: power(scales) - POWER, 0.0, most, xtol=1e-6))
 
 
 def median_comparator(some: Sequence[Reading]) -> float | None:
@@ -265,44 +184,19 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
         if abs(move) <= limit:
             return Anchor(None, move, raw_moved=False)
         along = sum(m * move > 0 for m in moves)
-        reason = Reason(
-            "anchor-shift",
-            f"the comparators' median case is {words(move)} than in the baseline ({along} of {len(moves)} moved that "
-            "way): what is slower must be so both by time alone and as a ratio",
-            "the machine or the comparator changed; record anew when that is meant to stay",
-        )
+        reason = sentences.comparators_moved(move, along, len(moves))
         return Anchor(reason, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
     if len(raw) >= FEWEST_CASES and abs(middle) > limit:
         alike = sum(abs(m - middle) <= limit for m in raw)
         if alike >= 0.75 * len(raw):
-            reason = Reason(
-                "anchor-shift",
-                f"all cases moved alike: {alike} of {len(raw)} are about {words(middle)} than in the baseline, and "
-                "there is no comparator that could tell the machine from the code",
-                "time a comparator, or run base against head",
-            )
+            reason = sentences.all_moved(middle, alike, len(raw))
             return Anchor(reason, middle, raw_moved=True)
     return Anchor(None, 0.0, raw_moved=False)
 
 
-def anchor_shift(
-    stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], policy: Policy
-) -> Reason | None:
-    """Whether the comparators as a whole moved since the baseline: one fact about the run, not one a case."""
-    learnt = learn(stored, policy)
-    return anchor_of(all_evidence(stored, head, learnt, policy), policy).reason
-
-
-def all_evidence(
-    stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], learnt: Learnt, policy: Policy
-) -> list[Evidence]:
-    """The evidence of the screen on all cases that have enough."""
-    found = []
-    for case, some in head.items():
-        usable = usable_prior(some)
-        if case in learnt.at and len(usable) >= fewest(policy.screen_sessions):
-            found.append(gathered(stored[case], usable, learnt, policy, confirming=False))
-    return found
+def is_far(changes: Iterable[float], policy: Policy) -> bool:
+    """Whether all of the changes are so large that no disturbance explains them; see docs/gate.md."""
+    return all(change > math.log1p(policy.far) for change in changes)
 
 
 def fewest(sessions: int) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate.confirm import conclude
+from pytest_gemm.speed.gate import decide, sentences
+from pytest_gemm.speed.gate.decide import Gathered
 from pytest_gemm.speed.gate.estimates import (
     Prior,
     Reading,
@@ -26,10 +26,17 @@ from pytest_gemm.speed.gate.estimates import (
     pooled,
     prior_of_comparators,
 )
-from pytest_gemm.speed.gate.evidence import Anchor, Evidence, View, by_pairs, fewest, median_comparator, smallest
+from pytest_gemm.speed.gate.evidence import (
+    Anchor,
+    Evidence,
+    View,
+    by_pairs,
+    fewest,
+    is_far,
+    median_comparator,
+    smallest,
+)
 from pytest_gemm.speed.gate.policy import WEIGHTS, Policy
-from pytest_gemm.speed.gate.screen import is_far, judged_far, no_baseline, screened_as, unconfirmed, without
-from pytest_gemm.speed.gate.sentences import interval
 
 # -- base against head -------------------------------------------------------------------------------------------
 
@@ -106,26 +113,23 @@ def _gather_pairs(
     )
 
 
-def _pairs_although_disturbed(
-    case: CaseId,
-    couples: Sequence[tuple[Reading, Reading]],
-    priors: Mapping[float, Prior],
-    policy: Policy,
-    needed: int,
+def _far(
+    case: CaseId, couples: Sequence[tuple[Reading, Reading]], priors: Mapping[float, Prior], policy: Policy, needed: int
 ) -> Evidence | None:
-    """As :func:`_although_disturbed`; the two of a pair meet the same load, so it does without a comparator."""
+    """The evidence of disturbed pairs that are all far slower; the two of a pair meet the same load."""
     if len(couples) < needed:
         return None
     weights = (0.0, 1.0) if _both_paired(couples) else (0.0,)
     if not is_far(itertools.chain.from_iterable(_differences(couples, w) for w in weights), policy):
         return None
-    return _gather_pairs(case, couples, weights[-1], priors, policy, comparator=None, differs=False)
+    found = _gather_pairs(case, couples, weights[-1], priors, policy, comparator=None, differs=False)
+    return dataclasses.replace(found, is_far=True)
 
 
 _RAW_NOTE: Final = "by time alone, for the comparator differs between base and head"
 
 
-def screen_pair(
+def screen(
     base: Mapping[CaseId, Sequence[Reading]], head: Mapping[CaseId, Sequence[Reading]], policy: Policy
 ) -> Screened:
     """Judge the first pairs of sessions of two environments that ran in alternation.
@@ -147,41 +151,28 @@ def screen_pair(
     of_comparators = prior_of_comparators(spreads)
     comparators = {c: _comparator_view(some, of_comparators, policy) for c, some in compared.items()}
     whole = _median_case(compared, of_comparators, policy)
-    reason = None
-    if whole and _differs(whole, policy):
-        reason = Reason(
-            "anchor-shift",
-            f"head's comparators are {interval(whole)} against base's (median case): all is judged by time alone",
-        )
+    reason = sentences.comparators_differ(whole) if whole and _differs(whole, policy) else None
     weights = choose(at)
-    judgements: dict[CaseId, Judgement] = {}
-    wanted: dict[str, list[CaseId]] = {"slower": [], "faster": []}
-    still = Anchor(None, 0.0, raw_moved=False)  # the machine is the same for both
+    gathered: dict[CaseId, Gathered] = {}
     for case, some in head.items():
         if case in couples:
             comparator = comparators.get(case)
             differs = comparator is not None and (reason is not None or _differs(comparator, policy))
-            evidence = _gather_pairs(
+            gathered[case] = _gather_pairs(
                 case, couples[case], weights[case], priors, policy, comparator=comparator, differs=differs
             )
-            judgements[case], direction = screened_as(evidence, policy, still, both=False, unit="pair")
-            if direction:
-                wanted[direction].append(case)
         elif not base.get(case):
-            judgements[case] = no_baseline(case, some, "the base did not run this case")
-        elif far := _pairs_although_disturbed(case, _couples(base[case], some), priors, policy, needed):
-            judgements[case] = unconfirmed(far, far.ratio or far.raw, "pair")
-            wanted["slower"].append(case)
+            gathered[case] = decide.no_baseline(case, some, "the base did not run this case")
+        elif far := _far(case, _couples(base[case], some), priors, policy, needed):
+            gathered[case] = far
             weights[case] = far.weight
         else:
-            judgements[case] = without(case, _merged(base[case], some), needed, "pair")
-    move = whole.estimate if whole else 0.0
-    return Screened(
-        judgements=judgements,
-        slower=tuple(wanted["slower"]),
-        faster=tuple(wanted["faster"]),
+            gathered[case] = decide.without(case, _merged(base[case], some), needed, "pair")
+    still = Anchor(None, 0.0, raw_moved=False)  # the machine is the same for both
+    return dataclasses.replace(
+        decide.screened(gathered, policy, still, "pair"),
         anchor=reason,
-        move=move,
+        move=whole.estimate if whole else 0.0,
         weights=weights,
         priors=priors,
         of_comparators=of_comparators,
@@ -220,7 +211,7 @@ def _merged(base: Sequence[Reading], head: Sequence[Reading]) -> list[Reading]:
     ]
 
 
-def confirm_pair(
+def confirm(
     base: Mapping[CaseId, Sequence[Reading]],
     head: Mapping[CaseId, Sequence[Reading]],
     screened: Screened,
@@ -230,31 +221,25 @@ def confirm_pair(
 ) -> dict[CaseId, Judgement]:
     """Judge all cases: the wanted ones by the pairs of the confirmation alone, the others as screened.
 
-    The rule is that of :func:`confirm`, on the differences within pairs.  Weight and common variance are the screen's.
+    The rule is that of :func:`decide.confirmed`, on the differences within pairs.  Weight and common variance are
+    those of the screen.
     """
     looks = policy.looks(policy.confirm_pairs)
+    needed = fewest(looks[-1] if last else looks[0])
 
-    def gather(case: CaseId) -> Evidence | Judgement:
+    def gather(case: CaseId) -> Gathered:
+        shown = screened.judgements[case]
         if case not in head or case not in base:
-            return screened.judgements[case]
-        every, needed = _couples(base[case], head[case]), fewest(looks[-1] if last else looks[0])
+            return shown
+        every = _couples(base[case], head[case])
         couples = _whole(every)
         if len(couples) < needed:
-            shown = screened.judgements[case]
-            if far := _pairs_although_disturbed(case, every, screened.priors, policy, needed):
-                return judged_far(far, policy, "further pair", before=shown.sessions)
-            return without(case, _merged(base[case], head[case]), needed, "further pair", shown=shown)
+            return _far(case, every, screened.priors, policy, needed) or decide.without(
+                case, _merged(base[case], head[case]), needed, "further pair", shown=shown
+            )
         comparator = _comparator_view(couples, screened.of_comparators, policy)
         differs = comparator is not None and (screened.anchor is not None or _differs(comparator, policy))
-        return _gather_pairs(
-            case,
-            couples,
-            screened.weights[case],
-            screened.priors,
-            policy,
-            comparator=comparator,
-            differs=differs,
-        )
+        weight = screened.weights[case]
+        return _gather_pairs(case, couples, weight, screened.priors, policy, comparator=comparator, differs=differs)
 
-    level = policy.confirm_level / len(looks)
-    return conclude(screened, gather, policy, "pair", same_machine=True, level=level, last=last)
+    return decide.confirmed(screened, gather, policy, "pair", policy.confirm_pairs, last=last)
