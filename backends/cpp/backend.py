@@ -276,7 +276,8 @@ class CppBackend(InductorBackend):
         asked = micro_kernels.split(request.candidate)
         if asked is None or not asked[0].startswith("CppMicro"):
             return found
-        return dataclasses.replace(found, micro_kernel=micro_kernels.kernel_of(asked[0]))
+        forcing = micro_kernels.registering(micro_kernels.kernel_of(asked[0]))
+        return dataclasses.replace(found, setup=(*found.setup, *forcing))
 
 
 def _named(listed: tuple[str, ...], pattern: str) -> tuple[str, ...]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from pytest_gemm.api.proof import Generation
+from pytest_gemm.machine.isa import ISAS
 
 Blocks = tuple[int, int, int]
 
@@ -366,3 +369,35 @@ def unmet(found: Sequence[Product], choice: str) -> str:
     if axes.slices is not None and axes.slices != 1 and not any(one.slices > 1 for one in found):
         return "its blocks of M and N occupy the threads, so that Inductor leaves K whole"
     return ""
+
+
+# -- scripts and machine code --------------------------------------------------------------------------------
+
+
+def registering(kernel: str) -> tuple[str, ...]:
+    """Statements of a script that leave one micro-kernel and register blocking registered, or none of them."""
+    kind, block = kernel.partition("-")[0], register_block(kernel)
+    return (
+        "import torch._inductor.compile_fx  # first: what is below it imports each other in a circle",
+        "from torch._inductor.codegen import cpp_micro_gemm as micro  # leave one register blocking registered",
+        f"kept = {{kind: [c for c in configs if kind.__name__ == {kind!r} and c.register_blocking == {block}]",
+        "        for kind, configs in micro.micro_gemm_configs.items()}",
+        "micro.micro_gemm_configs = kept",
+    )
+
+
+# What the machine code has to contain, by class of micro-kernel; the others need what their vectors do.
+_UNITS = {
+    "CppMicroGemmAMX": "amx",
+    "CppMicroGemmWoQInt4Amx": "amx",
+    "CppMicroGemmAVX512VNNI": "vnni",
+    "CppMicroBrgemm": "brgemm",
+    "CppMicroGemmRef": "",
+}
+
+
+def needing(generation: Generation, candidates: Iterable[str]) -> Generation:
+    """With the units that the machine code of these candidates has to use."""
+    vectors = "zmm" if ISAS.index(generation.asked) >= ISAS.index("avx512") else "ymm"
+    units = ((name, _UNITS.get(name.partition("-")[0], vectors)) for name in candidates)
+    return dataclasses.replace(generation, needed=tuple((name, unit) for name, unit in units if unit))

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gemm.api.protocols import Availability
+from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, natural
 from pytest_gemm.backends import tensor_core
@@ -286,6 +286,13 @@ class CutlassBackend(InductorBackend):
             # One kernel takes nvcc half a minute or more on a core.
             options["compile_threads"] = max(1, (os.cpu_count() or 2) // 2)
         return options
+
+    def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
+        """As for every backend of Inductor, without folders of this machine."""
+        found = super().recipe(problem, operands, request)
+        options = {name: value for name, value in found.options.items() if not name.endswith(".cutlass_dir")}
+        needs = ("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR",)
+        return dataclasses.replace(found, options=options, needs=needs)
 
     def sum(self, problem: Problem) -> Contract:
         """Tensor cores into f32, or int8 into int32."""

@@ -446,7 +446,7 @@ class Artifact:
             device_kernel=self.spec.device_kernel or rf"^(?:{'|'.join(map(re.escape, templates))})",
             around_library=bool(compiled.session.subgraphs),
             wanted=wanted,
-            generation=self._generation,
+            generation=self._generation and micro_kernels.needing(self._generation, chosen),
             configuration=tuple(dict.fromkeys(map(str, self.products))),
             contradiction=micro_kernels.contradiction(self.products, asked),
             fused=self.fused if self.problem.passes and not self.problem.has("again") else None,

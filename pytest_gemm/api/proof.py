@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
 
 from pytest_gemm.api import device_kernels
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.outcome import Reason
-
-# What the machine code of a C++ template has to contain, by its micro-kernel; the others need what their vectors do.
-_MICRO_KERNELS: Final[Mapping[str, str]] = {
-    "CppMicroGemmAMX": "amx",
-    "CppMicroGemmWoQInt4Amx": "amx",
-    "CppMicroGemmAVX512VNNI": "vnni",
-    "CppMicroBrgemm": "brgemm",
-    "CppMicroGemmRef": "",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +19,8 @@ class Generation:
         compiled: levels of the compile commands that made its libraries; "" is a command that names none.
         level: the lowest level that executes all of the libraries' machine code; "" for code without vectors.
         units: what that code has: ``ymm``, ``zmm``, ``vnni``, ``bf16``, ``amx``, ``amx_fp16``, ``brgemm``.
-        counted: Inductor's counters of micro-kernels that rose while it generated the program.
+        counted: the compiler's counters of AMX kernels that rose while it generated the program.
+        needed: a unit that the machine code of each chosen candidate has to have, by its name.
     """
 
     asked: str
@@ -38,6 +28,7 @@ class Generation:
     level: str
     units: tuple[str, ...]
     counted: tuple[str, ...] = ()
+    needed: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.asked}: {self._units}"
@@ -46,24 +37,18 @@ class Generation:
     def _units(self) -> str:
         return ", ".join(self.units) or "no vectors"
 
-    def objection(self, chosen: Sequence[str]) -> Reason | None:
-        """Why this is not code of the level that was asked for, or not of the micro-kernel that was chosen.
-
-        Args:
-            chosen: candidates, ``CppMicroGemmFP32Vec-8x48x1``.
-        """
+    def objection(self) -> Reason | None:
+        """Why this is not code of the level that was asked for, or not of the candidate that was chosen."""
         if set(self.compiled) != {self.asked}:
-            seen = " and ".join(name or "no instruction set" for name in self.compiled) or "nobody knows what"
+            seen = " and ".join(name or "no instruction set" for name in self.compiled) or "an unknown instruction set"
             return Reason("other-isa", f"asked for {self.asked}, the code was compiled for {seen}")
         if self.level and ISAS.index(self.level) > ISAS.index(self.asked):
             text = f"asked for {self.asked}, the machine code needs {self.level} (it has {self._units})"
             return Reason("other-isa", text)
         if self.counted and ISAS.index(self.asked) < ISAS.index("amx"):  # it counts AMX's alone
             return Reason("other-isa", f"asked for {self.asked}, Inductor's {', '.join(self.counted)} rose")
-        vectors = "zmm" if ISAS.index(self.asked) >= ISAS.index("avx512") else "ymm"
-        for name in chosen:
-            unit = _MICRO_KERNELS.get(name.partition("-")[0], vectors)
-            if unit and unit not in self.units:
+        for name, unit in self.needed:
+            if unit not in self.units:
                 text = f"{name} at {self.asked} needs {unit}, the machine code has {self._units}"
                 return Reason("other-micro-kernel", text)
         return None
@@ -74,11 +59,11 @@ class Proof:
     """Evidence of what computed a result, gathered in four independent ways.
 
     Attributes:
-        chosen: callers that the selection picked, ``("CppMicroGemmFP32Vec",)``.
+        chosen: candidates that were selected, ``("triton_mm-64x64x32,s2,w4",)``.
         generated: kernels that the generated program defines.
         executed: kernels seen to execute during the last run.
-        foreign: matrix products of somebody else seen to execute (``aten.mm``): a fallback.
-        profiled: names of the kernels that the device's own profiler saw, in order; ``None`` where it was not asked.
+        foreign: matrix products of other libraries seen to execute (``aten.mm``): a fallback.
+        profiled: names of the kernels that the device's own profiler saw, in order; ``None`` where it was not used.
         device_kernel: pattern (``re``) of the backend's own kernels among these; "" where any name will do.
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
@@ -87,7 +72,7 @@ class Proof:
         provable: ``False`` where there is nothing to prove, for a plain callable.
         wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
         generation: for which instruction set the code was generated, where one was asked for.
-        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where nobody knows.
+        fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where that is unknown.
         fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
     """
 
@@ -134,7 +119,7 @@ class Proof:
             return Reason(
                 "other-template", f"the products were computed by {', '.join(self.chosen)}, not by one template"
             )
-        if self.generation is not None and (objection := self.generation.objection(self.chosen)) is not None:
+        if self.generation is not None and (objection := self.generation.objection()) is not None:
             return objection
         if self.contradiction:
             return Reason("another-candidate", self.contradiction)

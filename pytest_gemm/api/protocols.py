@@ -155,7 +155,7 @@ class Recipe:
         threads: of the CPU.
         matmul: file and name of a plain function that takes the place of the product, or ``None``.
         setup: statements to execute once torch is there.
-        micro_kernel: name of the one micro-kernel of the C++ templates that is left registered; "": all of them.
+        needs: what the script needs beside PyTorch, for its first lines.
     """
 
     how: Literal["eager", "compile", "dynamic", "aoti"] = "eager"
@@ -167,7 +167,7 @@ class Recipe:
     threads: int = 1
     matmul: tuple[str, str] | None = None
     setup: tuple[str, ...] = ()
-    micro_kernel: str = ""
+    needs: tuple[str, ...] = ()
 
 
 @runtime_checkable

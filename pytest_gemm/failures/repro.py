@@ -203,8 +203,6 @@ def _literal(tensor: torch.Tensor) -> str:
 
 # A string as repr() writes it.
 _STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
-# Where CUTLASS's sources are is the machine's affair; PyTorch asks TORCHINDUCTOR_CUTLASS_DIR when it is not told.
-_CUTLASS_DIR: Final = frozenset({"cutlass.cutlass_dir", "cuda.cutlass_dir"})
 
 
 def _wrapped(statement: str, indent: int) -> list[str]:
@@ -223,8 +221,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
     kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
     values = f"here with {kind}" if kind else f"distribution {outcome.distribution or '-'}, seed {outcome.seed}"
     needed = [] if own is not None or case.interval is None else ["the .pt file beside it"]
-    if not _CUTLASS_DIR.isdisjoint(case.recipe.options):
-        needed.append("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR")
+    needed += case.recipe.needs
     needs = f"Needs {' and '.join(['torch', *needed])}" if needed else "Needs torch alone"
     ends = "Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong."
     lines = textwrap.wrap(title, 112)[:3]
@@ -239,7 +236,7 @@ def _head(case: Case, own: _Own | None) -> list[str]:
 
 
 def _options(recipe: Recipe) -> dict[str, object]:
-    options = {name: value for name, value in recipe.options.items() if name not in _CUTLASS_DIR}
+    options = dict(recipe.options)
     if not recipe.caches:
         options["fx_graph_cache"] = False
     return options
@@ -359,8 +356,6 @@ def _lines(
     lines += ["", "", *_traced(problem, list(tensors), recipe.matmul is not None).splitlines(), "", ""]
     if compiled:
         lines += _compiling(recipe, inputs, constants, fell_back=fell_back)
-    if recipe.micro_kernel:
-        lines += _micro_kernel(recipe.micro_kernel)
     lines += _switches(problem, cuda, recipe)
     if fell_back:
         lines += [
@@ -386,19 +381,6 @@ def _lines(
         lines.append("first = dict(given)")
     lines += ["try:", *_first(case, constants, value), *_run(case, call, cuda)]
     return lines + _verdict(case, own, saved=saved, fell_back=fell_back)
-
-
-def _micro_kernel(name: str) -> tuple[str, ...]:
-    """What leaves one micro-kernel and register blocking of Inductor's C++ templates registered, or none."""
-    kind, _, blocking = name.partition("-")
-    block = tuple(map(int, blocking.split("x")))
-    return (
-        "import torch._inductor.compile_fx  # first: what is below it imports each other in a circle",
-        "from torch._inductor.codegen import cpp_micro_gemm as micro  # leave one register blocking registered",
-        f"kept = {{kind: [c for c in configs if kind.__name__ == {kind!r} and c.register_blocking == {block}]",
-        "        for kind, configs in micro.micro_gemm_configs.items()}",
-        "micro.micro_gemm_configs = kept",
-    )
 
 
 def _pages(side: str) -> tuple[str, ...]:

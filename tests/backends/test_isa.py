@@ -20,7 +20,7 @@ from pytest_gemm.api.protocols import unsupported
 from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import backend as cpp
-from pytest_gemm.backends.cpp import machine_code
+from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend, compiler
 from pytest_gemm.backends.inductor import backend as inductor
 from pytest_gemm.backends.inductor import cpu_isa, torch_compat
@@ -256,7 +256,8 @@ def test_a_library_is_disassembled(tmp_path: Path) -> None:
     ],
 )
 def test_what_shows_that_a_kernel_is_of_a_level(chosen: str, evidence: tuple[Any, ...], code: str) -> None:
-    proof = Proof((chosen,), ("cpp_mm",), ("cpp_mm",), generation=Generation(*evidence))
+    generation = micro_kernels.needing(Generation(*evidence), (chosen,))
+    proof = Proof((chosen,), ("cpp_mm",), ("cpp_mm",), generation=generation)
     objection = proof.objection()
     assert (objection.code if objection else "") == code
     assert proof.kernels[0].startswith(f"cpp_mm ({chosen}) [{evidence[0]}: ")

@@ -30,7 +30,6 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.failures import repro
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import judge
 from pytest_gemm.ledger.ledger import Ledger
@@ -267,7 +266,8 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
         assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
     assert cpp_micro_gemm.micro_gemm_configs is before
     assert pick not in names
-    assert cpp.recipe(problem, first, BuildRequest(candidate=names[1])).micro_kernel == names[1]
+    recipe = cpp.recipe(problem, first, BuildRequest(candidate=names[1]))
+    assert recipe.setup == micro_kernels.registering(names[1])
 
 
 @needs_compiler
@@ -326,8 +326,8 @@ def test_a_script_leaves_one_micro_kernel_registered() -> None:
         "found = [(c.__name__, *one.register_blocking) for c, all in micro.micro_gemm_configs.items() for one in all]",
         "print(sorted(set(found)))",
     )
-    lines = ["import torch, torch._inductor.config", *repro._micro_kernel(VEC), *shown]
-    lines += [*repro._micro_kernel("CppMicroGemmRef-1x1x1"), *shown]
+    lines = ["import torch, torch._inductor.config", *micro_kernels.registering(VEC), *shown]
+    lines += [*micro_kernels.registering("CppMicroGemmRef-1x1x1"), *shown]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[('CppMicroGemmFP32Vec', 4, 24, 1)]", "[]"]
 
