@@ -42,7 +42,7 @@ def hardware_key(device: Device, cores: int, *, on: Cpu | Gpu | None = None) -> 
         on: another machine's hardware; this one's when ``None``.
 
     Returns:
-        ``cuda-unknown`` where nvidia-smi does not tell of a GPU.
+        ``cuda-unknown`` where NVML reports no GPU.
     """
     if device == "cpu":
         found = on if isinstance(on, Cpu) else cpu()

@@ -184,7 +184,7 @@ def run(config: GemmConfig, wanted: Iterable[tuple[str, Problem]], display: Disp
             continue
         architecture = architecture_of(config)
         if not architecture:
-            why = "nvidia-smi does not say for which device to compile"
+            why = "NVML does not report the device to compile for"
             if config.compile_only:
                 raise pytest.UsageError(f"--gemm-compile-only: {why}; name its architecture, with --gemm-arch=90a say")
             display.line(f"{name}: {why}, so nothing is compiled ahead of the tests")

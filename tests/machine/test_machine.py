@@ -1,4 +1,4 @@
-"""What the machine says of itself, as Linux and nvidia-smi write it, and the key that figures are kept under."""
+"""The machine as Linux and NVML describe it, and its hardware key."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import fake_nvml
 import pytest
 import torch
 
@@ -98,38 +100,17 @@ def test_the_best_instruction_set_names_the_level(flags: str, level: str) -> Non
     assert isa.isa_level(flags.split()) == level
 
 
-# -- nvidia-smi ----------------------------------------------------------------------------------------------
-
-GPUS = {
-    "0": "0, GPU-aaa, NVIDIA H200, 580.95.05, 9.0, 700.00",
-    "1": "1, GPU-bbb, NVIDIA A100-SXM4-40GB, 580.95.05, 8.0, [N/A]",
-}
-LISTING = """\
-GPU 0: NVIDIA H200 (UUID: GPU-aaa)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbb)
-  MIG 3g.20gb     Device  0: (UUID: MIG-111)
-  MIG 1g.5gb      Device  1: (UUID: MIG-222)
-"""
+# -- NVML ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An nvidia-smi that tells of an H200, and of an A100 in two parts; a GPU that it does not know is an error."""
-    cases = "".join(
-        f'*"-i {name}"*) echo "{GPUS[index]}";;\n'
-        for index, uuid in (("0", "GPU-aaa"), ("1", "GPU-bbb"))
-        for name in (index, uuid)
-    )
-    script = tmp_path / "nvidia-smi"
-    everything = "\n".join(GPUS.values())
-    text = f'#!/bin/sh\ncase "$*" in\n-L) echo \'{LISTING}\';;\n{cases}*-i*) exit 6;;\n*) echo "{everything}";;\nesac\n'
-    script.write_text(text, encoding="utf-8")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200, and an A100 in two parts."""
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.module())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.usefixtures("nvidia_smi")
+@pytest.mark.usefixtures("nvml")
 def test_all_gpus_with_what_cannot_be_read_left_out() -> None:
     assert gpus.gpus() == [
         Gpu(0, "GPU-aaa", "NVIDIA H200", "580.95.05", "9.0", 700.0),
@@ -137,7 +118,7 @@ def test_all_gpus_with_what_cannot_be_read_left_out() -> None:
     ]
 
 
-@pytest.mark.usefixtures("nvidia_smi")
+@pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(
     ("visible", "key"),
     [
@@ -145,6 +126,7 @@ def test_all_gpus_with_what_cannot_be_read_left_out() -> None:
         ("0,1", "nvidia-h200-sm90-700w"),
         ("1", "nvidia-a100-sxm4-40gb-sm80-mig-3g-20gb"),  # CUDA takes the first part
         ("GPU-aaa", "nvidia-h200-sm90-700w"),
+        ("GPU-b", "nvidia-a100-sxm4-40gb-sm80-mig-3g-20gb"),
         ("MIG-222", "nvidia-a100-sxm4-40gb-sm80-mig-1g-5gb"),
         ("MIG-333", "cuda-unknown"),
         ("-1", "cuda-unknown"),
@@ -158,7 +140,7 @@ def test_the_key_is_that_of_the_gpu_that_cuda_sees_first(
     assert key_module.hardware_key("cuda", 4) == key
 
 
-@pytest.mark.usefixtures("nvidia_smi")
+@pytest.mark.usefixtures("nvml")
 def test_software_of_a_gpu_has_the_driver_and_that_of_a_cpu_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.software("cuda")["driver"] == "580.95.05"
     monkeypatch.setenv("CXX", "g++")
@@ -168,23 +150,11 @@ def test_software_of_a_gpu_has_the_driver_and_that_of_a_cpu_its_compiler(monkeyp
     assert "driver" not in versions
 
 
-@pytest.mark.parametrize(
-    "fake",
-    [
-        None,
-        "exit 9",
-        "echo 'No devices were found'",
-        "echo index, uuid, name, driver_version, compute_cap, power.limit",
-    ],
-    ids=["none", "broken", "empty", "head"],
-)
+@pytest.mark.parametrize("library", [fake_nvml.without_a_driver(), fake_nvml.module(0)], ids=["no-driver", "none"])
 def test_without_a_gpu_there_is_none_and_nothing_raises(
-    fake: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if fake is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{fake}\n", encoding="utf-8")
-        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     assert gpus.gpus() == []
     assert gpus.visible_gpu() is None
     assert "driver" not in software.software("cuda")

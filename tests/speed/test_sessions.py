@@ -673,7 +673,7 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
     with runner_module.timed_apart("cuda", Display(None)):
         assert (is_free("GPU-a"), is_free("GPU-b"), is_free("cpu")) == (False, True, True)
     assert is_free("GPU-a")
-    monkeypatch.setattr(gpus, "visible_gpu", lambda: None)  # nvidia-smi does not say
+    monkeypatch.setattr(gpus, "visible_gpu", lambda: None)  # without a driver
     with runner_module.timed_apart("cuda", Display(None)):
         assert not is_free("cuda")
 

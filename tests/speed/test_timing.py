@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fake_nvml
 import pytest
 import torch
 
@@ -649,82 +650,34 @@ def test_a_slow_probe_is_asked_before_and_after_only(quick: bool, reads: int) ->
 # -- how the state of a GPU is read --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Install an nvidia-smi that knows one H200, and answers the questions about its state under one field's name."""
-
-    def install(field: str) -> None:
-        script = tmp_path / "nvidia-smi"
-        script.write_text(
-            '#!/bin/sh\ncase "$*" in\n-L) echo "GPU 0: NVIDIA H200 (UUID: GPU-a)";;\n'
-            f'*{field}.active*GPU-a*) echo "1755, 3201, 612.50, 71, 0x0000000000000044";;\n'
-            '*reasons.active*) echo "Field is not a valid field to query."; exit 2;;\n'
-            '*) echo "0, GPU-a, NVIDIA H200, 580.95.05, 9.0, 700.00";;\nesac\n',
-            encoding="utf-8",
-        )
-        script.chmod(0o755)
-
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return install
-
-
 def state_after_a_case() -> Conditions:
     timer = CudaTimer(FakeCuda())
     timer.begin()
     return timer.end()
 
 
-@pytest.mark.parametrize("field", ["clocks_event_reasons", "clocks_throttle_reasons"])
-def test_nvidia_smi_tells_the_state(
-    field: str, nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvidia_smi(field)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    found = state_after_a_case()
-    assert found.telemetry == {
-        "graph": 1.0,
-        "sm_mhz_min": 1755.0,
-        "sm_mhz_max": 1755.0,
-        "memory_mhz_min": 3201.0,
-        "watts_max": 612.5,
-        "celsius_max": 71.0,
-        "sw_power_cap_share": 1.0,
-        "hw_thermal_slowdown_share": 1.0,
-    }
-    assert found.disturbed == "throttled: hw thermal slowdown in 100% of 2 readings"
-
-
 @pytest.mark.parametrize(
     "name", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
 )
-def test_nvml_tells_the_state_where_its_module_is_installed(
-    name: str, nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvidia_smi("clocks_event_reasons")
-
-    class NVMLError(Exception):
-        pass
-
+def test_nvml_tells_the_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def temperature(_gpu: str, _sensor: int) -> int:
-        raise NVMLError("Not Supported")
+        raise fake_nvml.NVMLError("Not Supported")
 
     asked: list[str] = []
-    fake = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=asked.append,
-        nvmlDeviceGetClockInfo=lambda _gpu, kind: {1: 1980, 2: 3201}[kind],
-        nvmlDeviceGetPowerUsage=lambda _gpu: 650_000,
-        nvmlDeviceGetTemperature=temperature,
-        **{name: lambda _gpu: 0x80},
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    state: dict[str, Any] = {
+        "NVML_CLOCK_SM": 1,
+        "NVML_CLOCK_MEM": 2,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlDeviceGetHandleByUUID": asked.append,
+        "nvmlDeviceGetClockInfo": lambda _gpu, kind: {1: 1980, 2: 3201}[kind],
+        "nvmlDeviceGetPowerUsage": lambda _gpu: 650_000,
+        "nvmlDeviceGetTemperature": temperature,
+        name: lambda _gpu: 0x80,
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.module(**state))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = state_after_a_case()
-    assert asked == ["GPU-a"]
+    assert asked == ["GPU-aaa"]
     assert found.telemetry == {
         "graph": 1.0,
         "sm_mhz_min": 1980.0,
@@ -736,16 +689,12 @@ def test_nvml_tells_the_state_where_its_module_is_installed(
     assert found.disturbed == "throttled: hw power brake in 100% of 2 readings"
 
 
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("library", [fake_nvml.without_a_driver(), fake_nvml.module()], ids=["no-driver", "others"])
 def test_where_the_gpu_in_use_is_unknown_no_other_one_is_read(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-unknown")
-    if installed:
-        script = tmp_path / "nvidia-smi"
-        script.write_text("#!/bin/sh\necho 1755, 3201, 612.50, 71, 0x0000000000000044\n", encoding="utf-8")
-        script.chmod(0o755)
     assert state_after_a_case() == Conditions({"graph": 1.0})
 
 

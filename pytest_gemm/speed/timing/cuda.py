@@ -169,7 +169,7 @@ class CudaTimer:
 
     Args:
         runtime: CUDA.
-        probe: of the GPU's state; ``None`` for NVML, or nvidia-smi where the module ``pynvml`` is not installed.
+        probe: of the GPU's state; ``None`` for NVML.
     """
 
     def __init__(self, runtime: CudaRuntime | None = None, probe: Probe | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import warnings
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -97,34 +96,6 @@ class _Nvml:
         )
 
 
-class _Smi:
-    """nvidia-smi: tens of milliseconds a reading, so only before and after."""
-
-    quick = False
-    _NUMBERS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-    # The field's name since driver 535, and before.
-    REASONS: Final = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
-
-    def read(self) -> GpuState | None:
-        for reasons in self.REASONS:
-            rows = gpus.query_gpus((*self._NUMBERS, reasons), select=self._uuid)
-            if rows:
-                sm, memory, watts, celsius = (_number(rows[0][field]) for field in self._NUMBERS)
-                bits = rows[0][reasons]
-                return GpuState(sm, memory, watts, celsius, int(bits, 16) if bits.startswith("0x") else 0)
-        return None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 class _Blind:
     """Nothing can be read of the GPU."""
 
@@ -135,14 +106,10 @@ class _Blind:
 
 
 def probe_of() -> Probe:
-    """The best way to read the GPU that CUDA calls device 0."""
+    """A reader of the GPU that CUDA calls device 0."""
     gpu = gpus.visible_gpu()
     if gpu is None:
         return _Blind()
-    with (
-        contextlib.suppress(Exception),
-        warnings.catch_warnings(),
-    ):  # of a module that is missing, old, or finds no NVML
-        warnings.simplefilter("ignore")
+    with contextlib.suppress(Exception):  # of an NVML that does not know the GPU
         return _Nvml(importlib.import_module("pynvml"), gpu.uuid)
-    return _Smi(gpu.uuid)
+    return _Blind()
