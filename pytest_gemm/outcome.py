@@ -22,7 +22,6 @@ class Phase(str, enum.Enum):
     REFERENCE = "reference"
     EAGER = "eager"
     TIME = "time"
-    REFUSED = "refused"
     CASE = "the case"
     TEST = "the test"
     HARNESS = "the harness"

@@ -551,14 +551,14 @@ def _gemm_judge(pytestconfig: pytest.Config, gemm_config: GemmConfig) -> Iterato
     import torch
 
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.run.state import eager_is_safe
+    from pytest_gemm.run.state import eager_refusal
 
     torch.set_num_threads(gemm_config.threads)
     # What is loaded by now stays: torch and a compiler are millions of objects that every full collection would visit.
     gc.freeze()
     before = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *before[1:])
-    yield Judge(eager_is_safe(gemm_config.ledger), pytestconfig.stash[_WATCH], gemm_config.reference)
+    yield Judge(eager_refusal(gemm_config.ledger), pytestconfig.stash[_WATCH], gemm_config.reference)
     gc.set_threshold(*before)
     gc.unfreeze()
 

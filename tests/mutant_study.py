@@ -116,13 +116,13 @@ def ledger() -> Ledger:
 
 def judge() -> Judge:
     """One that runs eager ATen only where that does not kill the process."""
-    return Judge(state.eager_is_safe(ledger()))
+    return Judge(state.eager_refusal(ledger()))
 
 
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
     """All outcomes of a backend on a problem, distribution by distribution."""
     problem = Problem.parse(line)
-    return who.judge(Case(backend, problem, distributions_for(problem), seed, "cpu"))
+    return (one.outcome for one in who.judge(Case(backend, problem, distributions_for(problem), seed, "cpu")))
 
 
 def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
@@ -227,7 +227,7 @@ def caught_apart(who: Judge | None, backend: Planted, line: str, seed: int = 0) 
 def prepare(who: Judge, line: str) -> None:
     """Have the operands and references of a problem computed here, for all who are judged in forked processes."""
     problem = Problem.parse(line)
-    for _ in who.judge(Case(Planted("right", _right(line)), problem, distributions_for(problem), 0, "cpu")):
+    for _ in who.outcomes(Case(Planted("right", _right(line)), problem, distributions_for(problem), 0, "cpu")):
         pass
 
 
@@ -304,7 +304,7 @@ def everyday(problem: Problem, seed: int) -> operands.Operands:
 
 def _eager(problem: Problem, given: operands.Operands) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Eager's result and the same in float64 where the op has it; ``None`` where eager cannot or must not be asked."""
-    if AtenBackend().refusal(problem, "cpu") or not state.eager_is_safe(ledger())(problem, "cpu"):
+    if state.eager_refusal(ledger())(problem, "cpu"):
         return None
     tensors = args(problem, given)
     with settings(problem):
@@ -702,7 +702,7 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
         case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), "cpu")
         if diary is not None:
             (diary / str(seed)).write_text(f"{problem} distributions {' '.join(case.distributions)} seed {case.seed}\n")
-        for outcome in who.judge(case):
+        for outcome in who.outcomes(case):
             status = outcome.status
             if status is Status.UNSUPPORTED:
                 continue

@@ -20,11 +20,11 @@ from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.failures.text import Rerun
-    from pytest_gemm.judging.case import Case, Evidence
+    from pytest_gemm.judging.case import Case, Evidence, Judged
     from pytest_gemm.outcome import Outcome
 
 
-def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, rerun: Rerun, warm: str = "") -> str:
+def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: str = "") -> str:
     """One folder a failed case.
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
@@ -34,7 +34,7 @@ def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, r
 
     Args:
         folder: of all artifacts.
-        failed: outcomes with what they left.
+        found: outcomes; those with evidence have failed.
         case: that they are of.
         rerun: how to run it again.
         warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`pin.Case`.
@@ -43,9 +43,10 @@ def save(folder: Path, failed: Sequence[tuple[Outcome, Evidence]], case: Case, r
         why the folder of a case is not complete, a full disk for instance; "" where all was written.
     """
     lost = ""
-    for outcome, evidence in failed:
+    for judged in found:
         try:
-            _save_one(folder, outcome, evidence, case, rerun, warm)
+            if judged.evidence is not None:
+                _save_one(folder, judged.outcome, judged.evidence, case, rerun, warm)
         except OSError as error:  # noqa: PERF203  # each case is tried
             lost = lost or str(error)
     return lost
@@ -90,7 +91,7 @@ def _store(tensors: Mapping[str, object], path: Path) -> None:
         raise OSError(f"{path}: {first_line(error)}") from error
 
 
-def save_defect(folder: Path, explained: Outcome, evidence: Evidence, case: Case, warm: str = "") -> str:
+def save_defect(folder: Path, judged: Judged, case: Case, warm: str = "") -> str:
     """The script of a known failure as ``ID.py``, the smallest case that a run meets of each ledger entry.
 
     A script that is there and is of a case no larger is left alone.
@@ -98,11 +99,13 @@ def save_defect(folder: Path, explained: Outcome, evidence: Evidence, case: Case
     Returns:
         why it could not be written; "" where nothing went wrong.
     """
-    path = folder / f"{explained.known_failure}.py"
+    path = folder / f"{judged.outcome.known_failure}.py"
+    if judged.evidence is None:
+        return ""
     try:
         if path.exists() and (there := _problem_of(path)) is not None and _size(there) <= _size(case.problem):
             return ""
-        made = _script(case, explained, evidence, warm)
+        made = _script(case, judged.outcome, judged.evidence, warm)
         folder.mkdir(parents=True, exist_ok=True)
         _write_script(path, made)
     except Unsupported:

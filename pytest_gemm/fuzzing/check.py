@@ -102,12 +102,14 @@ class FuzzCheck:
 
     def _save_dead(self, folder: Path, backend: Backend, trial: Trial, last: Outcome, rerun: text_module.Rerun) -> None:
         """The same of a case that its process has died with."""
-        from pytest_gemm.judging.case import Case, Evidence
+        from pytest_gemm.judging.case import Case, Evidence, Judged
 
         problem, distribution = Problem.parse(last.problem), last.distribution or trial.distributions[0]
         case = Case(backend, problem, (distribution,), trial.seed, self._config.device_of(backend), last.candidate)
         evidence = Evidence(tensors.make(problem, distribution, trial.seed, case.device))
-        self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(folder, [(last, evidence)], case, rerun)
+        self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(
+            folder, [Judged(last, evidence)], case, rerun
+        )
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
         with self._uncaptured():

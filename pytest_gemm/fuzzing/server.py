@@ -19,9 +19,8 @@ What a judge was doing when it died stands in its diary (``watch.py``), and its 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
@@ -36,7 +35,7 @@ from pytest_gemm.run import state
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.fuzzing.strategies import Trial
-    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.ledger.entry import Environment
 
@@ -55,7 +54,7 @@ class Elsewhere:
 
     def __init__(self, config: GemmConfig) -> None:
         self._config = config
-        self._keeper = Keeper(config, _trial, eager=state.eager_is_safe(config.ledger))
+        self._keeper = Keeper(config, _trial, eager=state.eager_refusal(config.ledger))
 
     @property
     def deaths(self) -> int:
@@ -99,20 +98,9 @@ def _trial(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     """The outcomes of a trial."""
     from pytest_gemm.fuzzing.strategies import Trial
 
-    config, judge = service.config, service.judge
-    backend, trial = config.registry[request["backend"]], Trial.from_text(request["trial"])
-    keep = functools.partial(_keep_evidence, config, judge, request.get("rerun"))
-    return judged(config, judge, backend, trial, service.diary.open_call, keep)
-
-
-def _keep_evidence(config: GemmConfig, judge: Judge, rerun: list[Any] | None, case: Case) -> None:
-    """Write what failed of a case to the folder of artifacts, where that is wanted and can be done."""
-    if config.artifacts is None or rerun is None or judge.has_lost(case.device):
-        return
-    from pytest_gemm.failures import artifacts
-
-    test, options = rerun
-    artifacts.save(config.artifacts, judge.evidence, case, Rerun(test, tuple(options)))
+    backend, trial = service.config.registry[request["backend"]], Trial.from_text(request["trial"])
+    rerun = Rerun(request["rerun"][0], tuple(request["rerun"][1])) if "rerun" in request else None
+    return judged(service.config, service.judge, backend, trial, service.diary.open_call, rerun)
 
 
 def judged(
@@ -121,58 +109,55 @@ def judged(
     backend: Backend,
     trial: Trial,
     begin: Callable[[Environment], object] = lambda _: None,
-    judged_case: Callable[[Case], object] = lambda _: None,
+    rerun: Rerun | None = None,
 ) -> Iterator[Outcome]:
     """The outcomes of a trial, as the ledger leaves them: its problems, then their properties if all is well.
 
-    An exception of the harness itself is an outcome, too: fuzzing finds its defects as well.
-
     Args:
-        config: what the run was asked for.
+        config: of the run.
         judge: judges.
         backend: whose kernels they are.
         trial: what to judge.
-        begin: is told of every problem where it is judged.
-        judged_case: is told of every problem that has been judged, while the judge has its evidence.
+        begin: is called with the environment before each problem is judged.
+        rerun: how to run it again; with it, what fails is kept in the folder of ``--gemm-artifacts``.
     """
-    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.case import Case, Judged
+    from pytest_gemm.run.orchestrator import Orchestrator
 
     device = config.device_of(backend)
-    env = state.environment(device)
-
-    def held(case: Case, choice: str = "") -> Outcome | None:
-        return state.withheld(config.ledger, case, PRODUCT, choice)
-
-    def explained(problem: Problem, test: str, judging: Callable[[], Iterator[Outcome]]) -> Iterator[Outcome]:
-        try:
-            for outcome in judging():
-                yield state.explain([dataclasses.replace(outcome, test=test)], problem, config.ledger, env)[0][0]
-        except Exception as error:  # in the oracle, in a distribution: what a kernel raises has become an outcome
-            kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
-            reason = Reason(f"harness-{kind}", f"{kind} in pytest-gemm itself: {first}", "please report it")
-            crash = Outcome(
-                CaseId(backend.name, problem.line), trial.distributions[0], trial.seed, Status.CRASHED, reason
-            )
-            yield dataclasses.replace(crash, test=test, details=traceback.format_exc()[-2000:])
-
     well = True
+
+    def explained(test: str, case: Case, judging: Callable[[Orchestrator], Iterable[Judged]]) -> Iterator[Outcome]:
+        run, found = Orchestrator(config, judge, test), list[Judged]()
+        begin(state.environment(device))
+        for one in _with_own_defects(case, lambda: judging(run)):
+            found += run.explained(case, [one])[0]
+            yield found[-1].outcome
+        if rerun is not None and not judge.has_lost(device):
+            run.keep(case, found, rerun)
+
     for problem in trial.problems:
-        begin(env)
         case = Case(backend, problem, trial.distributions, trial.seed, device, config.choices)
-        if (withheld := held(case)) is not None:
-            well = False
-            yield withheld
-            continue
-        judging = functools.partial(judge.judge, case, withheld=functools.partial(held, case))
-        for outcome in explained(problem, PRODUCT, judging):
+        held = state.withheld(config.ledger, case, PRODUCT)
+        for outcome in [held] if held else explained(PRODUCT, case, lambda run, case=case: run.judged(case)):  # type: ignore[misc]  # bound early on purpose
             well = well and outcome.status in {Status.PASSED, Status.PRUNED}
             yield outcome
-        judged_case(case)
     if well and config.choices in {"", "one", "winner"} and not judge.has_lost(device):
-        problem = trial.problems[0]
-        case = Case(backend, problem, trial.distributions, trial.seed, device, config.choices)
-        begin(env)
-        for outcome in explained(problem, PROPERTY, functools.partial(judge.relate, case)):
+        case = Case(backend, trial.problems[0], trial.distributions, trial.seed, device, config.choices)
+        for outcome in explained(PROPERTY, case, lambda run: map(Judged, run.judge.relate(case))):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything
                 yield outcome
-        judged_case(case)
+
+
+def _with_own_defects(case: Case, judging: Callable[[], Iterable[Judged]]) -> Iterator[Judged]:
+    """What is judged; an exception of the harness itself is an outcome, too: fuzzing finds its defects as well."""
+    from pytest_gemm.judging.case import Judged
+
+    try:
+        yield from judging()
+    except Exception as error:  # in the oracle, in a distribution: what a kernel raises has become an outcome
+        kind, first = type(error).__name__, next(iter(str(error).splitlines()), "")
+        reason = Reason(f"harness-{kind}", f"{kind} in pytest-gemm itself: {first}", "please report it")
+        details = traceback.format_exc()[-2000:]
+        crash = Outcome(case.id(), case.distributions[0], case.seed, Status.CRASHED, reason, details=details)
+        yield Judged(crash)

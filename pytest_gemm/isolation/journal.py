@@ -328,13 +328,15 @@ class Diaries:
 
 
 # Frames of a stack that are shown: enough to see where, not a page.
-SHOWN = 6
+SHOWN: Final = 6
+# In the file of each of the judge's frames; what is called from there is the backend's.
+JUDGE: Final = "pytest_gemm/judging/"
 
 
 def stack_frames(dump: str) -> str:
     """The innermost frames of the thread that judged, innermost last, out of what faulthandler wrote."""
     threads = re.split(r"^(?:Current thread|Thread|Stack) .*$", dump, flags=re.MULTILINE)[1:]
-    judging = next((t for t in threads if "pytest_gemm/judging/judge.py" in t), threads[0] if threads else "")
+    judging = next((t for t in threads if JUDGE in t), threads[0] if threads else "")
     frames = re.findall(r'^ +(File ".*)$', judging, re.MULTILINE)
-    inner = [i for i, frame in enumerate(frames) if "pytest_gemm/judging/judge.py" in frame]
+    inner = [i for i, frame in enumerate(frames) if JUDGE in frame]
     return "\n".join(reversed(frames[: min(inner[0] if inner else SHOWN, SHOWN)]))

@@ -18,10 +18,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import IO
 
-from pytest_gemm.isolation.journal import SHOWN, Diary, death
+from pytest_gemm.isolation.journal import JUDGE, SHOWN, Diary, death
 from pytest_gemm.isolation.processes import end_process
 from pytest_gemm.outcome import Activity, Outcome
 
@@ -178,6 +177,6 @@ def _stack_of(thread: int) -> str:
     if frame is None:
         return ""
     frames = traceback.extract_stack(frame)
-    judge = [i for i, f in enumerate(frames) if Path(f.filename).parts[-2:] == ("pytest_gemm", "judge.py")]
+    judge = [i for i, f in enumerate(frames) if JUDGE in f.filename]
     inner = frames[judge[-1] + 1 :] if judge else frames
     return "".join(traceback.format_list(inner[-SHOWN:])).rstrip()

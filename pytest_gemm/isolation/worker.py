@@ -57,7 +57,7 @@ class Service:
     watch: Watch
 
 
-Eager = Callable[["Problem", str], bool]
+Eager = Callable[["Problem", str], str]
 Answer = Callable[[Service, "dict[str, Any]"], Iterator[Outcome]]
 
 
@@ -69,7 +69,7 @@ class Keeper:
     Args:
         config: what the run was asked for.
         answer: is called in a judge for each request.
-        eager: whether a judge may compute a problem with eager PyTorch, as :class:`Judge` has it.
+        eager: why a judge does not compute a problem with eager PyTorch, as :class:`Judge` has it.
 
     Attributes:
         deaths: how many judges have ended in the middle of a request.

@@ -12,6 +12,7 @@ from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.judging import sampled
 from pytest_gemm.numerics import span
 from pytest_gemm.operands import tensors as operands
+from pytest_gemm.outcome import Outcome
 from pytest_gemm.problem.problem import Problem
 
 
@@ -84,11 +85,24 @@ class Evidence:
     place: int = 0
 
     @classmethod
-    def of(cls, one: sampled.Judged, prepared: Prepared, place: int) -> Evidence:
+    def of(cls, one: sampled.ResultVerdict, prepared: Prepared, place: int) -> Evidence:
         """The evidence of a result that was judged wrong."""
         again = None if one.note else prepared
         actual = one.actual if isinstance(one.actual, torch.Tensor) else None
         return cls(one.operands, actual, one.interval, source_of(prepared), again, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What the judge gives back.
+
+    Attributes:
+        outcome: how the case ended with one candidate and one distribution.
+        evidence: of a failure; ``None`` of a pass, and of failures beyond the first few of a case.
+    """
+
+    outcome: Outcome
+    evidence: Evidence | None = None
 
 
 def source_of(prepared: Prepared) -> str:

@@ -8,8 +8,8 @@ to be computed is found by two checks that look at every element:
 * floats: ``C x`` against ``A (B x)`` with random signs x, whose difference has a derived bound.
 
 These only raise suspicion.  Every verdict is the oracle's on complete lines, so that a check cannot accuse a right
-result.  Where the epilogue is not linear, or the operands have scales, only the lines stand; :attr:`Judged.note` says
-which it was.
+result.  Where the epilogue is not linear, or the operands have scales, only the lines stand;
+:attr:`ResultVerdict.note` says which it was.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def applies(problem: Problem, mode: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class ResultVerdict:
     """A result and what judged it.
 
     Attributes:
@@ -272,7 +272,7 @@ class Sample:
         actual: object,
         contract: Contract,
         others: Mapping[str, torch.Tensor] | None = None,
-    ) -> Judged:
+    ) -> ResultVerdict:
         """The verdict on one result.
 
         Args:
@@ -288,7 +288,7 @@ class Sample:
             mismatch = verdict.Mismatch(complaint[0], total, total, pattern=complaint[1])
             interval = interval_module.interval(first.lines.shape(output), first.operands, first.reference, contract)
             comparison = verdict.Comparison(math.inf, 0.0, mismatch)
-            return Judged(comparison, interval.tier, None, "", self._operands, actual, interval)
+            return ResultVerdict(comparison, interval.tier, None, "", self._operands, actual, interval)
         assert isinstance(actual, torch.Tensor)
         verdicts = [slab.judge(output, actual, contract, others or {}) for slab in self._slabs]
         tier = verdicts[0].interval.tier
@@ -303,7 +303,7 @@ class Sample:
         note = self._note(how)
         comparison = _together(verdicts, actual, suspects if suspected else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
-        return Judged(comparison, tier, doubt, note, shown.slab.operands, shown.actual, shown.interval)
+        return ResultVerdict(comparison, tier, doubt, note, shown.slab.operands, shown.actual, shown.interval)
 
     def _note(self, how: str) -> str:
         shape = self._operands.problem.result_shape

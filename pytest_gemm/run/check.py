@@ -17,16 +17,18 @@ import pytest
 from pytest_gemm import effect, records
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.config import GemmConfig
-from pytest_gemm.failures import artifacts, text
+from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Diary
-from pytest_gemm.judging.case import Case, Evidence
-from pytest_gemm.judging.judge import Judge, run_once
+from pytest_gemm.judging.case import Case, Evidence, Judged
+from pytest_gemm.judging.drive import run_once
+from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.guarded import GuardedJudge
+from pytest_gemm.run.orchestrator import Orchestrator
 from pytest_gemm.text import described, first_line, kind_of, message
 
 
@@ -53,9 +55,8 @@ class GemmCheck:
         self._timed = timed
         self._backend = ""
         self._config = config
-        self._judge = judge
+        self._run = Orchestrator(config, judge, test)
         self._diary = diary
-        self._test = test
         self._target = target
         self._use = LedgerUse()
         self._warm = ""
@@ -72,66 +73,65 @@ class GemmCheck:
             as *unsupported* when the backend refused, as *known-failure* when the ledger explains
             every failure.
         """
-
-        def judging(done: frozenset[str]) -> Iterator[Outcome]:
-            return self._judge.judge(case, done=done, withheld=lambda choice: self._withheld(case, choice))
-
-        return self._check(case, judging)
+        return self._check(case, lambda done: self._run.judged(case, done))
 
     def properties(self, case: Case) -> list[Outcome]:
-        """Ask of ``case`` what ``metamorphic`` has; the test ends as it does for a judgement."""
+        """Judge the properties of ``case``; the test ends as it does for a judgement."""
+        return self._check(case, lambda done: () if "" in done else map(Judged, self._run.judge.relate(case)))
 
-        def judging(done: frozenset[str]) -> Iterator[Outcome]:
-            return iter(()) if "" in done else self._judge.relate(case)
-
-        return self._check(case, judging)
-
-    def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
+    def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Outcome]:
         """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
         self._backend = case.backend.name
-        held = self._withheld(case, "")
+        held = self._run.withheld(case)
         if held is not None:
-            self._keep([dataclasses.replace(held, test=self._test)], LedgerUse())
-            self._save_withheld(case, held)
+            held = dataclasses.replace(held, test=self._run.test)
+            self._keep([held], LedgerUse())
+            if (self._config.artifacts, self._config.defects) != (None, None) and case.distributions:
+                given = tensors.make(case.problem, case.distributions[0], case.seed, case.device)
+                self._save(case, [Judged(held, Evidence(given))])
             pytest.xfail(f"{held.known_failure}: {held.reason}")
         with _foreign(case):
-            outcomes = self._judged(case, judging)
-        return self.finish(case, outcomes)
+            found = self._judged(case, judging)
+        return self._finish(case, found)
 
-    def _withheld(self, case: Case, choice: str) -> Outcome | None:
-        """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        return state.withheld(self._config.ledger, case, self._test, choice)
-
-    def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterator[Outcome]]) -> list[Outcome]:
+    def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Judged]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
         earlier = self._diary.open_call(state.environment_of(case))
-        outcomes = list(earlier.outcomes)
-        if not earlier.complete and self._guarded is not None:
-            outcomes = self._guarded.judge(case)
-            # The other process keeps what it saw; the operands can be made again.
-            failed = [o for o in outcomes if o.status.is_failure]
-            made = {
-                o.distribution: tensors.make(case.problem, o.distribution or case.distributions[0], case.seed)
-                for o in failed
-            }
-            self._judge.evidence[:] = [(o, Evidence(made[o.distribution])) for o in failed]
-            self._diary.close_call()
-        elif not earlier.complete:
-            for outcome in judging(earlier.choices):
-                outcomes.append(outcome)
-                self._diary.judged(outcome)
-                if self._judge.has_lost(case.device):
+        found = list(map(Judged, earlier.outcomes))
+        if earlier.complete:
+            return found
+        if self._guarded is not None:
+            found = [self._guarded_evidence(case, outcome) for outcome in self._guarded.judge(case)]
+        else:
+            for judged in judging(earlier.choices):
+                found.append(judged)
+                self._diary.judged(judged.outcome)
+                if self._run.judge.has_lost(case.device):
                     self._diary.leave()
-            self._diary.close_call()
-        return outcomes
+        self._diary.close_call()
+        return found
 
-    def finish(self, case: Case, judged: list[Outcome]) -> list[Outcome]:
+    @staticmethod
+    def _guarded_evidence(case: Case, outcome: Outcome) -> Judged:
+        """The outcome of another process, which keeps what it saw; the operands can be made again."""
+        if not outcome.status.is_failure:
+            return Judged(outcome)
+        distribution = outcome.distribution or case.distributions[0]
+        return Judged(outcome, Evidence(tensors.make(case.problem, distribution, case.seed)))
+
+    def finish(self, case: Case, outcomes: Iterable[Outcome]) -> list[Outcome]:
         """Consult the ledger, keep the outcomes and end the test unless all is well."""
         self._backend = case.backend.name
-        named = [dataclasses.replace(o, test=self._test) for o in judged]
-        outcomes, use = state.explain(named, case.problem, self._config.ledger, state.environment_of(case))
+        return self._finish(case, list(map(Judged, outcomes)))
+
+    def _finish(self, case: Case, found: list[Judged]) -> list[Outcome]:
+        found, use = self._run.explained(case, found)
+        outcomes = [judged.outcome for judged in found]
         self._keep(outcomes, use)
-        self._end(case, outcomes)
+        if not self._run.judge.has_lost(case.device):
+            with _foreign(case):
+                self._save(case, found)
+        self._end(outcomes)
         return outcomes
 
     def user_caches(self, case: Case) -> Case:
@@ -151,7 +151,7 @@ class GemmCheck:
 
         A process that dies, or an exception in it, ends the test as a crashed case.
         """
-        if self._withheld(case, "") is not None:
+        if self._run.withheld(case) is not None:
             return  # judging it will say so
         self._warm = "elsewhere"
         try:
@@ -179,7 +179,7 @@ class GemmCheck:
         self._warm = "others"
         for problem in problems:
             other = dataclasses.replace(case, problem=problem)
-            if self._withheld(other, "") is None:
+            if self._run.withheld(other) is None:
                 try:
                     run_once(other, self._config.threads)
                 except KeyboardInterrupt:
@@ -197,12 +197,9 @@ class GemmCheck:
         """How to run this test again, on the backend that it has last judged."""
         return text.Rerun(self._target, effect.rerun_options(self._config, self._backend, timed=self._timed))
 
-    def _end(self, case: Case, outcomes: list[Outcome]) -> None:
+    def _end(self, outcomes: list[Outcome]) -> None:
         rerun = self.rerun
         failed = [o for o in outcomes if o.status.is_failure]
-        if not self._judge.has_lost(case.device):
-            with _foreign(case):
-                self._save(case, outcomes)
         if failed:
             pytest.fail("\n".join(text.failure(o, rerun) for o in failed), pytrace=False)
         known = [o for o in outcomes if o.status is Status.KNOWN_FAILURE]
@@ -219,34 +216,9 @@ class GemmCheck:
             if outcome.status is Status.PRUNED:
                 pytest.skip(f"pruned: {outcome.candidate}: {outcome.reason}")
 
-    def _save(self, case: Case, outcomes: list[Outcome]) -> None:
-        """What was asked for on disk of those that failed, known failures included."""
-        known = {_key(outcome): outcome.known_failure for outcome in outcomes}
-        failed = [
-            (dataclasses.replace(outcome, known_failure=known.get(_key(outcome), "")), evidence)
-            for outcome, evidence in self._judge.evidence
-        ]
-        self._write(failed, case)
-
-    def _save_withheld(self, case: Case, held: Outcome) -> None:
-        """The script of a case that the ledger forbids to run; its operands are made for it."""
-        folders = self._config.artifacts, self._config.defects
-        if folders == (None, None) or not case.distributions:
-            return
-        evidence = Evidence(tensors.make(case.problem, case.distributions[0], case.seed, case.device))
-        self._write([(held, evidence)], case)
-
-    def _write(self, failed: Sequence[tuple[Outcome, Evidence]], case: Case) -> None:
-        """The files of outcomes; what cannot be written changes no outcome."""
-        lost = []
-        if (folder := self._config.artifacts) is not None:
-            lost.append((f"--gemm-artifacts={folder}", artifacts.save(folder, failed, case, self.rerun, self._warm)))
-        if (folder := self._config.defects) is not None:
-            for outcome, evidence in failed:
-                if outcome.known_failure:
-                    why = artifacts.save_defect(folder, outcome, evidence, case, self._warm)
-                    lost.append((f"--gemm-defects={folder}", why))
-        self.judged["lost"].update((option, why) for option, why in lost if why)
+    def _save(self, case: Case, found: Sequence[Judged]) -> None:
+        """Write the files of those that failed, known failures included."""
+        self.judged["lost"].update(self._run.keep(case, found, self.rerun, self._warm))
 
 
 @contextlib.contextmanager
@@ -260,8 +232,3 @@ def _foreign(case: Case) -> Iterator[None]:
         if isinstance(error, Exception) and not isinstance(error, (pytest.exit.Exception, unittest.SkipTest)):
             raise
         raise RuntimeError(f"the code of {case.backend.name} raised {described(error)}") from None
-
-
-def _key(outcome: Outcome) -> tuple[object, ...]:
-    """What tells the outcomes of a case apart."""
-    return outcome.candidate, outcome.distribution, outcome.seed, outcome.reason

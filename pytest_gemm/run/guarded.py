@@ -19,7 +19,7 @@ from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Keeper, Service
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.state import eager_is_safe
+from pytest_gemm.run.state import eager_refusal
 from pytest_gemm.text import described
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GuardedJudge:
 
     def __init__(self, config: GemmConfig) -> None:
         self._config = config
-        self._keeper = Keeper(config, _answer, eager=eager_is_safe(config.ledger))
+        self._keeper = Keeper(config, _answer, eager=eager_refusal(config.ledger))
 
     def judge(self, case: Case) -> list[Outcome]:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""
@@ -131,6 +131,7 @@ def _signal(status: int | None) -> str:
 
 
 _VARIANTS: dict[str, Backend] = {}
+_NO_EAGER: Final = "eager is not run: what ends this process has to be the case"
 
 
 def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
@@ -151,6 +152,5 @@ def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
         "mode": Mode(fields["mode"]),
     }
     pages = GuardPages(request["side"], None if request["names"] is None else frozenset(request["names"]))
-    # Eager is not asked: what kills this process has to be the case's own.
-    judge = Judge(may_run_eager=lambda *_: False, watch=service.watch, pages=pages)
-    return judge.judge(Case(**{**fields, **own}))
+    judge = Judge(lambda *_: _NO_EAGER, watch=service.watch, pages=pages)
+    return (judged.outcome for judged in judge.judge(Case(**{**fields, **own})))

@@ -143,10 +143,10 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
         architecture: as nvcc has it.
         wanted: as ``--gemm-choices``.
     """
-    from pytest_gemm.judging.judge import picked
+    from pytest_gemm.judging.drive import selected
 
     by_backend = wanted in {"", "one", "winner"}
-    select = None if by_backend else functools.partial(picked, wanted=wanted)
+    select = None if by_backend else functools.partial(selected, wanted=wanted)
     request = BuildRequest(Device.CUDA, selection=Selection(wanted if by_backend else ""))
     found: list[_Answer] = []
     for line in lines:

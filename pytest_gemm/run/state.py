@@ -251,9 +251,19 @@ def explain_elsewhere(
     return explained, use
 
 
-def eager_is_safe(ledger: Ledger) -> Callable[[Problem, str], bool]:
-    """Whether eager ATen may run a problem on a device: not where the ledger says that it can kill the process."""
-    return lambda problem, device: ledger.applicable("aten", problem, "test_product", environment(device)) is None
+def eager_refusal(ledger: Ledger) -> Callable[[Problem, str], str]:
+    """Why eager ATen does not run a problem on a device, in words; "" where it does."""
+
+    def refusal(problem: Problem, device: str) -> str:
+        from pytest_gemm.backends.aten import AtenBackend
+
+        if ledger.applicable("aten", problem, "test_product", environment(device)) is not None:
+            return "eager is not run: it can kill the process"
+        # Some of what eager refuses would be a fault of the device if it were tried.
+        refused = AtenBackend().refusal(problem, device)
+        return f"eager cannot: {refused}" if refused else ""
+
+    return refusal
 
 
 def explain(

@@ -18,7 +18,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,7 +46,7 @@ from pytest_gemm.speed.timing import plan as plan_module
 from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
-    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.tensors import Operands
 
@@ -105,7 +105,7 @@ class Meter:
         folder: where the samples are written.
         config: of the run.
         judge: judges what was timed.
-        may_run_eager: whether eager ATen may run a problem on a device, or would kill the process.
+        eager_refusal: why eager ATen does not run a problem on a device, "" where it does.
         watch: limits the time of every activity that may not return.
     """
 
@@ -115,7 +115,7 @@ class Meter:
         folder: Path,
         config: GemmConfig,
         judge: Judge,
-        may_run_eager: Callable[[Problem, str], bool],
+        eager_refusal: Callable[[Problem, str], str],
         watch: Callable[[Activity], AbstractContextManager[None]],
     ) -> None:
         self.folder = folder
@@ -124,7 +124,7 @@ class Meter:
         self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else plan_module.Plan(), seed=self.request.index)
         self._config = config
         self._judge = judge
-        self._may_run_eager = may_run_eager
+        self._eager_refusal = eager_refusal
         self._watch = watch
         self._timer: plan_module.Timer = cuda.CudaTimer() if self.request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
@@ -164,12 +164,12 @@ class Meter:
         judged = dataclasses.replace(judged, pruned=frozenset(spared))
         started, compiled = time.perf_counter(), 0.0
         last: dict[str, Outcome] = {}
-        taking = self._take if self.request.timed else self._note_timings
+        found: list[Judged] = []
 
         def withheld(choice: str) -> Outcome | None:
             return None if pinned else self._withheld(case, choice)  # the backend itself has selected what is pinned
 
-        for outcome in self._judge.judge(judged, withheld=withheld, timing=taking):
+        for outcome in self._outcomes(judged, withheld, found):
             compiled += outcome.seconds.compile
             if outcome.status is Status.PRUNED and outcome.candidate != "" and judged.choices in {"winner", "one"}:
                 continue  # left out by autotuning, which is no case of its own
@@ -194,7 +194,7 @@ class Meter:
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
             options = effect.rerun_options(self._config, case.backend.name, timed=False)
             rerun = text.Rerun("--pyargs pytest_gemm.conformance", options)
-            artifacts.save(self._config.artifacts, self._judge.evidence, judged, rerun)
+            artifacts.save(self._config.artifacts, found, judged, rerun)
         # What is not timed: a case that failed, or a session that only judges.
         spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
         ranking = tuple(sorted(self._timings, key=self._timings.__getitem__))
@@ -215,6 +215,15 @@ class Meter:
         if self._interleaving:
             self._interleaving.close()
         self._write(end_line(time.perf_counter() - self._started))
+
+    def _outcomes(
+        self, case: Case, withheld: Callable[[str], Outcome | None], found: list[Judged]
+    ) -> Iterator[Outcome]:
+        """The outcomes of a case as they come; ``found`` has them with their evidence."""
+        timing = self._take if self.request.timed else self._note_timings
+        for judged in self._judge.judge(case, withheld=withheld, timing=timing):
+            found.append(judged)
+            yield judged.outcome
 
     def _withheld(self, case: Case, choice: str) -> Outcome | None:
         """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
@@ -335,7 +344,7 @@ class Meter:
         outcome = work.outcome
         if outcome.status is Status.PASSED and not _same(work.first, work.last):
             again = dataclasses.replace(work.case, choices=outcome.candidate or work.case.choices)
-            outcome = list(self._judge.judge(again, timing=lambda *_: work.last))[-1]
+            outcome = self._judge.outcomes(again, timing=lambda *_: work.last)[-1]
         if outcome.status is not Status.PASSED or not work.windows:
             return _sample(work.case, outcome, work.phases)
         readings = plan_module.merged(work.windows)
@@ -380,7 +389,7 @@ class Meter:
         backend: Backend = self._config.registry[name]
         if backend.supports(case.problem, DEFAULT) is not None:
             return "", None
-        if name == "aten" and not self._may_run_eager(case.problem, case.device):
+        if name == "aten" and self._eager_refusal(case.problem, case.device):
             return "", None
         try:
             comparator = backend.prepare(case.problem, given, DEFAULT)
@@ -391,7 +400,7 @@ class Meter:
 
     def _candidates(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
-        from pytest_gemm.judging.judge import picked
+        from pytest_gemm.judging.drive import selected
 
         count, backend = self._config.speed.regret, case.backend
         if not count or not isinstance(backend, CandidateBackend):
@@ -405,7 +414,7 @@ class Meter:
         names = others(backend.candidates(case.problem, given, case.request()).names) if not ranked else []
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
-        for name in ranked[:count] or picked(names, str(count)):
+        for name in ranked[:count] or selected(names, str(count)):
             with contextlib.suppress(Pruned, Unsupported):
                 found[name] = backend.prepare(case.problem, given, case.request(name))
         return found
@@ -522,14 +531,14 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
 
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.run.state import eager_is_safe
+    from pytest_gemm.run.state import eager_refusal
 
     torch.set_num_threads(config.threads)
     # torch and a compiler are millions of objects that every full collection would visit.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    safe, watch = eager_is_safe(config.ledger), Watch(config.timeout, config.compile_timeout, Diary(), stacks=2)
-    meter = Meter(request, folder, config, Judge(safe, watch, config.reference), safe, watch)
+    refusal, watch = eager_refusal(config.ledger), Watch(config.timeout, config.compile_timeout, Diary(), stacks=2)
+    meter = Meter(request, folder, config, Judge(refusal, watch, config.reference), refusal, watch)
     for name, line in request.cases:
         case = Case(config.registry[name], Problem.parse(line), (), config.seed, request.device, config.choices)
         meter(case, request.project.tests.get(f"{name} {line}", ""))

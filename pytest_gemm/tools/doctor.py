@@ -206,7 +206,7 @@ def _ask(backend: Backend, device: str, threads: int) -> dict[str, Any]:
         return found
     torch.set_num_threads(threads)
     started = time.perf_counter()
-    outcomes = list(Judge().judge(Case(backend, problem, ("rand",), 0, device)))
+    outcomes = Judge().outcomes(Case(backend, problem, ("rand",), 0, device))
     worst = next((o for o in outcomes if o.status.is_failure), outcomes[0])
     found |= {
         "smoke": problem.line,

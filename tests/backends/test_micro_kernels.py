@@ -31,7 +31,7 @@ from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.judging import case as case_module
-from pytest_gemm.judging import judge
+from pytest_gemm.judging import drive, judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
@@ -222,7 +222,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     backend = CppBackend(threads=1)
     problem, first = given(line)
     before = cpp_micro_gemm.micro_gemm_configs
-    with generating_for(isa), judge._quiet():
+    with generating_for(isa), drive.quiet():
         listed = backend.candidates(problem, first)
     found, left = listed.names, listed.unsupported
     assert names < set(found)
@@ -239,7 +239,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
 def test_the_reference_micro_kernel_of_a_large_product_is_had_by_name_only() -> None:
     backend, reference = CppBackend(threads=1), "CppMicroGemmRef-1x1x1"
     problem, first = given("linear:f32:nt:1024x1024x512")
-    with judge._quiet():
+    with drive.quiet():
         assert reference not in backend.candidates(problem, first).names
         assert backend.candidates(problem, first, BuildRequest(candidate="CppMicroGemmRef*")).named == (reference,)
 
@@ -260,7 +260,7 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
     names = [others[0], "CppMicroGemmRef-1x1x1"]
     for name in names:
         case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", name)
-        (outcome,) = judge.Judge().judge(case)
+        (outcome,) = judge.Judge().outcomes(case)
         assert (outcome.status, outcome.candidate) == (Status.PASSED, name)
         (said,) = outcome.configuration
         assert said.startswith(f"{name}:f32-f32-f32:5x25x33,kslices=1,")
@@ -295,7 +295,7 @@ def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code
     problem, first = given(LINE)
     pick = cpp.candidates(problem, first).names[0]
     case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
-    (outcome,) = judge.Judge().judge(case)
+    (outcome,) = judge.Judge().outcomes(case)
     assert outcome.status is Status.UNSUPPORTED
     assert outcome.reason is not None
     assert outcome.reason.code.startswith(code)
@@ -360,7 +360,7 @@ def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
 ) -> None:
     backend: Any = Listing()
     case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
-    outcomes = list(judge.Judge().judge(case))
+    outcomes = judge.Judge().outcomes(case)
     assert [(o.candidate, o.reason.code if o.reason else "") for o in outcomes] == ended
 
 

@@ -22,7 +22,7 @@ from pytest_gemm.case_id import CaseId, Mode
 from pytest_gemm.failures import artifacts, error_map, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
-from pytest_gemm.judging.case import Case, Evidence
+from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
@@ -36,16 +36,17 @@ WRONG = "def mine(a, b):\n    c = a @ b\n    c[..., 4:, :] += 1\n    return c\n"
 RIGHT = "def mine(a, b):\n    return a @ b\n"
 
 
-def judged(tmp_path: Path, problem: Problem, distribution: str, text: str = WRONG) -> tuple[Judge, Case, Path]:
-    """A judge that has judged a function of a file, by default one which is wrong from row 4 on."""
+def judged(tmp_path: Path, problem: Problem, distribution: str, text: str = WRONG) -> tuple[list[Judged], Case, Path]:
+    """What the judge found of a function of a file, by default one which is wrong from row 4 on."""
     path = tmp_path / "mine.py"
     path.write_text(text)
     space: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), space)
     backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, None, True)
-    judge, case = Judge(), Case(backend, problem, (distribution,), 0, "cpu")
-    assert [o.status for o in judge.judge(case)] == [Status.INCORRECT]
-    return judge, case, path
+    case = Case(backend, problem, (distribution,), 0, "cpu")
+    found = list(Judge().judge(case))
+    assert [one.outcome.status for one in found] == [Status.INCORRECT]
+    return found, case, path
 
 
 def run(script: Path) -> int:
@@ -64,10 +65,10 @@ def run(script: Path) -> int:
 def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
     tmp_path: Path, distribution: str, alone: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judge, case, source = judged(tmp_path, MM, distribution)
+    found, case, source = judged(tmp_path, MM, distribution)
     if not alone:  # no kernel to ask: the failing operands are saved
-        judge.evidence[:] = [(o, dataclasses.replace(e, prepared=None)) for o, e in judge.evidence]
-    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
+        found = [Judged(one.outcome, dataclasses.replace(one.evidence, prepared=None)) for one in found if one.evidence]
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()
     assert {"report.txt", "repro.py", "error_map.png", "tensors.pt"} <= {one.name for one in place.iterdir()}
     assert (place / "repro.pt").exists() is not alone
@@ -83,8 +84,8 @@ def test_a_script_fails_as_the_case_did_and_no_longer_once_it_is_mended(
 
 def test_a_script_of_zeros_of_the_wrong_sign_fails_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = "import torch\n\n\ndef mine(a, b):\n    c = a @ b\n    return torch.where(c == 0, -c.abs(), c)\n"
-    judge, case, source = judged(tmp_path, MM, "int-1", signed)
-    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
+    found, case, source = judged(tmp_path, MM, "int-1", signed)
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()
     assert run(place / "repro.py") == 1
     assert re.search(r"elements are wrong.*\nexpected 0, actual -0, bound 0", capsys.readouterr().out)
@@ -166,20 +167,19 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
 
 
 def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
-    judge, case, _ = judged(tmp_path, MM, "rand")
+    found, case, _ = judged(tmp_path, MM, "rand")
     backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, None, True)
-    judge = Judge()
     case = Case(backend, MM, ("rand",), 0, "cpu")
-    list(judge.judge(case))
-    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"))
+    found = list(Judge().judge(case))
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()
     assert not (place / "repro.py").exists()
     assert "no script: a script loads a function of a file by its name" in (place / "report.txt").read_text()
 
 
 def test_what_fails_only_after_other_programs_has_no_script(tmp_path: Path) -> None:
-    judge, case, _ = judged(tmp_path, MM, "rand")
-    artifacts.save(tmp_path / "kept", judge.evidence, case, Rerun("tests"), "others")
+    found, case, _ = judged(tmp_path, MM, "rand")
+    artifacts.save(tmp_path / "kept", found, case, Rerun("tests"), "others")
     (place,) = (tmp_path / "kept").iterdir()
     assert "no script: it fails after other programs were compiled" in (place / "report.txt").read_text()
 
@@ -187,10 +187,9 @@ def test_what_fails_only_after_other_programs_has_no_script(tmp_path: Path) -> N
 def test_the_smallest_case_of_a_ledger_entry_is_kept(tmp_path: Path) -> None:
     kept = []
     for line in ("mm:f32:nn:8x16x32", "mm:f32:nn:16x16x32", "mm:f32:nn:5x4x3"):
-        judge, case, _ = judged(tmp_path, Problem.parse(line), "rand")
-        outcome, evidence = judge.evidence[0]
-        explained = dataclasses.replace(outcome, known_failure="an-entry")
-        artifacts.save_defect(tmp_path / "defects", explained, evidence, case)
+        found, case, _ = judged(tmp_path, Problem.parse(line), "rand")
+        explained = dataclasses.replace(found[0].outcome, known_failure="an-entry")
+        artifacts.save_defect(tmp_path / "defects", Judged(explained, found[0].evidence), case)
         kept.append((tmp_path / "defects" / "an-entry.py").read_text().split()[0])
     assert kept == ['"""mm:f32:nn:8x16x32', '"""mm:f32:nn:8x16x32', '"""mm:f32:nn:5x4x3']
 

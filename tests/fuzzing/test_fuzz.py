@@ -34,7 +34,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.state import eager_is_safe
+from pytest_gemm.run.state import eager_refusal
 
 SHIPPED = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 
@@ -135,7 +135,7 @@ def fuzz(
     **options: Any,
 ) -> Findings:
     backend, known = registry[name], ledger or Ledger.load(SHIPPED)
-    one = Judge(eager_is_safe(Ledger.load(SHIPPED)))
+    one = Judge(eager_refusal(Ledger.load(SHIPPED)))
 
     def in_this_process(trial: Trial) -> list[Outcome]:
         return list(judged(config(known), one, backend, trial))

@@ -58,7 +58,7 @@ def test_only_what_is_named_is_moved_and_results_are_too_while_it_runs() -> None
     assert (made.data_ptr() + made.nbytes) % mmap.PAGESIZE == 0
     assert torch.equal(made, prepared.run(given))
     assert [
-        o.status for o in Judge(pages=GuardPages("end")).judge(Case(AtenBackend(), problem, ("rand",), 0, "cpu"))
+        o.status for o in Judge(pages=GuardPages("end")).outcomes(Case(AtenBackend(), problem, ("rand",), 0, "cpu"))
     ] == [Status.PASSED]
 
 

@@ -38,7 +38,7 @@ def outcomes(
     registry = Registry()
     registry.add_callable("mine", matmul, dtypes=dtypes)
     case = Case(registry["mine"], Problem.parse(line), DISTRIBUTIONS, 0, "cpu")
-    return list((judge or Judge()).judge(case))
+    return list((judge or Judge()).outcomes(case))
 
 
 def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -271,7 +271,7 @@ def test_a_backend_may_go_wrong_anywhere(where: str) -> None:
         def proof(self) -> Any:
             return "trust me" if where == "proof" else Proof(provable=False)
 
-    found = list(Judge().judge(Case(Broken(), Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu")))
+    found = Judge().outcomes(Case(Broken(), Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
     assert {o.status for o in found} == {Status.CRASHED}
     assert found[0].reason is not None
     assert where in found[0].reason.text
@@ -281,8 +281,8 @@ def test_supports_that_answers_yes_is_told_what_to_answer() -> None:
     registry = Registry()
     registry.add_callable("mine", right)
     backend: Any = registry["mine"]
-    backend.supports = lambda _: True
-    found = list(Judge().judge(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu")))
+    backend.supports = lambda *_: True
+    found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
     assert codes(found) == {(Status.CRASHED, "supports-TypeError")}
     assert "return None, or Unsupported" in str(found[0].reason)
 
@@ -352,7 +352,7 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
         return prepare(problem, given)
 
     backend.prepare = leaving
-    found = list(Judge().judge(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu")))
+    found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
     assert codes(found) == {(Status.INCORRECT, "left-state-behind")}
     assert name in str(found[0].reason)
 

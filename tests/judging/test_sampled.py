@@ -69,7 +69,7 @@ def outcomes_of(
 ) -> Iterator[Outcome]:
     problem = Problem.parse(line)
     case = Case(backend, problem, distributions or distributions_for(problem), 3, "cpu")
-    return Judge(lambda *_: False, reference=mode).judge(case)
+    return iter(Judge(lambda *_: "not here", reference=mode).outcomes(case))
 
 
 def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:

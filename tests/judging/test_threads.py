@@ -55,8 +55,8 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
     mine = CallableBackend("mine", matmul, frozenset({"f32"}), True, None, True)
     before = torch.get_num_threads()
     more = before + 3  # than there are cores, perhaps
-    for outcome in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, "cpu", threads=more)):
-        assert (outcome.status, outcome.case.threads) == (Status.PASSED, more)
+    for judged in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, "cpu", threads=more)):
+        assert (judged.outcome.status, judged.outcome.case.threads) == (Status.PASSED, more)
         assert torch.get_num_threads() == before
     assert set(seen) == {more}
     assert torch.get_num_threads() == before

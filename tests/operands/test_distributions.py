@@ -56,7 +56,7 @@ def quick(judge: Judge, entry: Mutant | Control, line: str, seed: int = 0) -> li
     problem = Problem.parse(line)
     distributions = distributions_for(problem)[: DISTRIBUTIONS["quick"]]
     planted = Planted("it", dataclasses.replace(entry, lines={"it": line}))
-    return list(judge.judge(Case(planted, problem, distributions, seed, "cpu")))
+    return judge.outcomes(Case(planted, problem, distributions, seed, "cpu"))
 
 
 # -- wrong kernels ------------------------------------------------------------------------------------

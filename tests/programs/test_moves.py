@@ -81,7 +81,7 @@ class Eager:
 
 
 def judged(backend: Eager, line: str, reference: str = "auto") -> list[Outcome]:
-    return list(Judge(reference=reference).judge(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, "cpu")))
+    return Judge(reference=reference).outcomes(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -204,5 +204,5 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
 )
 def test_an_outcome_says_whether_the_template_did_the_epilogue(line: str, fused: bool | None, fusions: int) -> None:
     case = Case(CppBackend(threads=1), Problem.parse(line), ("rand",), 0, "cpu", "one")
-    (outcome,) = Judge().judge(case)
+    (outcome,) = Judge().outcomes(case)
     assert (outcome.status, outcome.fused, outcome.fusions) == (Status.PASSED, fused, fusions)

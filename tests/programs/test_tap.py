@@ -49,7 +49,7 @@ class Spoiled:
 
 
 def judged(spoil: Callable[[Results], Any], line: str = LINE) -> list[Outcome]:
-    return list(Judge().judge(Case(Spoiled(spoil), Problem.parse(line), ("int-2", "rand"), 0, "cpu")))
+    return Judge().outcomes(Case(Spoiled(spoil), Problem.parse(line), ("int-2", "rand"), 0, "cpu"))
 
 
 def changed(place: int) -> Callable[[Results], Results]:

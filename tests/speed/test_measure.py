@@ -85,7 +85,7 @@ def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = No
     def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    meter = Meter(request, folder, config, Judge(), lambda *_: True, watch)
+    meter = Meter(request, folder, config, Judge(), lambda *_: "", watch)
     meter(asked, "test_speed")
     meter.close()
     return read_session(folder / SESSION).samples

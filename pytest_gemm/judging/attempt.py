@@ -1,0 +1,186 @@
+"""One attempt at a case: its phases, each watched, timed, and ended by an outcome where something is raised."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_gemm.case_id import Device
+from pytest_gemm.judging import faults
+from pytest_gemm.judging.calls import Escape, Misconduct
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.truth import Truth
+from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
+from pytest_gemm.text import first_line, kind_of, message
+
+# Is told of everything that may not come back, for as long as it lasts.
+Watching = Callable[[Activity], AbstractContextManager[None]]
+
+# What the watch calls a phase that begins the reason code of a crash by another name.
+_WATCHED: Final = {Phase.CANDIDATES: Phase.COMPILE, Phase.PREPARE: Phase.COMPILE}
+# Phases in which a backend may refuse a problem.
+_REFUSING: Final = frozenset({Phase.SUPPORTS, Phase.OPERANDS, Phase.CANDIDATES, Phase.PREPARE})
+# Phases of the harness's own code: an exception there is a defect of the harness, unless the machine is at fault.
+_OWN: Final = frozenset({Phase.OPERANDS, Phase.REFERENCE, Phase.EAGER})
+# The part of an outcome's seconds that a phase belongs to.
+_SECONDS: Final = {
+    Phase.PREPARE: "compile",
+    Phase.RUN: "run",
+    Phase.TIME: "run",
+    Phase.RUN_AGAIN: "run",
+    Phase.REFERENCE: "reference",
+    Phase.EAGER: "reference",
+}
+# Frames of a backend's exception that are shown: enough to see where, not a page.
+_FRAMES: Final = 4
+_DETAILS: Final = 2000
+
+
+class Ended(Exception):
+    """An attempt has come to its end in the middle of a phase.
+
+    Attributes:
+        outcome: how.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Devices:
+    """The devices that this process has lost: a kernel has broken their context."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, Outcome] = {}
+
+    def has_lost(self, device: str) -> bool:
+        """Whether this process can compute nothing more on the device."""
+        return device in self._lost
+
+    def fault(self, outcome: Outcome, error: Exception, phase: Phase, device: str) -> Outcome | None:
+        """The outcome with the machine's own reason: no memory, or a lost device; ``None`` for any other exception."""
+        reason = faults.out_of_memory(error, phase, device)
+        if reason is not None:
+            return dataclasses.replace(outcome, reason=reason)
+        last = faults.device_error(device)
+        if last is None:
+            return None
+        lost = dataclasses.replace(outcome, reason=faults.lost(error, last, phase))
+        self._lost.setdefault(device, lost)
+        return lost
+
+    def not_run(self, case: Case, candidate: str = "") -> Outcome:
+        """The outcome of a case, or of a candidate, that comes after the one that has lost the device."""
+        broke = self._lost[case.device]
+        text = f"{broke.problem} on {broke.backend} has lost the device to this process"
+        reason = Reason("device-lost", text, "with -n 1 or more another process goes on")
+        return Outcome(case.id(candidate), "", case.seed, Status.NOT_RUN, reason)
+
+
+@dataclasses.dataclass
+class Attempt:
+    """A case with one candidate and one distribution, on its way to an outcome.
+
+    Attributes:
+        case: what is judged.
+        watch: watches over each phase.
+        devices: those that are lost.
+        candidate: by name; "" where the backend selects one.
+        distribution: of the operands.
+        kernels: as far as they are known.
+        seconds: spent so far.
+    """
+
+    case: Case
+    watch: Watching
+    devices: Devices
+    candidate: str = ""
+    distribution: str = ""
+    kernels: tuple[str, ...] = ()
+    seconds: Seconds = dataclasses.field(default_factory=Seconds)
+
+    def end(self, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
+        """An outcome with what is known so far."""
+        known = {"kernels": self.kernels, "seconds": self.seconds, **facts}
+        return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase, truth: Truth | None = None, kernels: tuple[str, ...] = ()) -> Iterator[None]:
+        """A block that may not come back.
+
+        Args:
+            phase: what happens in it.
+            truth: is spoiled when a backend misbehaves in the block.
+            kernels: that compute, where they are not the attempt's.
+
+        Raises:
+            Ended: for an exception in the block.
+            Exception: for one of the harness's own code.
+        """
+        case, started = self.case, time.perf_counter()
+        distribution = self.distribution or case.distributions[0]
+        seen = _WATCHED.get(phase, phase)
+        kernels = kernels or self.kernels
+        activity = Activity(case.id(self.candidate), seen, distribution, case.seed, kernels, Device(case.device))
+        try:
+            with self.watch(activity):
+                yield
+        except Ended:
+            raise
+        except Exception as error:  # any exception of a backend is its case's failure
+            if truth is not None:
+                truth.spoiled = isinstance(error, Misconduct)
+            self._spend(phase, started)
+            raise Ended(self.failed(phase, error)) from None
+        self._spend(phase, started)
+
+    def _spend(self, phase: Phase, started: float) -> None:
+        if part := _SECONDS.get(phase):
+            self.seconds += Seconds(**{part: time.perf_counter() - started})
+
+    def failed(self, phase: Phase, error: Exception) -> Outcome:
+        """The outcome of an exception.
+
+        Raises:
+            Exception: the exception itself, where it is a defect of the harness.
+        """
+        if isinstance(error, Unsupported) and phase in _REFUSING:
+            return dataclasses.replace(self.end(Status.UNSUPPORTED, error.reason), distribution="")
+        if isinstance(error, Pruned) and phase is Phase.PREPARE:
+            # Without a name the backend has tried one candidate after the other, and none was left.
+            status = Status.PRUNED if self.candidate else Status.CRASHED
+            return dataclasses.replace(self.end(status, error.reason), distribution="")
+        crash = self._crash(phase, error)
+        if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
+            return dataclasses.replace(crash, status=Status.INCORRECT, reason=error.reason, details="")
+        if isinstance(error, Unsupported) and phase not in _OWN:
+            text = f"the backend claimed the problem and refused it in {phase}: {error.reason.text}"
+            reason = Reason("late-refusal", text, "refuse in supports() or prepare(), before anything runs")
+            return dataclasses.replace(crash, reason=reason)
+        found = self.devices.fault(crash, error, phase, self.case.device)
+        if found is None and phase in _OWN:
+            raise error
+        return found or crash
+
+    def _crash(self, phase: Phase, error: Exception) -> Outcome:
+        """An exception with its innermost frames; the harness's own are left out."""
+        raised = error.__cause__ if isinstance(error, Escape) and error.__cause__ is not None else error
+        frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if not _is_own(frame.filename)]
+        where = "".join(traceback.format_list(frames[-_FRAMES:])).rstrip()
+        kind = kind_of(raised)
+        reason = Reason(f"{phase.replace(' ', '-')}-{kind}", f"{kind} in {phase}: {first_line(raised)}")
+        details = f"{where}\n{kind}: {message(raised)[:_DETAILS]}"
+        outcome = self.end(Status.CRASHED, reason, details=details)
+        return dataclasses.replace(outcome, distribution="") if phase in {Phase.SUPPORTS, Phase.OPERANDS} else outcome
+
+
+def _is_own(file: str) -> bool:
+    """Whether a frame is one of the judge's."""
+    return file == contextlib.__file__ or Path(file).parent == Path(__file__).parent

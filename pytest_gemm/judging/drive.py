@@ -1,0 +1,221 @@
+"""Calls of the judge into a backend: what it is asked, what it compiles and what it runs.
+
+Each call is guarded as :mod:`calls` says, and each answer is checked for its type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import CandidateBackend, Prepared, names_candidates, unsupported
+from pytest_gemm.judging import verdict
+from pytest_gemm.judging.calls import Misconduct, asking, calling, hand, plain
+from pytest_gemm.judging.case import Case
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.operands import tensors, views
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import printable
+
+# Names of candidates that a sentence lists.
+_NAMES = 40
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A compiler's own deprecation warnings are not reported, whatever filters the user's pytest has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# -- which variant, which candidates -----------------------------------------------------------------
+
+
+def check_support(case: Case) -> None:
+    """Ask the backend whether it supports the problem as requested.
+
+    Raises:
+        Unsupported: when it does not.
+        Exception: whatever the backend raises.
+    """
+    with quiet(), asking():
+        found = unsupported(case.backend, case.problem, case.request())
+        if found is not None and not isinstance(found, Unsupported):
+            raise TypeError(f"supports() returned {found!r}; return None, or Unsupported with the reason")
+    if found is not None:
+        raise found
+
+
+def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
+    """Names of the candidates to judge, a single "" where the backend has none; and those that are unsupported.
+
+    Raises:
+        Unsupported: when none has the name that was asked for.
+    """
+    wanted, backend = case.choices, case.backend
+    by_name = names_candidates(wanted)
+    if not isinstance(backend, CandidateBackend):
+        if not by_name:
+            return ("",), {}
+        raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted}")
+    handed = hand(given)
+    with quiet(), calling(compiling=True):
+        listed = backend.candidates(case.problem, handed.operands, case.request(wanted if by_name else ""))
+        names = tuple(map(str, listed.names))
+        if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
+            raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
+    handed.check()
+    found = selected(names, wanted) or listed.named
+    if not found:
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        text = f"no candidate is called {wanted}; there are {', '.join(names[:_NAMES])}{more}"
+        raise Unsupported("no-such-choice", text)
+    return found, listed.unsupported if wanted == "all" else {}
+
+
+def selected(names: Sequence[str], wanted: str) -> tuple[str, ...]:
+    """The candidates that ``all``, a number or a pattern selects; a number selects at even distances."""
+    if wanted == "all":
+        return tuple(names)
+    if not wanted.isdigit():
+        return tuple(name for name in names if fnmatch.fnmatchcase(name, wanted))
+    count = int(wanted)
+    if count >= len(names):
+        return tuple(names)
+    steps = max(count - 1, 1)
+    return tuple(names[round(i * (len(names) - 1) / steps)] for i in range(count))
+
+
+# -- compile and run ---------------------------------------------------------------------------------
+
+
+def prepare(case: Case, candidate: str, given: Operands) -> Prepared:
+    """Compile the problem, with one candidate where it is named."""
+    handed = hand(given)
+    with quiet(), calling(compiling=True):
+        prepared = case.backend.prepare(case.problem, handed.operands, case.request(candidate))
+    handed.check()
+    return prepared
+
+
+def run(
+    prepared: Prepared, given: Operands, device: str, timed: Callable[[Operands], Any] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The results in the product's places, of which there are two with ``tap``; the device has finished.
+
+    Args:
+        prepared: computes them.
+        given: the operands.
+        device: where.
+        timed: is called instead of ``prepared.run``.
+
+    Raises:
+        Misconduct: for results or side effects that no contract allows.
+        Exception: whatever the backend raises.
+    """
+    handed = hand(given)
+    with quiet(), calling():
+        made = (prepared.run if timed is None else timed)(handed.operands)
+        wait_for(device)
+    handed.check()
+    try:
+        return views.in_product(given.problem, plain(as_tuple(made), given))
+    except views.WrongShape as wrong:
+        raise Misconduct("wrong-shape", str(wrong)) from None
+
+
+def run_once(case: Case, threads: int) -> None:
+    """Compile and run a case without judging it; nothing for a case that is refused.
+
+    Args:
+        case: what to run.
+        threads: of the CPU, where the case has no number of its own.
+    """
+    with contextlib.suppress(Unsupported):
+        check_support(case)
+        torch.set_num_threads(case.threads or threads)
+        given = tensors.make(case.problem, case.distributions[0], case.seed, case.device)
+        run(prepare(case, "", given), given, case.device)
+
+
+def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:
+    """What a program returned, as a tuple."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+def wait_for(device: str) -> None:
+    """Until the device has computed all that it was given: errors of a kernel show no earlier."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# -- what is said of it ------------------------------------------------------------------------------
+
+
+def proof_of(prepared: Prepared) -> Proof:
+    """What the last run executed."""
+    with asking():
+        proof = prepared.proof()
+    if not isinstance(proof, Proof):
+        raise TypeError(f"proof() returned {type(proof).__name__}, not a Proof")
+    return proof
+
+
+def contract_of(prepared: Prepared) -> Contract:
+    """The arithmetic that the compiled problem promises."""
+    with asking():
+        contract = prepared.contract
+    if not isinstance(contract, Contract):
+        raise TypeError(f"the attribute contract is {type(contract).__name__}, not a Contract")
+    return contract
+
+
+def kernels_of(prepared: Prepared) -> tuple[str, ...]:
+    """Names of the kernels that a run will use, as far as the backend knows them before it has run."""
+    try:
+        proof = proof_of(prepared)
+    except Exception:  # it need not have an answer yet
+        return ()
+    return proof.kernels if proof.executed else tuple(dict.fromkeys((*proof.generated, *proof.chosen)))
+
+
+def pruned_of(prepared: Prepared) -> Mapping[str, Reason]:
+    """Candidates that the backend pruned by itself, where it reports them."""
+    with asking():
+        return dict(getattr(prepared, "pruned", {}))
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def miscounted(problem: Problem, results: Sequence[torch.Tensor]) -> Reason | None:
+    """What is wrong with the number of results; ``None`` for nothing."""
+    expected = problem.several or len(problem.outputs)
+    if len(results) == expected:
+        return None
+    return Reason("wrong-outputs", f"{len(results)} results came back, and the program has {expected}")
+
+
+def complaint(problem: Problem, results: Sequence[torch.Tensor], given: Operands) -> Reason | None:
+    """What is wrong with the number of results, or with the type or shape of the last one; ``None`` for nothing."""
+    found = miscounted(problem, results)
+    if found is not None or problem.several:
+        return found
+    wrong = verdict.complaint_of(results[-1], problem.outputs[-1], given)
+    return None if wrong is None else Reason(*wrong)
+
+
+def bytes_of(results: Sequence[torch.Tensor]) -> bytes:
+    """The bits of results."""
+    # A copy, since a result of one element may have any stride, with which it cannot be viewed as bytes.
+    flat = (t.detach().cpu().clone(memory_format=torch.contiguous_format).flatten() for t in results)
+    return b"".join(t.view(torch.uint8).numpy().tobytes() for t in flat)

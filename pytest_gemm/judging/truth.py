@@ -1,0 +1,166 @@
+"""What is right for a problem and its operands, shared by the backends and candidates that compute it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from pytest_gemm.judging import eager as eager_module
+from pytest_gemm.judging import faults, sampled, verdict
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.drive import as_tuple, wait_for
+from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import reference as reference_module
+from pytest_gemm.numerics import sensitivity, span
+from pytest_gemm.numerics.contract import Contract
+from pytest_gemm.numerics.precision import settings
+from pytest_gemm.operands import tensors, views
+from pytest_gemm.operands.guard_pages import GuardPages
+from pytest_gemm.operands.tensors import Operands
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.programs import program
+
+# Results of earlier calls by name, for a place of the program's results.
+Others = Callable[[int], Mapping[str, torch.Tensor]]
+# Why eager ATen does not run a problem on a device, in words; "" where it runs.
+EagerRefusal = Callable[[Problem, str], str]
+
+
+@dataclasses.dataclass
+class Truth:
+    """What is known of a problem with one distribution.
+
+    Attributes:
+        operands: of the problem.
+        digest: of the operands, as they were made.
+        spoiled: a backend has taken the memory of an operand away.
+    """
+
+    operands: Operands
+    digest: str
+    spoiled: bool = False
+    _reference: reference_module.Reference | None = None
+    # Of the contract that came last: the candidates of a backend mostly share one.
+    _intervals: tuple[Contract, tuple[span.Interval, ...]] | None = None
+    _eager: tuple[torch.Tensor, ...] | str | None = None
+    _sample: sampled.Sample | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return self.operands.problem
+
+    def intervals(self, contract: Contract) -> tuple[span.Interval, ...]:
+        """What each result may be under ``contract``; the reference behind it is computed once."""
+        if self._reference is None:
+            self._reference = reference_module.reference(self.problem, self.operands)
+        if self._intervals is None or self._intervals[0] != contract:
+            found = interval_module.intervals(self.problem, self.operands, self._reference, contract)
+            self._intervals = contract, found
+        return self._intervals[1]
+
+    def answers(
+        self, results: tuple[torch.Tensor, ...], contract: Contract
+    ) -> Iterator[tuple[Problem, Operands, span.Interval]]:
+        """For each result the problem that it answers, its operands and its interval.
+
+        The second product of a chained GEMM is judged on what the first one returned, if that can be an operand.
+        """
+        problem, given = self.problem, self.operands
+        outputs, chained = problem.outputs, problem.has("again")
+        for output, interval in zip(outputs, self.intervals(contract), strict=not chained):
+            yield output, given, interval
+        if chained and verdict.complaint_of(results[0], outputs[0], given) is None:
+            used = tensors.again(given, outputs[1], results[0])
+            reference = reference_module.reference(outputs[1], used)
+            yield outputs[1], used, interval_module.interval(outputs[1], used, reference, contract)
+
+    def verdicts(
+        self, results: tuple[torch.Tensor, ...], contract: Contract, others: Others, *, by_sample: bool
+    ) -> list[sampled.ResultVerdict]:
+        """The verdict on each result: by sample, or on every element."""
+        if by_sample:
+            if self._sample is None:
+                self._sample = sampled.Sample(self.operands)
+            pairs = zip(self.problem.outputs, results, strict=True)
+            return [self._sample.judge(output, result, contract, others(i)) for i, (output, result) in enumerate(pairs)]
+        found = []
+        for place, (output, used, interval) in enumerate(self.answers(results, contract)):
+            doubt = sensitivity.insensitive(output, used, interval) if used is self.operands else None
+            compared = verdict.compare(results[place], interval, output, used, others=others(place))
+            found.append(
+                sampled.ResultVerdict(compared, interval.tier, doubt, "", self.operands, results[place], interval)
+            )
+        return found
+
+    def beside_eager(
+        self, actual: tuple[torch.Tensor, ...], contract: Contract, device: str, refusal: EagerRefusal
+    ) -> str:
+        """The comparison with eager ATen in words, or why there is none."""
+        if self._eager is None:
+            self._eager = refusal(self.problem, device) or self._run_eager(device)
+        if isinstance(self._eager, str):
+            return self._eager
+        intervals = self.intervals(contract)
+        count = len(intervals)  # a second product is one of what the first one gave, which differs from eager's
+        names = self.problem.output_names[:count]
+        return eager_module.beside_eager(actual[:count], self._eager[:count], intervals, names)
+
+    def _run_eager(self, device: str) -> tuple[torch.Tensor, ...] | str:
+        try:
+            with settings(self.problem):
+                made = program.build(self.problem)(**program.args(self.problem, self.operands))
+            found = program.gathered(self.problem, views.in_product(self.problem, as_tuple(made)))
+            wait_for(device)
+        except Exception as error:  # eager cannot do everything that a template can
+            if faults.device_error(device) is not None:
+                raise
+            lines = [line for line in str(error).strip().splitlines() if line.strip()]
+            return f"eager cannot: {type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
+        return found
+
+
+class Truths:
+    """The truths of the problem at hand, and what one backend has returned for it.
+
+    They are kept until another problem comes: pytest asks for the backends of one problem one after the other.
+
+    Args:
+        pages: where operands lie, ``None`` for ordinary memory.
+    """
+
+    def __init__(self, pages: GuardPages | None = None) -> None:
+        self._pages = pages
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        self._key: object = None
+        self._known: dict[str, Truth] = {}
+        self._by: object = None
+        self._earlier: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    def of(self, case: Case, distribution: str) -> Truth:
+        """The truth of a case with one distribution; operands that a backend has written to are made again."""
+        key = (case.problem.line, case.seed, case.device)
+        if self._key != key:
+            self._key, self._known = key, {}
+        known = self._known.get(distribution)
+        if known is None or known.spoiled or known.operands.changed(known.digest):
+            made = tensors.make(case.problem, distribution, case.seed, case.device)
+            made = made if self._pages is None else self._pages.place(made)
+            known = self._known[distribution] = Truth(made, made.digest())
+        return known
+
+    def known(self, distribution: str) -> Truth | None:
+        """The truth with one distribution, if it has been made."""
+        return self._known.get(distribution)
+
+    def earlier(self, case: Case) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Results by name that this backend gave for the problem: a wrong one may be one of these, kept too long."""
+        key = (case.backend.name, case.mode, case.isa, case.problem.line)
+        if self._by != key:
+            self._by, self._earlier = key, {}
+        return self._earlier

@@ -1,0 +1,67 @@
+"""One case as a run judges it: the ledger withholds, the judge judges, the ledger explains, files keep what failed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from pytest_gemm.config import GemmConfig
+from pytest_gemm.failures import artifacts
+from pytest_gemm.failures.text import Rerun
+from pytest_gemm.judging.case import Case, Judged
+from pytest_gemm.judging.judge import Judge, Timing
+from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.outcome import Outcome
+from pytest_gemm.run import state
+
+
+@dataclasses.dataclass(frozen=True)
+class Orchestrator:
+    """Judges the cases of one test function.
+
+    Attributes:
+        config: of the run.
+        judge: judges.
+        test: name of the test function, by which the ledger knows its cases.
+    """
+
+    config: GemmConfig
+    judge: Judge
+    test: str
+
+    def withheld(self, case: Case, candidate: str = "") -> Outcome | None:
+        """The outcome of a case, or of one candidate, that the ledger forbids to run; ``None`` of any other."""
+        return state.withheld(self.config.ledger, case, self.test, candidate)
+
+    def judged(self, case: Case, done: frozenset[str] = frozenset(), timing: Timing | None = None) -> Iterator[Judged]:
+        """Judge a case without the candidates that the ledger withholds; arguments as of :meth:`Judge.judge`."""
+        return self.judge.judge(case, done, lambda candidate: self.withheld(case, candidate), timing)
+
+    def explained(self, case: Case, found: Iterable[Judged]) -> tuple[list[Judged], LedgerUse]:
+        """The same under the name of the test, failures that the ledger knows as known failures; and its use."""
+        found = list(found)
+        named = [dataclasses.replace(judged.outcome, test=self.test) for judged in found]
+        outcomes, use = state.explain(named, case.problem, self.config.ledger, state.environment_of(case))
+        return [Judged(outcome, judged.evidence) for outcome, judged in zip(outcomes, found, strict=True)], use
+
+    def keep(self, case: Case, found: Sequence[Judged], rerun: Rerun, warm: str = "") -> dict[str, str]:
+        """Write the files of what failed; what cannot be written changes no outcome.
+
+        Args:
+            case: that was judged.
+            found: explained by the ledger.
+            rerun: how to run the test again.
+            warm: as :class:`repro.Case` has it.
+
+        Returns:
+            Why a file could not be written, by the option that asks for it.
+        """
+        folder, known = self.config.artifacts, self.config.defects
+        lost = {}
+        if folder is not None:
+            lost[f"--gemm-artifacts={folder}"] = artifacts.save(folder, found, case, rerun, warm)
+        if known is not None:
+            for judged in found:
+                if judged.outcome.known_failure and (why := artifacts.save_defect(known, judged, case, warm)):
+                    lost[f"--gemm-defects={known}"] = why
+        return {option: why for option, why in lost.items() if why}
