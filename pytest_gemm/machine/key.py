@@ -22,7 +22,7 @@ _DECORATION: Final = re.compile(
 def _cpu_slug(found: Cpu) -> str:
     """The model without decoration; with the generation where the name is that of a whole family.
 
-    Virtual machines are often told no more than ``AMD EPYC`` or ``Intel Xeon Processor``, whatever they run on.
+    Virtual machines often report no more than ``AMD EPYC`` or ``Intel Xeon Processor``.
     """
     name = slug(_DECORATION.sub(" ", found.model)) or slug(platform.machine())
     tells = any(letter.isdigit() for letter in name) and bool(found.model)
@@ -30,7 +30,7 @@ def _cpu_slug(found: Cpu) -> str:
 
 
 def hardware_key(device: Device, cores: int, *, on: Cpu | Gpu | None = None) -> str:
-    """The name under which figures of this hardware are kept: what must agree for two times to be compared.
+    """The name under which times of this hardware are stored: what must agree for two times to be compared.
 
     For the CPU: model, best instruction set, cores in use: ``amd-epyc-7763-avx2-4c``.  For CUDA: name of the GPU,
     compute capability, power limit and MIG profile: ``nvidia-h200-sm90-700w``.  A part that cannot be read is left

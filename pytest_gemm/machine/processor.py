@@ -1,7 +1,7 @@
-"""The machine and its software: the one place that reads ``/proc/cpuinfo`` and asks nvidia-smi.
+"""The CPU, as Linux describes it.  What a system does not report is empty or zero; nothing here raises.
 
-No torch is imported and no CUDA context is made, so a controller that must not touch a device can ask too.  What a
-system does not tell is empty, zero or ``None``; nothing here raises.
+``/proc/cpuinfo`` is read here and not by py-cpuinfo, which takes more than a second and lists instruction sets under
+further names: hardware keys, and patterns over instruction sets, would change with it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import platform
 import re
 from pathlib import Path
 
-# -- the CPU ---------------------------------------------------------------------------------------------------
-
 
 @dataclasses.dataclass(frozen=True)
 class Cpu:
-    """What Linux says of the CPU.
+    """A CPU.
 
     Attributes:
         model: the name as the vendor wrote it, ``AMD EPYC 7763 64-Core Processor``; "" on Arm, which has none.
@@ -27,18 +25,16 @@ class Cpu:
             (implementer and part, hexadecimal) on Arm; "" where unknown.
         flags: instruction sets as Linux spells them, ``avx512f``.
         logical: cores that the system schedules on.
-        physical: cores without their hyper-threads; ``None`` where the system does not tell.
     """
 
     model: str = ""
     generation: str = ""
     flags: tuple[str, ...] = ()
     logical: int = 0
-    physical: int | None = None
 
     @property
     def name(self) -> str:
-        """The model, or whatever else Python knows of the processor."""
+        """The model, or else what Python reports of the processor."""
         return self.model or platform.processor() or platform.machine()
 
 
@@ -58,13 +54,11 @@ def read_cpuinfo(text: str) -> Cpu:
         generation = f"f{first['cpu family']}m{first.get('model', '')}"
     elif "CPU part" in first:
         generation = (first.get("CPU implementer", "") + first["CPU part"]).replace("0x", "")
-    places = {(c["physical id"], c["core id"]) for c in cores if "physical id" in c and "core id" in c}
     return Cpu(
         model=first.get("model name", ""),
         generation=generation,
         flags=tuple(first.get("flags", first.get("Features", "")).split()),
         logical=len(cores),
-        physical=len(places) or None,
     )
 
 
@@ -78,9 +72,9 @@ def cpu() -> Cpu:
 
 
 def cpu_mhz(proc: Path = Path("/proc/cpuinfo"), root: Path = Path("/sys/devices/system/cpu")) -> tuple[float, ...]:
-    """Clock of each core that this process may run on, in MHz, as it is now; empty where the system does not tell.
+    """Clock of each core that this process may run on, in MHz, now; empty where the system does not report it.
 
-    A virtual machine is often told the nominal clock, whatever the core does.
+    A virtual machine often reads the nominal clock.
     """
     cores = sorted(os.sched_getaffinity(0))
     scaled = []
@@ -98,7 +92,7 @@ def cpu_mhz(proc: Path = Path("/proc/cpuinfo"), root: Path = Path("/sys/devices/
 
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of last-level cache that this process's cores reach together; 0 where the system does not tell.
+    """Bytes of last-level cache that this process's cores reach together; 0 where the system does not report it.
 
     A CPU of several core complexes has a last-level cache for each; those of the cores that this process may run on
     are added.

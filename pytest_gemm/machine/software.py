@@ -8,15 +8,12 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final
 
 from pytest_gemm.machine.gpus import gpus
 from pytest_gemm.machine.key import Device
-
-# -- software --------------------------------------------------------------------------------------------------
 
 # Distributions whose versions decide what is computed, and how fast; those that are not installed are left out.
 PACKAGES: Final = ("torch", "triton", "nvidia-cutlass", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
@@ -25,7 +22,7 @@ _CUDA_DISTRIBUTIONS: Final = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cud
 
 
 def software(device: Device) -> dict[str, str]:
-    """Versions by name of whatever may change a time on ``device``; what is not there is left out.
+    """Versions by name of what may change a time on ``device``; what is not installed is left out.
 
     Python and the distributions of :data:`PACKAGES`; for CUDA the driver, the CUDA that torch was built with,
     cuBLAS and the nvcc on the path; for the CPU the C++ compiler that Inductor calls.
@@ -34,15 +31,11 @@ def software(device: Device) -> dict[str, str]:
     for name in (*PACKAGES, *(_CUDA_DISTRIBUTIONS if device == "cuda" else ())):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    asks: dict[str, Callable[[], str]] = {"cuda": _torch_cuda, "driver": _driver, "nvcc": _nvcc}
-    for name, ask in asks.items() if device == "cuda" else ():
-        if answer := ask():
-            versions[name] = answer
-    return versions if device == "cuda" else versions | _compiler()
-
-
-def _driver() -> str:
-    return next((gpu.driver for gpu in gpus()), "")
+    if device == "cpu":
+        return versions | _compiler()
+    driver = next((gpu.driver for gpu in gpus()), "")
+    found = {"cuda": _torch_cuda(), "driver": driver, "nvcc": _nvcc()}
+    return versions | {name: version for name, version in found.items() if version}
 
 
 def _torch_cuda() -> str:
@@ -57,21 +50,21 @@ def _torch_cuda() -> str:
 
 
 def _nvcc() -> str:
-    found = re.search(r"release [\d.]+, V([\d.]+)", _said_by("nvcc", "--version"))
+    found = re.search(r"release [\d.]+, V([\d.]+)", _output("nvcc", "--version"))
     return found[1] if found else ""
 
 
 def _compiler() -> dict[str, str]:
     """The compiler that ``CXX`` names, else g++ or c++, with its version."""
     for name in filter(None, (os.environ.get("CXX"), "g++", "c++")):
-        # gcc gives its full version to the first option; a compiler that only knows the second answers to that.
-        if found := re.search(r"\d+(?:\.\d+)+", _said_by(name, "-dumpfullversion", "-dumpversion")):
+        # gcc prints its full version for the first option; other compilers know the second only.
+        if found := re.search(r"\d+(?:\.\d+)+", _output(name, "-dumpfullversion", "-dumpversion")):
             return {Path(name).name: found[0]}
     return {}
 
 
-def _said_by(program: str, *arguments: str) -> str:
-    """What a program prints; "" when there is none or it fails."""
+def _output(program: str, *arguments: str) -> str:
+    """What a program prints; "" when it is not installed or fails."""
     path = shutil.which(program)
     if path is None:
         return ""

@@ -44,11 +44,10 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU pa
                 "f6m143",
                 ("fpu", "avx2", "avx512f", "avx512_vnni", "amx_bf16", "amx_tile"),
                 4,
-                2,
             ),
         ),
-        (VIRTUAL, Cpu("AMD EPYC", "f25m1", ("fpu", "avx", "avx2"), 2, None)),
-        (ARM, Cpu("", "41d40", ("fp", "asimd", "sve"), 1, None)),
+        (VIRTUAL, Cpu("AMD EPYC", "f25m1", ("fpu", "avx", "avx2"), 2)),
+        (ARM, Cpu("", "41d40", ("fp", "asimd", "sve"), 1)),
         ("", Cpu()),
     ],
 )
