@@ -1,6 +1,6 @@
-"""With ``--gemm-fuzz=SECONDS``: problems that nobody has written down.  One test a backend, and the only ones that run.
+"""With ``--gemm-fuzz=SECONDS``: generated problems.  One test for each backend; no other test runs.
 
-What it finds is run again by ``test_products`` and ``test_properties``, as its rerun lines say.
+A finding is run again by ``test_products`` or ``test_properties``: its rerun line has the command.
 """
 
 from __future__ import annotations

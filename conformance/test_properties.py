@@ -1,6 +1,7 @@
 """Do a kernel's results agree with one another?  Properties that need no reference, see ``judging.properties``.
 
-A few problems at ``quick``, which other tests compile as well; ``--gemm-fuzz`` asks the same of every problem it draws.
+At ``quick`` these are problems that other tests compile as well.  ``--gemm-fuzz`` checks the properties of every
+problem that it generates.
 """
 
 from __future__ import annotations
