@@ -1,9 +1,9 @@
-"""What the gate is worth on a machine: ``pytest-gemm calibrate SESSIONS_DIR > calibration.md``.
+"""False alarms and power of the gate on a machine: ``pytest-gemm calibrate SESSIONS_DIR > calibration.md``.
 
-Many sessions of one and the same code (an A/A study) say how often a rule is red for nothing; multiplying one case's
-readings by 1.05 says how often it finds a slow-down of 5%.  Runs are drawn from the sessions without replacement and
-whole sessions at a time, so what the cases of one process have in common stays.  The rules of four other tools are
-scored on the same draws.
+Many sessions of the same code (an A/A study) give the rate of false alarms of a rule; multiplying one case's readings
+by 1.05 gives its power for a slow-down of 5%.  Runs are sampled from the sessions without replacement, whole sessions
+at a time, which preserves what the cases of one process have in common.  The rules of four other tools are scored on
+the same samples.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ RULES: Final = {
     "asv": "asv's `continuous`: median more than 1.1 times the stored one and its U test below 0.002, one session each",
     "1.20x": "the median more than 1.20 times that of a stored session, in each of three sessions",
     STORED: "this gate, against stored sessions",
-    SUITE: "the same on suites of 200 cases, put together from several draws",
+    SUITE: "the same on suites of 200 cases, composed of several samples",
     AGAINST: "this gate, on pairs of neighbouring sessions",
 }
 """What each rule is, in words."""
@@ -389,7 +389,7 @@ def calibrate(
     counts = Counter(s.case for session in sessions for s in session.samples if s.is_timed)
     present = [case for case, count in counts.items() if count >= _PRESENT * len(sessions)]
     if not present:
-        raise ValueError(f"no case has a figure in {_PRESENT:.0%} of the {len(sessions)} sessions")
+        raise ValueError(f"no case has an estimate in {_PRESENT:.0%} of the {len(sessions)} sessions")
     table = _Sessions(sessions, present)
     pairs = len(sessions) // 2
     study = Study(sessions[0].hardware, len(sessions), policy, stored, pairs)
@@ -478,13 +478,13 @@ def page(study: Study) -> str:
     planted = min(runs, _POWER_RUNS)
     about = (
         f"{len(study.cases)} cases, {study.sessions} sessions of the same code on `{study.hardware}`; {runs} runs "
-        f"drawn from them ({study.stored_sessions} sessions stored, {policy.screen_sessions} to screen, "
+        f"sampled from them ({study.stored_sessions} sessions stored, {policy.screen_sessions} to screen, "
         f"{policy.confirm_sessions} to confirm; {policy.screen_pairs} + {policy.confirm_pairs} pairs base against "
         f"head), slow-downs planted in {planted} of these. A slow-down of {100 * policy.delta:g}% is tolerated. The "
-        "draws share sessions, so the bounds hold for this stretch of time on this machine."
+        "samples share sessions, so the bounds hold for this period on this machine."
     )
     lines = [
-        "# What the gate is worth",
+        "# False alarms and power of the gate",
         "",
         about,
         "",
@@ -493,13 +493,13 @@ def page(study: Study) -> str:
     ]
     if AGAINST not in scores:
         needed = policy.screen_pairs + policy.confirm_pairs
-        lines += [f"Base against head is left out: it takes {needed} pairs, and there are {study.pairs}.", ""]
+        lines += [f"Base against head is left out: it needs {needed} pairs and has {study.pairs}.", ""]
     if study.left_out:
         missing = ", ".join(f"{case} ({count} of {study.sessions})" for case, count in study.left_out.items())
-        lines += [f"Left out, for they lack figures: {missing}.", ""]
-    lines += ["## False alarms", "", "The code is the same: each case that is called slower is a false alarm.", ""]
+        lines += [f"Left out for missing estimates: {missing}.", ""]
+    lines += ["## False alarms", "", "The code is the same: each `slower` case is a false alarm.", ""]
     lines += _table(
-        ("rule", "cases slower a run", "red runs", "95% bound", "faster a run", "undecided", "confirmed a run"),
+        ("rule", "slower per run", "failed runs", "95% bound", "faster per run", "undecided", "confirmed per run"),
         (
             (
                 name,
@@ -519,7 +519,7 @@ def page(study: Study) -> str:
             for name, score in scores.items()
         ),
     )
-    lines += ["## Power", "", "The share of planted slow-downs that were found.", ""]
+    lines += ["## Power", "", "Share of the planted slow-downs that were found.", ""]
     for kind in CLASSES:
         number = sum(facts.kind == kind for facts in study.cases.values())
         if number:
@@ -533,12 +533,12 @@ def page(study: Study) -> str:
                 ),
             )
     columns = (
-        "Spread: session-to-session scale (1.4826 MAD) of the figure. Weight: the share of the comparator that was "
-        "taken off most often. Detectable: the slow-down that is found with a power of 95%, median over the runs."
+        "Spread: session-to-session scale (1.4826 MAD) of the estimate. Weight: the share of the comparator that was "
+        "subtracted most often. MDE: the minimum detectable effect (power 95%), median over the runs."
     )
     lines += ["## Cases", "", columns, ""]
     lines += _table(
-        ("case", "time", "spread, time", "spread, ratio", "weight", "detectable, stored", "detectable, base-head"),
+        ("case", "time", "spread, time", "spread, ratio", "weight", "MDE, stored", "MDE, base-head"),
         (_case_row(case, facts) for case, facts in sorted(study.cases.items())),
     )
     return "\n".join(lines)
@@ -560,7 +560,7 @@ def _case_row(case: CaseId, facts: CaseFacts) -> tuple[str, ...]:
 
 
 def _as_json(study: Study) -> dict[str, Any]:
-    """The study as plain data, for whoever draws it."""
+    """The study as plain data."""
     return {
         "hardware": study.hardware,
         "sessions": study.sessions,
@@ -597,8 +597,8 @@ def _as_json(study: Study) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``pytest-gemm calibrate``."""
     parser.add_argument("sessions", type=Path, help="folder of session files (*.jsonl), all of the same code")
-    parser.add_argument("--runs", type=int, default=300, help="A/A runs to draw (default: 300)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--runs", type=int, default=300, help="A/A runs to sample (default: 300)")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples (default: 0)")
     parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
 

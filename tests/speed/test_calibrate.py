@@ -127,7 +127,7 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
     page = capsys.readouterr().out
     for expected in (
         "6 cases, 48 sessions of the same code on `cpu-x`; 2 runs",
-        "Left out, for they lack figures: cpp-mm:f32:nn:99x64x64 (1 of 48).",
+        "Left out for missing estimates: cpp-mm:f32:nn:99x64x64 (1 of 48).",
         "| gate, stored baseline | 0 | 0.0% (0 of 2) | < 77.6% |",
         "### < 0.3 ms (2 cases)",
         "| `cpp-mm:f32:nn:1x64x64` | 0.1",
@@ -147,7 +147,7 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
 def test_too_few_pairs_leave_base_against_head_out() -> None:
     study = calibrate.calibrate(sessions(31, copies=1), runs=1, stored=10)
     assert AGAINST not in study.scores
-    assert "it takes 16 pairs, and there are 15" in calibrate.page(study)
+    assert "it needs 16 pairs and has 15" in calibrate.page(study)
 
 
 @pytest.mark.parametrize(
