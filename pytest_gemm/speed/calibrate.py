@@ -28,6 +28,7 @@ from pytest_gemm.speed.gate import pairs as pairs_module
 from pytest_gemm.speed.gate import stored as stored_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.speed.report.tables import table
 from pytest_gemm.text import show
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
@@ -463,12 +464,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(head) + " |",
-        "|---" + "|---:" * (len(head) - 1) + "|",
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-    ]
+    return [*table(head, rows, range(1, len(head)), markdown=True), ""]
 
 
 def page(study: Study) -> str:

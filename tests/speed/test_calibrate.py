@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ def test_the_page_and_the_numbers_of_a_folder(tmp_path: Path, capsys: pytest.Cap
     folder = tmp_path / "sessions"
     folder.mkdir()
     assert cli.main(["calibrate", str(write(folder, some)), "--runs=2", f"--json={facts}"]) == 0
-    page = capsys.readouterr().out
+    page = re.sub(" +", " ", capsys.readouterr().out)
     for expected in (
         "6 cases, 48 sessions of the same code on `cpu-x`; 2 runs",
         "Left out for missing estimates: cpp-mm:f32:nn:99x64x64 (1 of 48).",

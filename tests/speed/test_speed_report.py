@@ -407,7 +407,7 @@ def test_markdown_has_what_moved_first_and_folds_the_rest() -> None:
     assert [line.split("|")[3].strip(" *") for line in open_part.splitlines() if line.startswith("| `")] == sorted(
         (str(j.verdict) for j in moved), key=["slower", "faster", "undecided"].index
     )
-    whole = text[text.index(f"All {len(run.judgements)} cases") :]
+    whole = re.sub(" +", " ", text[text.index(f"All {len(run.judgements)} cases") :])
     assert all(f"| `{j.case.problem}` | `{j.case.backend}` | {j.verdict} |" in whole for j in run.judgements)
     assert text.count("<details>") == text.count("</details>") == 2
 

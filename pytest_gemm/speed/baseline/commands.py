@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import fnmatch
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
 from pytest_gemm.speed.data import Session, read_session
+from pytest_gemm.speed.report.tables import table
 from pytest_gemm.text import did_you_mean, show
 
 if TYPE_CHECKING:
@@ -145,28 +146,6 @@ def _difference_rows(found: Sequence[Difference]) -> list[list[str]]:
     return rows
 
 
-def _text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """First and last column left-aligned, figures right-aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    last = len(widths) - 1
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i in (0, last) else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-    rule = ["---", *["---:"] * (len(rows[0]) - 2), "---"]
-    return [line(rows[0]), line(rule), *map(line, rows[1:])]
-
-
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
@@ -183,7 +162,7 @@ def _show(given: argparse.Namespace) -> list[str]:
             days = sorted({one.date[:10] for one in found})
             versions = sorted({one.software.get("torch", "?") for one in found})
             rows.append([key, backend, str(len(found)), _range(counts), _range(days), ", ".join(versions)])
-    return _text_table(rows)
+    return _lines(rows)
 
 
 def _range(values: Sequence[object]) -> str:
@@ -200,8 +179,13 @@ def _diff(given: argparse.Namespace) -> list[str]:
     if not found:
         return [f"no difference in {total} case(s)"]
     rows = _difference_rows(found)
-    table = [*_markdown_table(rows), ""] if given.markdown else [*_text_table(rows), ""]
-    return [*table, f"{len(found)} of {total} case(s) differ"]
+    return [*_lines(rows, markdown=given.markdown), "", f"{len(found)} of {total} case(s) differ"]
+
+
+def _lines(rows: Sequence[Sequence[str]], *, markdown: bool = False) -> list[str]:
+    """A table, the first row being its head; all columns but the first and the last are numbers."""
+    body = [[cell.replace("|", "\\|") for cell in row] for row in rows[1:]] if markdown else rows[1:]
+    return table(rows[0], body, range(1, len(rows[0]) - 1), markdown=markdown)
 
 
 def _prune(given: argparse.Namespace) -> list[str]:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import fnmatch
+import hashlib
 import itertools
 import operator
 import os
 import re
 import shlex
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -137,7 +136,7 @@ class Store:
     Attributes:
         folder: what holds the folders of all hardware keys, usually ``baselines``.
         hardware: the key.
-        wait: seconds after which a recording gives up waiting for another one.
+        wait: seconds to wait for another recording; 0: no limit, negative: not at all.
     """
 
     folder: Path
@@ -297,27 +296,23 @@ class Store:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the hardware key's folder alone, and clear away what a killed recording left.
+        """Hold the hardware key's folder alone, and remove what a killed recording left.
 
-        The kernel frees the lock of a process that dies.  The lock file goes with its holder, so that no checkout
-        collects it; one that was taken on a name already gone is dropped and taken again.
+        The lock file is in this user's temporary folder, so that no checkout collects it.
         """
-        path = self.place / ".lock"
+        digest = hashlib.blake2b(os.fsencode(self.place.resolve()), digest_size=8).hexdigest()
         try:
             self.place.mkdir(parents=True, exist_ok=True)
-            handle = _acquire(path, self.wait)
-        except TimeoutError:
+            lock = files.private_folder() / f"baselines-{digest}.lock"
+            with files.locked(lock, self.wait):
+                for left in self.place.glob(f".*{SUFFIX}.tmp"):
+                    left.unlink()
+                yield
+        except files.LockTimeoutError as error:
             remedy = "wait until the other recording ends, or end it"
-            raise BaselineError(path, 0, f"another process has held it for {self.wait:g} s", remedy) from None
+            raise BaselineError(self.place, 0, f"is being written by another recording ({error})", remedy) from None
         except OSError as error:
-            raise BaselineError(path, 0, f"cannot be locked: {error.strerror}", "make its folder writable") from None
-        try:
-            for left in self.place.glob(f".*{SUFFIX}.tmp"):
-                left.unlink()
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(handle)
+            raise BaselineError(self.place, 0, f"cannot be locked: {error.strerror}", "make it writable") from None
 
     def _write(self, backend: str, kept: Mapping[CaseId, Kept]) -> None:
         """Put a file in place whole; one without a line is deleted.  The lock is held.
@@ -335,30 +330,6 @@ class Store:
             _sync_folder(path.parent)
         except OSError as error:
             raise BaselineError(path, 0, f"cannot be written: {error.strerror}", "what stood there stays") from None
-
-
-def _acquire(path: Path, wait: float) -> int:
-    """A descriptor that holds an exclusive lock on the file of this name.
-
-    Raises:
-        TimeoutError: when another process holds it for longer than ``wait`` seconds.
-    """
-    deadline = time.monotonic() + wait
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                return handle
-        except (BlockingIOError, FileNotFoundError):
-            pass  # held by another, or its holder has just deleted the name
-        except OSError:
-            os.close(handle)
-            raise
-        os.close(handle)
-        if time.monotonic() >= deadline:
-            raise TimeoutError
-        time.sleep(0.01)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, rows, winners
+from pytest_gemm.speed.report.tables import table
 from pytest_gemm.speed.report.terminal import (
     AGAINST,
     accept_commands,
@@ -85,12 +86,6 @@ def _code(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
-def _cells(head: Sequence[str], body: Iterable[Sequence[str]], right: int) -> list[str]:
-    """A Markdown table whose columns from ``right`` on are numbers."""
-    rule = "|" + "".join("---|" if i < right else "---:|" for i in range(len(head)))
-    return ["| " + " | ".join(head) + " |", rule, *("| " + " | ".join(row) + " |" for row in body)]
-
-
 def _facts(run: Run) -> list[str]:
     software = ", ".join(f"{name} {version}" for name, version in run.software.items())
     return [_escaped(" · ".join(part for part in (run.hardware, software, _commit_text(run)) if part))]
@@ -107,14 +102,14 @@ def _count_table(run: Run) -> list[str]:
     counts = run.counts()
     head = ["cases", *(str(verdict) for verdict in VERDICTS)]
     body = [str(len(run.judgements)), *(str(counts.get(verdict, 0)) for verdict in VERDICTS)]
-    return [*_cells(head, [body], right=0), ""]
+    return [*table(head, [body], range(len(head)), markdown=True), ""]
 
 
 def _markdown_table(run: Run, found: Sequence[Row], *, reason: bool) -> list[str]:
     compared = run.mode != "none"
     head = ["problem", "backend", *(["verdict"] if compared else [])]
     right = len(head)
-    head += ["time", "rate", "roof", f"vs {_escaped(comparators(found))}"]
+    head += ["time", "rate", "roofline", f"vs {_escaped(comparators(found))}"]
     head += [AGAINST[run.mode]] if compared else []
     head += ["why"] if reason else []
     body = []
@@ -126,10 +121,7 @@ def _markdown_table(run: Run, found: Sequence[Row], *, reason: bool) -> list[str
         cells += [change_text(judgement)] if compared else []
         cells += [_escaped(f"{judgement.reason.code}: {judgement.reason}")] if reason else []
         body.append(cells)
-    lines = _cells(head, body, right)
-    if reason:
-        lines[1] = lines[1][: -len("---:|")] + "---|"
-    return lines
+    return table(head, body, range(right, len(head) - reason), markdown=True)
 
 
 def _winner_table(run: Run) -> list[str]:
@@ -146,7 +138,7 @@ def _winner_table(run: Run) -> list[str]:
         ]
         for w in contested
     ]
-    lines = _cells(["problem", "fastest", "time", "second", "lead"], body, right=2)
+    lines = table(["problem", "fastest", "time", "second", "lead"], body, (2, 4), markdown=True)
     return _folded(f"Who is fastest: {plural(len(contested), 'problem')}", lines)
 
 
