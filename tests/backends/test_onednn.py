@@ -1,0 +1,37 @@
+"""The example of docs/adding-a-backend.md: it passes, it is what the page shows, and it stays short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.settings import configure
+from pytest_gemm.backends import onednn
+from pytest_gemm.judging.case import Case
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.outcome import Status
+from pytest_gemm.problem.problem import Problem
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch is built without oneDNN")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("weight", ["plain", "packed"])
+@pytest.mark.parametrize("line", ["mm:f32:nn:33x17x40", "linear:f32:nt:5x25x33:bias+relu"])
+def test_its_products_pass_and_are_proved(weight: str, line: str) -> None:
+    registry = Registry()
+    registry.add(backend := onednn.OneDnnBackend())
+    configure(backend, {"weight": weight})
+    outcomes = list(Judge().judge(Case(registry["onednn"], Problem.parse(line), ("int-2", "rand"), 0, "cpu")))
+    assert [outcome.status for outcome in outcomes] == [Status.PASSED] * 2
+    assert outcomes[0].kernels == ("mkldnn._linear_pointwise.default",)
+
+
+def test_the_page_shows_the_file_which_is_short() -> None:
+    text = Path(onednn.__file__).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert text in (ROOT / "docs" / "adding-a-backend.md").read_text(encoding="utf-8")
