@@ -138,10 +138,10 @@ def _unsupported(problem: Problem, device: str = "") -> Unsupported | None:
         return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
     if op == "woq_int4" and (problem.shape.n % 16 or problem.group_size not in {32, 64, 128, 256}):
         return Unsupported("int4-shape", "_weight_int4pack_mm_for_cpu needs N % 16 = 0 and groups of 32 to 256")
-    if op == "woq_int4" and problem.has("pad-lda") and problem.shape.m > 1:
-        return Unsupported("a-strided", "_weight_int4pack_mm_for_cpu needs a contiguous A", "drop pad-lda")
-    if op == "woq_int8" and problem.has("pad-ldb") and problem.shape.n > 1:
-        return Unsupported("b-strided", "_weight_int8pack_mm needs a contiguous weight", "drop pad-ldb")
+    if op == "woq_int4" and problem.has("a.padded") and problem.shape.m > 1:
+        return Unsupported("a-strided", "_weight_int4pack_mm_for_cpu needs a contiguous A", "drop a.padded")
+    if op == "woq_int8" and problem.has("b.padded") and problem.shape.n > 1:
+        return Unsupported("b-strided", "_weight_int8pack_mm needs a contiguous weight", "drop b.padded")
     if reason := tensor_core.odd_groups(problem):
         return reason
     return {"cuda": _unsupported_on_cuda, "cpu": _unsupported_on_cpu}[device](problem) if device else None
@@ -172,7 +172,7 @@ def _unsupported_on_cuda(problem: Problem) -> Unsupported | None:
             )
     if op == "scaled_mm":
         return _unsupported_scaled(problem)
-    if problem.grouped and (problem.has("off-a") or problem.has("off-b")):
+    if problem.grouped and (problem.has("a.offset") or problem.has("b.offset")):
         return Unsupported("alignment", "on CUDA _grouped_mm needs base addresses that are multiples of 16 bytes")
     return None
 
@@ -192,7 +192,7 @@ def _unsupported_scaled(problem: Problem) -> Unsupported | None:
         return Unsupported("bias", "on CUDA _scaled_mm adds no bias to f32", "drop bias")
     if problem.dtypes.out.name == "f32" and problem.step("rowwise") is not None and capability[0] != 9:
         return Unsupported("scales", "only compute capability 9.0 writes rowwise scaled f32", "use tensorwise")
-    if problem.has("off-a") or problem.has("off-b"):
+    if problem.has("a.offset") or problem.has("b.offset"):
         return Unsupported("alignment", "cuBLASLt multiplies fp8 at addresses that are multiples of 16 bytes")
     return None
 

@@ -96,8 +96,8 @@ class CuteDslBackend:
             return Unsupported("dtype", f"the operators take f16, bf16 and int8 (f32 would be TF32), not {out}")
         if problem.shape.is_empty or problem.shape.k == 0:
             return Unsupported("empty", "the operators take no empty operands")
-        if problem.has("dyn-m"):
-            return Unsupported("dyn-m", "an operator is compiled for each geometry: there is no artifact for any M")
+        if problem.has("m.dynamic"):
+            return Unsupported("dynamic-m", "an operator is compiled for each geometry: there is no artifact for any M")
         if problem.op.name == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
             return Unsupported("layout", "8-bit operators need A and B K-major", "use layout nt")
         return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
@@ -302,16 +302,16 @@ def _scaled(problem: Problem) -> Unsupported | None:
     """fp8 of one dtype into f32, with scales and bias in eager PyTorch, as the tensor core adds it."""
     if problem.dtypes.a != problem.dtypes.b:
         return Unsupported("dtype", "the operators multiply fp8 of one dtype only")
-    if not problem.has("fast-acc"):
+    if not problem.has("math.fast_accumulate"):
         return Unsupported(
-            "fast-acc",
+            "math.fast_accumulate",
             "the operators leave the sum of fp8 to the tensor core and its few bits",
-            "add the flag fast-acc",
+            "add the flag math.fast_accumulate",
         )
     if problem.shape.is_empty or problem.shape.k == 0:
         return Unsupported("empty", "the operators take no empty operands")
-    if problem.has("dyn-m"):
-        return Unsupported("dyn-m", "an operator is compiled for each geometry: there is no artifact for any M")
+    if problem.has("m.dynamic"):
+        return Unsupported("dynamic-m", "an operator is compiled for each geometry: there is no artifact for any M")
     return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
 

@@ -32,28 +32,29 @@ _SLICE: Final = 16
 def contract(problem: Problem, *, library: bool = False, promote_every: int = _PROMOTION) -> Contract:
     """The sum of products of ``problem`` on the current CUDA device, under ``precision.settings(problem)``.
 
-    f16 and bf16 are multiplied by tensor cores into float32; with ``reduced`` a library may store its partial sums in
-    them.  f32 goes to tensor cores with ``tf32`` only, and need not; f64 is added in IEEE arithmetic by them too.  int8
-    into int32 is exact.  fp8 is added in few bits: those of the tensor core with ``fast-acc``, and without it only up
-    to the next promotion.
+    f16 and bf16 are multiplied by tensor cores into float32; with ``math.half_partials`` a library may store its
+    partial sums in them.  f32 goes to tensor cores with ``math.tf32`` only, and need not; f64 is added in IEEE
+    arithmetic by them too.  int8 into int32 is exact.  fp8 is added in few bits: those of the tensor core with
+    ``math.fast_accumulate``, and without it only up to the next promotion.
 
     Args:
         problem: what is computed.
         library: whether the kernel is a library's to choose (cuBLAS), which may also be one without tensor cores (a
             GEMV) or one that slices K: then the larger of both bounds holds.
-        promote_every: of fp8 without ``fast-acc``: how many products a tensor core adds before its sum goes to f32.
+        promote_every: of fp8 without ``math.fast_accumulate``: how many products a tensor core adds before its sum
+            goes to f32.
     """
     name = problem.dtypes.out.name  # an integer side of a mixed product is converted to it first
     slices = max(1, min(_SLICES, -(-problem.shape.k // _SLICE))) if library else 1
     if problem.op.name == "scaled_mm":
         bits, chunk = _FP8
-        every = 0 if problem.has("fast-acc") else promote_every
+        every = 0 if problem.has("math.fast_accumulate") else promote_every
         return Contract("f32", slices=slices, alignment_bits=bits, chunk=chunk, promote_every=every)
     if name == "i32":
         return Contract("i32")
     if name == "f64":
         return Contract("f64", slices=slices)
-    tf32 = problem.has("tf32")
+    tf32 = problem.has("math.tf32")
     if name == "f32" and not tf32:
         return Contract("f32", slices=slices)
     import torch
@@ -62,7 +63,7 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
 
     rows, loosest = (_TF32, _LOOSEST_TF32) if tf32 else (_HALF, _LOOSEST)
     bits, chunk = rows.get(torch.cuda.get_device_capability()[0], loosest)
-    partials: Literal["f32", "out"] = "out" if library and problem.has("reduced") else "f32"
+    partials: Literal["f32", "out"] = "out" if library and problem.has("math.half_partials") else "f32"
     found = Contract("f32", slices=slices, partials=partials, alignment_bits=bits, chunk=chunk)
     return as_allowed(dataclasses.replace(found, or_scalar=library or tf32), problem)
 
@@ -78,14 +79,14 @@ def unaligned(problem: Problem) -> Unsupported | None:
         "B": (k if layout.b_transposed else n, unit),
         "the result": (n, 128 // problem.dtypes.out.bits),
     }
-    if problem.has("dyn-m") and layout.a_transposed:
+    if problem.has("m.dynamic") and layout.a_transposed:
         return Unsupported("alignment", "the columns of A are as long as M, which is not known", "use layout nn or nt")
     for name, (length, multiple) in rows.items():
         if length % multiple:
             return Unsupported(
                 "alignment", f"rows of {name} are {length} elements long: TMA needs a multiple of {multiple} (16 bytes)"
             )
-    for flag in ("off-a", "off-b"):
+    for flag in ("a.offset", "b.offset"):
         if problem.has(flag):
             return Unsupported("alignment", "TMA needs a base address that is a multiple of 16 bytes", f"drop {flag}")
     return None
@@ -107,11 +108,11 @@ def odd_groups(problem: Problem) -> Unsupported | None:
     if not problem.grouped:
         return None
     shape, unit = problem.shape, 128 // problem.dtypes.a.bits
-    gap = 8  # of pad-lda and pad-ldb, see operands.py
+    gap = 8  # of a.padded and b.padded, see operands.py
     rows = {
         # A row of no elements has a stride of one.
-        "A": max(shape.k, 1) + (gap if problem.has("pad-lda") else 0),
-        "B": max(shape.k if problem.layout.b_transposed else shape.n, 1) + (gap if problem.has("pad-ldb") else 0),
+        "A": max(shape.k, 1) + (gap if problem.has("a.padded") else 0),
+        "B": max(shape.k if problem.layout.b_transposed else shape.n, 1) + (gap if problem.has("b.padded") else 0),
     }
     for name, length in rows.items():
         if length % unit:
@@ -126,7 +127,7 @@ def not_compact(problem: Problem) -> Unsupported | None:
     Its ``mark_compact_shape_dynamic`` derives the strides from the shape: a leading dimension that is wider than its
     rows and a batch stride of 0 have none that agree (nvidia-cutlass-dsl 4.6.3 without apache-tvm-ffi).
     """
-    for flag in ("pad-lda", "pad-ldb", "bcast-a", "bcast-b"):
+    for flag in ("a.padded", "b.padded", "a.broadcast", "b.broadcast"):
         if problem.has(flag):
             return Unsupported("not-compact", "the CuTe DSL describes tensors without gaps only", f"drop {flag}")
     return None

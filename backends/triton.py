@@ -161,7 +161,7 @@ def _grouped(problem: Problem) -> Unsupported | None:
         return Unsupported("dtype", "when it is traced, _grouped_mm takes bf16 only")
     if refusal := tensor_core.odd_groups(problem) or _too_old(problem, (9, 0)):
         return refusal
-    for flag in ("off-a", "off-b"):
+    for flag in ("a.offset", "b.offset"):
         if problem.has(flag):
             return Unsupported("alignment", "the grouped template loads with TMA, at multiples of 16 bytes")
     return None
@@ -183,4 +183,4 @@ def _is_long(problem: Problem) -> bool:
     shape = problem.shape
     alone = problem.op.name in {"mm", "mixed_mm"} or (problem.op.name == "linear" and problem.step("bias") is None)
     m = shape.m * (shape.batch or 1)
-    return alone and not problem.has("dyn-m") and shape.k >= _DECOMPOSED_FROM * max(m, shape.n)
+    return alone and not problem.has("m.dynamic") and shape.k >= _DECOMPOSED_FROM * max(m, shape.n)

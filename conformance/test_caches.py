@@ -54,7 +54,7 @@ def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
     kept = tuple(step for step in problem.epilogue if step.name not in {"alpha", "beta"})
     asked = [dataclasses.replace(problem, epilogue=kept)]
     if problem.op.name == "scaled_mm":
-        flags = tuple({*problem.flags} ^ {"fast-acc"})
+        flags = tuple({*problem.flags} ^ {"math.fast_accumulate"})
         asked.append(dataclasses.replace(problem, flags=flags))
         out = DTYPES["f16" if problem.dtypes.out.name == "bf16" else "bf16"]
         asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))

@@ -28,7 +28,7 @@ def scope(nodeid: str) -> str:
     if found is None:
         return nodeid
     _, problem = found
-    return (problem.with_m(0) if problem.has("dyn-m") else problem).line
+    return (problem.with_m(0) if problem.has("m.dynamic") else problem).line
 
 
 def asked_for(config: pytest.Config) -> bool:

@@ -612,7 +612,17 @@ _DTYPES: Final[Mapping[str, Sequence[str]]] = {
     ),
     "grouped_mm": ("f32", "bf16", "f16"),
 }
-_FLAGS: Final = ("pad-lda", "pad-ldb", "off-a", "off-b", "bcast-a", "bcast-b", "self", "res-a", "tap")
+_FLAGS: Final = (
+    "a.padded",
+    "b.padded",
+    "a.offset",
+    "b.offset",
+    "a.broadcast",
+    "b.broadcast",
+    "b.alias_t",
+    "r0.alias",
+    "program.multi_output",
+)
 _NUMBERS: Final = {
     "clamp": ("", "-0.5_0.75", "0_6"),
     "leaky_relu": ("", "0.2"),
@@ -645,7 +655,7 @@ def drawn_problem(draw: random.Random) -> Problem:
                 number = draw.choice(_NUMBERS.get(name, ("",)))
                 steps.append(f"{name}-{number}" if number else name)
         flags = draw.sample(_FLAGS, draw.choice((0, 0, 0, 1, 1, 2)))
-        if "self" in flags:
+        if "b.alias_t" in flags:
             sizes[-2] = sizes[-3]
         layout = draw.choice(kind.layouts).value
         fields = [op, draw.choice(_DTYPES[op]), layout, "x".join(map(str, sizes)), "+".join(steps), "+".join(flags)]

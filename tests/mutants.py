@@ -72,7 +72,7 @@ PLAIN = {
     "bf16": "mm:bf16:nn:20x40x{k}",
     "f16": "mm:f16:nn:20x40x{k}",
     "i8": "int_mm:i8-i8-i32:nn:20x40x{k}",
-    "fp8": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x{k}:rowwise",
+    "fp8": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x{k}:quant.rowwise",
 }
 ALL = tuple(PLAIN)
 
@@ -92,9 +92,9 @@ def only(problems: dict[str, str], *dtypes: str) -> dict[str, str]:
 
 # With the layout in which B is stored as N x K, and with gaps and offsets.
 TRANSPOSED = {dtype: line.replace(":nn:", ":nt:") for dtype, line in PLAIN.items()}
-PADDED_A = {dtype: f"{line}{':' if dtype == 'fp8' else '::'}pad-lda" for dtype, line in PLAIN.items()}
-PADDED_B = {dtype: f"{line}{':' if dtype == 'fp8' else '::'}pad-ldb" for dtype, line in TRANSPOSED.items()}
-OFFSET_A = {dtype: f"{line}{':' if dtype == 'fp8' else '::'}off-a" for dtype, line in PLAIN.items()}
+PADDED_A = {dtype: f"{line}:a.padded" for dtype, line in PLAIN.items()}
+PADDED_B = {dtype: f"{line}:b.padded" for dtype, line in TRANSPOSED.items()}
+OFFSET_A = {dtype: f"{line}:a.offset" for dtype, line in PLAIN.items()}
 COLUMN_MAJOR_A = {dtype: line.replace(":nn:", ":tn:") for dtype, line in PLAIN.items() if dtype != "fp8"}
 SQUARE = {dtype: line.replace("20x40", "40x40") for dtype, line in PLAIN.items()}
 BIAS = lines("linear:{d}:nt:20x40x{k}:bias")
@@ -113,18 +113,21 @@ AUTOCAST = {"bf16": "mm:f32-f32-bf16:nn:20x40x{k}", "f16": "mm:f32-f32-f16:nn:20
 F64 = {"f64": "mm:f64:nn:20x40x{k}"}
 FP8 = plain("fp8")
 FP8_SQUARE = {"fp8": SQUARE["fp8"]}
-FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:rowwise"}
+FP8_PAIR = {"fp8": "scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:20x40x{k}:quant.rowwise"}
 FP8_TENSORWISE = {"fp8": PLAIN["fp8"].replace("rowwise", "tensorwise")}
-OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}::off-b")
-TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:tap")
-AGAIN = lines("mm:{d}:nn:20x64x64::again", "f32", "bf16")
+OFFSET_B = lines("bmm:{d}:nn:3x20x40x{k}:b.offset")
+TAPPED = lines("mm:{d}:nn:20x40x{k}:relu:program.multi_output")
+AGAIN = lines("mm:{d}:nn:20x64x64:program.chained", "f32", "bf16")
 GATED = lines("linears:{d}:nt:2x20x40x{k}:bias+gated-silu", "f32", "bf16")
-INT4 = {"bf16": "woq_int4:bf16-i4-bf16:nt:20x64x256:group-32", "f32": "woq_int4:f32-i4-f32:nt:20x64x1024:group-64"}
-CODES = {
-    "u8": "qlinear:u8-i8-u8:nt:20x40x250:static+bias+requant-0.01_100:reduce-range",
-    "i8": "qlinear:u8-i8-i8:nt:31x64x144:static+bias+add+requant-0.5_-5",
+INT4 = {
+    "bf16": "woq_int4:bf16-i4-bf16:nt:20x64x256:quant.group-32",
+    "f32": "woq_int4:f32-i4-f32:nt:20x64x1024:quant.group-64",
 }
-CODES_OF_FLOAT = {"u8": "qlinear:u8-i8-f32:nt:20x40x250:static+bias:reduce-range"}
+CODES = {
+    "u8": "qlinear:u8-i8-u8:nt:20x40x250:bias:quant.static+requant-0.01_100:a.7bit",
+    "i8": "qlinear:u8-i8-i8:nt:31x64x144:bias+add:quant.static+requant-0.5_-5",
+}
+CODES_OF_FLOAT = {"u8": "qlinear:u8-i8-f32:nt:20x40x250:bias:quant.static:a.7bit"}
 
 # Bugs for which the size does not matter.
 SMALL = {dtype: line.format(k=256) for dtype, line in PLAIN.items() if dtype in {"f32", "bf16"}}
@@ -135,10 +138,10 @@ SMALL_BIAS = {"f32": BIAS["f32"].format(k=256)}
 TALL = {
     "f32": "mm:f32:nn:65601x5x3",
     "bf16": "linear:bf16:nt:65601x4x8:bias",
-    "f16": "addmm:f16:nn:65601x3x5:bias-mn:var-b",
+    "f16": "addmm:f16:nn:65601x3x5:bias-mn:b.argument",
 }
 TALLEST = {"f32": "mm:f32:nn:2200001x4x3"}  # full
-WIDE = {"f32": "mm:f32:nn:3x65601x5::var-b"}
+WIDE = {"f32": "mm:f32:nn:3x65601x5:b.argument"}
 LONG = {
     "f32": "mm:f32:nn:5x3x65601",
     "bf16": "linear:bf16:nt:3x17x65601:bias",
@@ -149,7 +152,7 @@ LONG_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x65608"}
 LONGER_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x270344"}  # full
 LONGEST_INT8 = {"i8": "int_mm:i8-i8-i32:nt:17x16x540680"}  # full
 MANY = {"f32": "baddbmm:f32:nn:65601x2x3x5:bias-mn", "bf16": "bmm:bf16:nt:131x9x8x16"}
-DEEP = {"f32": "linear:f32:nt:6x17x65x96:bias+relu+add:in-4d", "f16": "linear:f16:nt:66x3x17x33:bias:in-4d"}
+DEEP = {"f32": "linear:f32:nt:6x17x65x96:bias+relu+add:a.4d", "f16": "linear:f16:nt:66x3x17x33:bias:a.4d"}
 # Judged by sample, and in no level: each element is looked at, but only some lines are compared with the reference.
 LARGE = {"f32": "mm:f32:nn:4099x2053x1025"}
 
@@ -1390,8 +1393,8 @@ class Control:
 
 
 _HALVES = plain("bf16", "f16")
-_F32_TF32 = {"f32": "mm:f32:nn:20x40x{k}::tf32"}
-_FP8_FAST = {"fp8": PLAIN["fp8"] + ":fast-acc"}
+_F32_TF32 = {"f32": "mm:f32:nn:20x40x{k}:math.tf32"}
+_FP8_FAST = {"fp8": PLAIN["fp8"] + ":math.fast_accumulate"}
 
 CONTROLS: dict[str, Control] = {
     "reversed-order": Control("K from the last to the first", product(reversed_order)),

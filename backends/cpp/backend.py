@@ -135,7 +135,7 @@ class CppBackend(InductorBackend):
             return Unsupported("no-candidate", _NO_CHOICE[op])
         if op == "qlinear" and request.mode == Mode.DYNAMIC and problem.shape.k > 1:
             text = "PyTorch's shape function of qlinear_pointwise leaves K a symbol, of which the template takes none"
-            return Unsupported("dynamic-k", text, "another mode; the flag dyn-m makes a symbol of M alone")
+            return Unsupported("dynamic-k", text, "another mode; the flag m.dynamic makes a symbol of M alone")
         if op in {"qlinear", "da8w8", "woq_int4"}:
             return _quantised(problem, _executes("avx512", request))
         if problem.dtypes.out.name not in _TEMPLATE_DTYPES:
@@ -144,16 +144,16 @@ class CppBackend(InductorBackend):
             return refusal
         if op == "bmm":  # the one template that takes a B that is an argument
             return _unsupported_bmm(problem, request)
-        if problem.has("unfrozen") and request.mode != Mode.AOTI:
+        if problem.has("b.parameter") and request.mode != Mode.AOTI:
             return Unsupported(
                 "weight-not-constant",
                 "a parameter that is not frozen is an argument, but in a package of AOTInductor's",
                 "--gemm-modes=aoti",
             )
-        if problem.has("concat") and str(problem.dtypes) != "bf16-i8-bf16":
+        if problem.has("program.concat") and str(problem.dtypes) != "bf16-i8-bf16":
             return Unsupported("dtype", "Inductor puts int8 weights together under bf16 only", "bf16-i8-bf16")
         if not problem.constant_b:
-            drop = next((flag for flag in ("self", "square") if flag in flags), "var-b")
+            drop = next((flag for flag in ("b.alias_t", "b.alias") if flag in flags), "b.argument")
             return Unsupported(
                 "weight-not-constant",
                 "the C++ template packs its weight at compile time: B must be a frozen parameter; only the one of bmm "
@@ -176,23 +176,25 @@ class CppBackend(InductorBackend):
             return Unsupported(
                 "empty", "Inductor's lowering of addmm hands an empty product to ATen, whoever is forced"
             )
-        strided = problem.has("pad-lda") and not problem.autocast
+        strided = problem.has("a.padded") and not problem.autocast
         if op == "linear" and strided and (problem.shape.batch or 0) > 1 and problem.shape.m > 1:
             return Unsupported(
-                "a-strided", "PyTorch makes linear on a strided 3-D input a bmm with an expanded weight", "drop pad-lda"
+                "a-strided",
+                "PyTorch makes linear on a strided 3-D input a bmm with an expanded weight",
+                "drop a.padded",
             )
         return _rows_of_a(problem)
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With the pass that makes one product of several linears, where the problem is that."""
         options = super().options(problem, request)
-        if problem.has("concat"):
+        if problem.has("program.concat"):
             return {**options, "cpp.enable_concat_linear": True}
         return {**options, "cpp.enable_grouped_gemm_template": True} if problem.op.name == "linears" else options
 
     def wanted(self, problem: Problem) -> str:
         """``linears`` have to be computed by the grouped template, weights of ``concat`` by a single one."""
-        if problem.has("concat"):
+        if problem.has("program.concat"):
             return f"{micro_kernels.NAME}$"
         return f"{micro_kernels.NAME}{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
 
@@ -214,7 +216,7 @@ class CppBackend(InductorBackend):
         shape = problem.shape
         large = shape.m * shape.n * shape.k * (shape.batch or 1) > _REFERENCE_UP_TO
         found = first, *(one for one in others if not (large and one.startswith("CppMicroGemmRef-")))
-        if not first.startswith("CppMicro") or problem.has("dyn-m") or shape.is_empty:
+        if not first.startswith("CppMicro") or problem.has("m.dynamic") or shape.is_empty:
             return found
         if problem.dtypes.b.name == "i8" and first.startswith("CppMicroGemmFP32Vec") and not first.endswith("x1"):
             return found  # the template for a small M has no blockings of its own
@@ -319,7 +321,7 @@ def _unsupported_linears(problem: Problem, request: BuildRequest) -> Unsupported
 
     from pytest_gemm.backends.inductor.cpu_isa import ONEDNN_FROM
 
-    if problem.has("unfrozen"):
+    if problem.has("b.parameter"):
         return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")
     half = problem.input_dtype.name
     if half in {"bf16", "f16"}:
@@ -333,18 +335,18 @@ def _unsupported_linears(problem: Problem, request: BuildRequest) -> Unsupported
             return Unsupported(
                 "isa",
                 f"Inductor puts linears of {half} together where oneDNN computes {half}, and not {where}",
-                f"f32 with dyn-m; or a processor and a level from {least} on",
+                f"f32 with m.dynamic; or a processor and a level from {least} on",
             )
-    elif not problem.has("dyn-m") and request.mode not in _NOT_BY_MKL:
+    elif not problem.has("m.dynamic") and request.mode not in _NOT_BY_MKL:
         return Unsupported(
             "mkl-linear",
             "Inductor leaves linears of f32 with a fixed M to MKL's packed linear, which are not put together",
-            "add dyn-m, or --gemm-modes=aoti",
+            "add m.dynamic, or --gemm-modes=aoti",
         )
     if problem.shape.k == 0 or problem.shape.is_empty:
         return Unsupported("empty", "nothing is put together where nothing is computed")
     if request.mode == Mode.DYNAMIC and problem.shape.m < 2:
-        return Unsupported("dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
+        return Unsupported("dynamic-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
     return None  # a transposed A as well: nobody asks how it lies
 
 
@@ -358,17 +360,17 @@ def _executes(isa: str, request: BuildRequest) -> bool:
 def _unsupported_bmm(problem: Problem, request: BuildRequest) -> Unsupported | None:
     if request.mode == Mode.DYNAMIC and not problem.frozen:
         text = "compiled for any size, N and K of a B that is an argument are symbols, and the template takes none"
-        return Unsupported("dynamic-nk", text, "const-b")
+        return Unsupported("dynamic-nk", text, "b.constant")
     if problem.autocast:
         return None  # the conversion writes matrices of its own
     if refusal := _rows_of_a(problem):
         return refusal
-    for flag in ("pad-lda", "mid-a"):
-        if problem.has(flag) and not (flag == "mid-a" and (problem.shape.batch == 1 or problem.shape.m == 1)):
+    for flag in ("a.padded", "a.batch_middle"):
+        if problem.has(flag) and not (flag == "a.batch_middle" and (problem.shape.batch == 1 or problem.shape.m == 1)):
             text = "the C++ bmm template needs each matrix of A contiguous"
             return Unsupported("a-strided", text, f"drop {flag}")
-    if problem.has("bcast-a") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
-        return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop bcast-a")
+    if problem.has("a.broadcast") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
+        return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop a.broadcast")
     return None
 
 
@@ -413,6 +415,6 @@ def _rows_of_a(problem: Problem) -> Unsupported | None:
     """
     if problem.autocast or not problem.dtypes.a.is_float:
         return None  # the conversion writes a new A, row by row
-    if problem.layout.a_transposed and (problem.shape.m != 1 or problem.has("pad-lda")):
+    if problem.layout.a_transposed and (problem.shape.m != 1 or problem.has("a.padded")):
         return Unsupported("a-transposed", "the C++ templates need A with contiguous rows", "use layout nn or nt")
     return None

@@ -257,8 +257,8 @@ class CutlassBackend(InductorBackend):
             return Unsupported("dtype", f"Inductor's CUTLASS templates write f16, bf16 and i32, not {out}")
         if problem.shape.is_empty or problem.shape.k == 0:
             return Unsupported("empty", "Inductor asks CUTLASS for products that are not empty only")
-        if problem.has("dyn-m") and op == "int_mm":
-            return Unsupported("dyn-m", "Inductor asks CUTLASS for int_mm at static shapes only")
+        if problem.has("m.dynamic") and op == "int_mm":
+            return Unsupported("dynamic-m", "Inductor asks CUTLASS for int_mm at static shapes only")
         if op == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
             return Unsupported(
                 "layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt"

@@ -154,7 +154,7 @@ def traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torc
     """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
     inputs = example_inputs(tensors, constants)
     args = [tensors[n] for n in inputs]
-    if problem.has("dyn-m"):
+    if problem.has("m.dynamic"):
         dims = m_dimensions(problem)
         # Fresh views: the mark is an attribute, and the operands are not ours to mark.
         args = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in args]
@@ -172,7 +172,7 @@ def example_inputs(tensors: Tensors, constants: Tensors) -> tuple[str, ...]:
 def constant_tensors(problem: Problem, tensors: Tensors, spec: CompileSpec) -> tuple[str, ...]:
     """Names of the tensors that become constants: without freezing a parameter is an argument like any other."""
     # A package of AOTInductor's holds parameters as constants, frozen or not.
-    constant = spec.options.get("freezing") or (spec.mode == "aoti" and problem.has("unfrozen"))
+    constant = spec.options.get("freezing") or (spec.mode == "aoti" and problem.has("b.parameter"))
     names = constant_names(problem) if constant else frozenset()
     return tuple(n for n in tensors if n in names)
 
@@ -183,7 +183,7 @@ def entry_point(
     """The program as a user of the mode calls it, and its generated text where no Python module has it."""
     if spec.mode != "aoti":
         return torch.compile(module, fullgraph=True, dynamic=True if spec.mode == "dynamic" else None), ""
-    dims = m_dimensions(problem) if problem.has("dyn-m") else {}
+    dims = m_dimensions(problem) if problem.has("m.dynamic") else {}
     return torch_compat.ahead_of_time(module, args, [dims.get(name) for name in inputs], spec.options)
 
 
@@ -449,7 +449,7 @@ class Artifact:
             generation=self._generation and micro_kernels.needing(self._generation, chosen),
             configuration=tuple(dict.fromkeys(map(str, self.products))),
             contradiction=micro_kernels.contradiction(self.products, asked),
-            fused=self.fused if self.problem.passes and not self.problem.has("again") else None,
+            fused=self.fused if self.problem.passes and not self.problem.has("program.chained") else None,
             fusions=compiled.session.fusions,
         )
 
@@ -533,7 +533,7 @@ def _multiplies_slices(name: str) -> bool:
 
 
 class InductorPrepared:
-    """A problem on its artifact; several of them share one where only M (``dyn-m``) differs."""
+    """A problem on its artifact; several of them share one where only M (``m.dynamic``) differs."""
 
     def __init__(self, problem: Problem, artifact: Artifact, contract: Contract) -> None:
         self.problem = problem

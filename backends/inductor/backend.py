@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Ops on quantised weights, which Inductor lowers for the CPU alone and decomposes for nobody.
 QUANTISED = frozenset({"woq_int8", "woq_int4", "qlinear", "da8w8"})
 
-# The M at which a dyn-m artifact is compiled, whatever M is asked for first: a single rerun then compiles
+# The M at which a m.dynamic artifact is compiled, whatever M is asked for first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
 DYN_M_HINT = 61
 
@@ -211,9 +211,13 @@ class InductorBackend(abc.ABC):
         rounded in between.  So may a value that is tapped: the last step can go on from what was stored; and the
         products of ``concat``, which the program scales itself.
         """
-        fused = artifact is not None and artifact.fused and not _casts(problem) and not problem.has("tap")
+        fused = (
+            artifact is not None and artifact.fused and not _casts(problem) and not problem.has("program.multi_output")
+        )
         plain = not problem.passes and problem.step("bias") is None
-        scales = problem.has("concat")  # with a product of the program's own, which a pass may put into the kernel
+        scales = problem.has(
+            "program.concat"
+        )  # with a product of the program's own, which a pass may put into the kernel
         return dataclasses.replace(self.sum(problem), epilogue="fused" if (fused or plain) and not scales else "either")
 
     def sum(self, problem: Problem) -> Contract:
@@ -262,7 +266,7 @@ class InductorBackend(abc.ABC):
 
         name = request.candidate
         spec = self._spec(problem, request, self._space_of(problem, operands, request) if name else Space())
-        dynamic = problem.has("dyn-m")
+        dynamic = problem.has("m.dynamic")
         return Recipe(
             how="dynamic" if request.mode == "dynamic" else "aoti" if request.mode == "aoti" else "compile",
             options={**spec.options, **naming.forcing(name)},
@@ -311,7 +315,7 @@ class InductorBackend(abc.ABC):
         artifact = Artifact(first, tensors, spec)
         if artifact.rebind_reason and spec.rebind:
             self.unbindable[problem.line] = artifact.rebind_reason
-        if request.user_caches or (name and not problem.has("dyn-m")):
+        if request.user_caches or (name and not problem.has("m.dynamic")):
             self._forget(artifact)  # its caller holds it, and no other problem has a use for it
             return artifact
         kept[key] = artifact
@@ -324,11 +328,11 @@ class InductorBackend(abc.ABC):
         self._forgotten_recompiles += artifact.compiles - 1
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
-        """The problem whose program is compiled, and tensors of its geometry: for ``dyn-m`` another M."""
+        """The problem whose program is compiled, and tensors of its geometry: for ``m.dynamic`` another M."""
         from pytest_gemm.programs import program
 
         tensors = program.args(problem, operands)
-        if not problem.has("dyn-m"):
+        if not problem.has("m.dynamic"):
             return problem, tensors
         return problem.with_m(DYN_M_HINT), self._at_hint(problem, tensors)
 
@@ -490,9 +494,9 @@ def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
 
 def specialised(problem: Problem) -> Unsupported | None:
     """Sizes that no artifact for any M contains."""
-    if problem.has("dyn-m") and problem.shape.m < 2:
+    if problem.has("m.dynamic") and problem.shape.m < 2:
         return Unsupported(
-            "dyn-m-0-1", f"PyTorch specialises the sizes 0 and 1: an artifact for any M has no M={problem.shape.m}"
+            "dynamic-m-0-1", f"PyTorch specialises the sizes 0 and 1: an artifact for any M has no M={problem.shape.m}"
         )
     return None
 
@@ -501,7 +505,7 @@ def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
     """Products that Inductor writes as multiplications and sums before any backend is asked.
 
     From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
-    and confirmed on it.  With ``dyn-m`` a size that is 1 at run time is not 1 at compile time, which
+    and confirmed on it.  With ``m.dynamic`` a size that is 1 at run time is not 1 at compile time, which
     :func:`specialised` has dealt with.
     """
     op, shape = problem.op.name, problem.shape

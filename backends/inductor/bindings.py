@@ -36,7 +36,7 @@ def constant_names(problem: Problem) -> frozenset[str]:
     if problem.op.name == "linears":
         count = problem.shape.batch or 0
         return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
-    if problem.has("concat"):
+    if problem.has("program.concat"):
         names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
     if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
         names |= {"scale_b", "zero_b", "affine"}
@@ -46,7 +46,7 @@ def constant_names(problem: Problem) -> frozenset[str]:
 
 
 def m_dimensions(problem: Problem) -> dict[str, int]:
-    """For every input of a ``dyn-m`` program the dimension that is M."""
+    """For every input of a ``m.dynamic`` program the dimension that is M."""
     found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
     if problem.op.name == "linears":
         rows = 0 if problem.step("gated") is not None else 1
@@ -72,7 +72,7 @@ def stand_in(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     """A tensor of the same geometry (shape, strides, alignment) with distinct random contents.
 
     Its storage is no larger than the view needs, and it begins where a parameter of its own would: at offset 0,
-    or as many elements past a 64-byte boundary as ``tensor`` lies (the flag ``off-b``), never behind a guard band.
+    or as many elements past a 64-byte boundary as ``tensor`` lies (the flag ``b.offset``), never behind a guard band.
     """
     generator = torch.Generator().manual_seed(seed)
     offset = tensor.storage_offset() % (64 // tensor.element_size())

@@ -1,4 +1,4 @@
-"""woq_int8:bf16-i8-bf16:nt:1x16x32::off-a on aten: not run, it can kill the process: torch._weight_int8pack_mm in
+"""woq_int8:bf16-i8-bf16:nt:1x16x32:a.offset on aten: not run, it can kill the process: torch._weight_int8pack_mm in
 bf16 loads A as if it began at a multiple of 16 bytes: a segmentation fault where it does not
 
 Seen on torch 2.13.0+cpu, filling -, seed 0.

@@ -1,4 +1,4 @@
-"""qlinear:u8-i8-bf16:nt:17x64x128:static+add:reduce-range on aten: RuntimeError in run: could not create a
+"""qlinear:u8-i8-bf16:nt:17x64x128:add:quant.static:a.7bit on aten: RuntimeError in run: could not create a
 primitive descriptor for the matmul primitive. Run workload with environment variable ONEDNN_VERBOSE=all to get
 additional diagnostic information.
 

@@ -1,4 +1,4 @@
-"""qlinear:i8-i8-f32:nt:17x64x128:static-0.01_0+gelu on aten: 1064 of 1088 elements outside the bound
+"""qlinear:i8-i8-f32:nt:17x64x128:gelu:quant.static-0.01_0 on aten: 1064 of 1088 elements outside the bound
 
 Seen on torch 2.13.0+cpu, filling int-2, seed 0.
 Needs torch and the .pt file beside it.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.

@@ -1,4 +1,4 @@
-"""qlinear:u8-i8-f32:nt:16x16x0:static:reduce-range on aten: not run, it can kill the process: with K = 0
+"""qlinear:u8-i8-f32:nt:16x16x0:quant.static:a.7bit on aten: not run, it can kill the process: with K = 0
 onednn::qlinear_pointwise divides an integer by zero: the process dies of SIGFPE
 
 Seen on torch 2.13.0+cpu, filling -, seed 0.

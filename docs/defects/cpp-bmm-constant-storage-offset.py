@@ -1,4 +1,4 @@
-"""bmm:f32:nn:3x32x16x24::off-b+const-b on cpp: 1536 of 1536 elements differ from the exact result
+"""bmm:f32:nn:3x32x16x24:b.offset+constant on cpp: 1536 of 1536 elements differ from the exact result
 
 Candidate CppMicroGemmFP32Vec-4x16x1.  Seen on torch 2.13.0+cpu, here with small integers.
 Needs torch alone.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.

@@ -1,4 +1,4 @@
-"""bmm:f16:nn:3x64x128x64:relu:tap on cpp: InductorError in prepare: AssertionError:
+"""bmm:f16:nn:3x64x128x64:relu:program.multi_output on cpp: InductorError in prepare: AssertionError:
 
 Seen on torch 2.13.0+cpu, filling int-2, seed 0.
 Needs torch alone.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.

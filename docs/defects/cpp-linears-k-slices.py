@@ -1,4 +1,4 @@
-"""linears:f32:nt:2x2x8x4096::dyn-m on cpp with cpp.gemm_max_k_slices: half of K is missing
+"""linears:f32:nt:2x2x8x4096:m.dynamic on cpp with cpp.gemm_max_k_slices: half of K is missing
 
 Two linears of one input, put together by cpp.enable_grouped_gemm_template, with two threads.  Each thread has half of K
 and stores its own sum; nothing adds the two.  All elements of the operands are 1, so each result is K.

@@ -1,4 +1,4 @@
-"""linears:f32:tt:2x18x48x32::dyn-m on cpp: 1728 of 1728 elements differ from the exact result
+"""linears:f32:tt:2x18x48x32:m.dynamic on cpp: 1728 of 1728 elements differ from the exact result
 
 Candidate CppMicroGemmFP32Vec-4x24x1,grouped.  Seen on torch 2.13.0+cpu, filling int-2, seed 0.
 Needs torch and the .pt file beside it.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.

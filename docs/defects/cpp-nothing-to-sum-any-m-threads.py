@@ -1,4 +1,4 @@
-"""linear:bf16:nt:17x2x0::dyn-m on cpp: not run, it can kill the process: as cpp-nothing-to-sum-any-size-threads,
+"""linear:bf16:nt:17x2x0:m.dynamic on cpp: not run, it can kill the process: as cpp-nothing-to-sum-any-size-threads,
 compiled for any M
 
 Seen on torch 2.13.0+cpu, filling -, seed 0.

@@ -1,4 +1,4 @@
-"""qlinear:u8-i8-u8:nt:4x16x32:static+sum-0.25_5+requant-0.37_3 on cpp: AssertionError in Inductor's lowering
+"""qlinear:u8-i8-u8:nt:4x16x32:sum-0.25_5:quant.static+requant-0.37_3 on cpp: AssertionError in Inductor's lowering
 
 A quantised linear that adds in place to 8-bit codes (onednn::qlinear_pointwise.binary, "sum"): compiled with
 freezing it agrees with eager; with max_autotune, too, the C++ template's epilogue asserts a residual of f32 or bf16.

@@ -1,4 +1,4 @@
-"""mm:f32:nn:17x65x127::off-b on cpp: 1105 of 1105 elements differ from the exact result
+"""mm:f32:nn:17x65x127:b.offset on cpp: 1105 of 1105 elements differ from the exact result
 
 Candidate CppMicroGemmFP32Vec-4x24x1.  Seen on torch 2.13.0+cpu, here with small integers.
 Needs torch alone.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.

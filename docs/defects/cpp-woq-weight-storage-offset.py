@@ -1,4 +1,4 @@
-"""woq_int8:f32-i8-f32:nt:17x31x5::off-b on cpp: 527 of 527 elements differ from the exact result
+"""woq_int8:f32-i8-f32:nt:17x31x5:b.offset on cpp: 527 of 527 elements differ from the exact result
 
 Candidate CppMicroGemmRef-1x1x1.  Seen on torch 2.13.0+cpu, filling int-2, seed 0.
 Needs torch and the .pt file beside it.  Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong.

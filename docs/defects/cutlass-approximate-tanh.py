@@ -1,4 +1,4 @@
-"""mm:bf16:nn:64x128x64:tanh:var-b on cutlass: 3 of 8192 elements outside the bound
+"""mm:bf16:nn:64x128x64:tanh:b.argument on cutlass: 3 of 8192 elements outside the bound
 
 Candidate cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16_bf16_128x256x64_1x2x1_0_tnn_align8_warpspecialized_coo
 perative_epi_tma,swizzle=1.  Seen on torch 2.11.0+cu130, filling rand, seed 0.

@@ -69,7 +69,7 @@ class Prepared(Protocol):
         """Compute the problem on these operands and return a tensor that nothing else writes.
 
         With the flag ``tap`` it is a tuple of two, in the order of ``Problem.outputs``.  The operands belong to the
-        problem that was prepared (with ``dyn-m``: at any M).
+        problem that was prepared (with ``m.dynamic``: at any M).
         """
         ...
 

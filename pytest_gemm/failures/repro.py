@@ -112,7 +112,7 @@ def _replaced(case: Case, values: str) -> Operands:
         name: operand(t.shape, t.stride(), _offset(t), t.dtype, seeds[name], values).to(device)
         for name, t in tensors.items()
     }
-    if given.problem.op.several or given.problem.has("concat"):
+    if given.problem.op.several or given.problem.has("program.concat"):
         raise Unsupported("own-operands", "several weights have no formula of their own")
     weight = given.problem.op.weight
     b = new["a"].mT if "b" not in new else new["b"].mT if weight else new["b"]
@@ -459,9 +459,9 @@ def _switches(problem: Problem, cuda: bool, recipe: Recipe) -> list[str]:
     lines = [f"torch.set_num_threads({recipe.threads})"]
     if recipe.how in {"compile", "dynamic"} and not recipe.caches:
         lines.append("torch._functorch.config.enable_autograd_cache = False")
-    if problem.has("tf32"):
+    if problem.has("math.tf32"):
         lines.append('torch.set_float32_matmul_precision("high")')
-    if cuda and not problem.has("reduced"):
+    if cuda and not problem.has("math.half_partials"):
         half = "torch.backends.cuda.matmul.allow_{}_reduced_precision_reduction"
         lines.append(f"{half.format('bf16')} = {half.format('fp16')} = False")
     return lines
@@ -513,7 +513,7 @@ def _verdict(case: Case, own: _Own | None, *, saved: bool, fell_back: bool) -> l
         return ['print("it came to its end")', "sys.exit(0)"]
     one = f"actual[{case.place}]" if len(case.operands.problem.outputs) > 1 else "actual"
     if case.operands.problem.several:
-        flat = ".flatten(1, 2)" if case.operands.problem.has("in-3d") and not case.operands.problem.has("flat") else ""
+        flat = ".flatten(1, 2)" if case.operands.problem.has("a.3d") and not case.operands.problem.has("out.2d") else ""
         one = f"torch.stack(actual){flat}"
     lines = [f"actual = {one}.double().cpu()"]
     if own is not None:

@@ -86,7 +86,7 @@ class Trial:
     """What is judged in one go: one artifact, so that a compile is paid once.
 
     Attributes:
-        problems: one problem; with ``dyn-m`` several that differ in M only.
+        problems: one problem; with ``m.dynamic`` several that differ in M only.
         distributions: names of distributions, each of which applies to all of the problems.
         seed: of all values.
     """
@@ -175,7 +175,7 @@ def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> 
     other = (
         plain
         if op.pack is not None
-        else dataclasses.replace(plain, flags=("var-b",) if op.constant_b else ("const-b",))
+        else dataclasses.replace(plain, flags=("b.argument",) if op.constant_b else ("b.constant",))
     )
     biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
     return any(backend.supports(problem, DEFAULT) is None for problem in (plain, other, biased))
@@ -192,18 +192,27 @@ def _needed(op: Op, dtypes: DTypes) -> tuple[Step, ...]:
 def _flags_of(form: Form) -> tuple[str, ...]:
     """Flags that may make sense, in the order in which they shrink; :func:`_fitting` has the last word."""
     op, names = form.op, {form.dtypes.a.name, form.dtypes.b.name}
-    found = ["pad-lda", "pad-ldb", "off-a", "off-b", "var-b" if op.constant_b else "const-b", "dyn-m", "tap", "fork"]
-    found.append("res-a")
-    found += [flag for flag in _SOME_OPS if flag in op.flags and (len(names) == 1 or flag != "self")]
-    found += [flag for flag in ("tf32", "reduced") if _makes_sense(form, flag)]
+    found = [
+        "a.padded",
+        "b.padded",
+        "a.offset",
+        "b.offset",
+        "b.argument" if op.constant_b else "b.constant",
+        "m.dynamic",
+        "program.multi_output",
+        "program.branching",
+    ]
+    found.append("r0.alias")
+    found += [flag for flag in _SOME_OPS if flag in op.flags and (len(names) == 1 or flag != "b.alias_t")]
+    found += [flag for flag in ("math.tf32", "math.half_partials") if _makes_sense(form, flag)]
     return tuple(found)
 
 
 _UNBIASED: Final = frozenset({"int_mm", "woq_int8"})
 # Flags of some ops, in the order in which they shrink.
 _SOME_OPS: Final = (
-    *("bcast-b", "bcast-a", "self", "fast-acc", "reduce-range"),
-    *("bias-first", "bias-last", "steps-first", "steps-last"),
+    *("b.broadcast", "a.broadcast", "b.alias_t", "math.fast_accumulate", "a.7bit"),
+    *("bias.first", "bias.last", "steps.first", "steps.last"),
 )
 
 
@@ -262,17 +271,17 @@ def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
     epilogue = (*_own_steps(draw, op), *_chain(draw, form))
     wanted = draw(st.lists(st.sampled_from(_flags_of(form)), max_size=_MOST_FLAGS))
     flags = _fitting(form, layout, epilogue, wanted)
-    if "self" in flags:
+    if "b.alias_t" in flags:
         n = m
-    batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "self" not in flags)
-    several = op.several or not {"bcast-a", "bcast-b"}.isdisjoint(flags)
+    batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "b.alias_t" not in flags)
+    several = op.several or not {"a.broadcast", "b.broadcast"}.isdisjoint(flags)
     batch = max(2, min(batch, 5)) if several else min(batch, 5)
-    shape = _within(m, n, k, batch if batched else None, work, square="self" in flags)
+    shape = _within(m, n, k, batch if batched else None, work, square="b.alias_t" in flags)
     group = next((int(step.numbers[0]) for step in epilogue if step.name == "group"), 1)
     shape = dataclasses.replace(shape, k=-(-shape.k // group) * group)
-    if "res-a" in flags:
+    if "r0.alias" in flags:
         k = min(shape.n, max(1, work // max(1, shape.m * shape.n * (shape.batch or 1))))
-        shape = dataclasses.replace(shape, k=k, n=k, m=k if "self" in flags else shape.m)
+        shape = dataclasses.replace(shape, k=k, n=k, m=k if "b.alias_t" in flags else shape.m)
     return Problem(op, dtypes, layout, shape, epilogue, flags)
 
 
@@ -373,7 +382,7 @@ def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int
 def _trial(draw: st.DrawFn, one: st.SearchStrategy[Problem], backend: Backend | None, work: int) -> Trial:
     problem = draw(one)
     found = {problem.line: problem}
-    if problem.has("dyn-m"):
+    if problem.has("m.dynamic"):
         for m in draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)):
             shape = problem.shape
             within = _within(m, shape.n, shape.k, shape.batch, work, square=False)

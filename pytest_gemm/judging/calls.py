@@ -110,7 +110,7 @@ _SINGLE: Final = ("a", "b", "bias", "scale_b", "scale_a", "offs", "zero_a", "zer
 def hand(given: Operands) -> Handed:
     """Operands to hand to foreign code; about 1 us a tensor.
 
-    A tensor that stands in several places (the A of ``res-a``) is one object in all of them.
+    A tensor that stands in several places (the A of ``r0.alias``) is one object in all of them.
     """
     made: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
 

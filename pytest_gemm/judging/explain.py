@@ -212,7 +212,7 @@ class _Sample:
         problem, operands, interval = wrong.problem, wrong.operands, wrong.interval
         usable = wrong.bad & wrong.x.isfinite() & interval.value.isfinite() & (interval.hi - interval.lo).isfinite()
         index = usable.nonzero()
-        if not len(index) or problem.step("gated") or problem.has("steps-first") or problem.has("steps-last"):
+        if not len(index) or problem.step("gated") or problem.has("steps.first") or problem.has("steps.last"):
             return None  # no single product went into an element, or another epilogue into each
         index = index[torch.linspace(0, len(index) - 1, min(_SAMPLE, len(index))).round().long()]
         at = tuple(index.unbind(1))

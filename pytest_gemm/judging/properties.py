@@ -99,7 +99,7 @@ def _differences(actual: torch.Tensor, expected: torch.Tensor, where: torch.Tens
 def _free(p: Problem) -> bool:
     """A and B are floats that can be written to one without the other, and the result has elements and sums."""
     # Several products share one A, and several results one artifact.
-    shared = p.b_is_a or p.has("bcast-a") or p.has("bcast-b") or p.has("res-a") or p.has("again")
+    shared = p.b_is_a or p.has("a.broadcast") or p.has("b.broadcast") or p.has("r0.alias") or p.has("program.chained")
     shared = shared or p.op.several
     floats = p.dtypes.a.name in _PLAIN and p.dtypes.b.name in _PLAIN
     return floats and not shared and not p.shape.is_empty and p.shape.k >= 1
@@ -263,7 +263,7 @@ PROPERTIES: Final[tuple[Property, ...]] = (
         "rand",
         True,
         # Partial sums in a half type may be subnormal where the result is not.
-        lambda p: _only(p, "cast", "relu") and not p.has("reduced"),
+        lambda p: _only(p, "cast", "relu") and not p.has("math.half_partials"),
         _scaled,
     ),
     Property("zero-a", "A = 0 gives zeros", "rand", True, _bare, _zeroed),
@@ -329,7 +329,7 @@ PROPERTIES: Final[tuple[Property, ...]] = (
         "through an artifact for any M, the first half of the rows alone gives the same rows",
         "rand",
         False,
-        lambda p: _rows_alike(p) and p.has("dyn-m") and p.shape.m >= 4,
+        lambda p: _rows_alike(p) and p.has("m.dynamic") and p.shape.m >= 4,
         _first_rows_alone,
     ),
 )

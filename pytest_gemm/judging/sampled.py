@@ -55,7 +55,7 @@ def applies(problem: Problem, mode: str) -> bool:
         problem: what was computed.
         mode: ``full``, ``sampled``, or ``auto`` for large problems only.
     """
-    several = problem.op.several or problem.has("again")
+    several = problem.op.several or problem.has("program.chained")
     if problem.grouped or several or 0 in problem.result_shape or problem.shape.k == 0:
         return False  # the rows of a group belong together, as do linears; nothing is large about nothing
     return mode == "sampled" or (mode == "auto" and is_large(problem))
@@ -140,7 +140,7 @@ class _Lines:
         size = len(self.index)
         shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": size})
         # Where operands lie and what they share has been decided; arithmetic has not.
-        flags = tuple(f for f in problem.flags if f in {"tf32", "reduced", "fast-acc"})
+        flags = tuple(f for f in problem.flags if f.startswith("math."))
         steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.MOVE)
         return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
 

@@ -69,7 +69,7 @@ class Truth:
         The second product of a chained GEMM is judged on what the first one returned, if that can be an operand.
         """
         problem, given = self.problem, self.operands
-        outputs, chained = problem.outputs, problem.has("again")
+        outputs, chained = problem.outputs, problem.has("program.chained")
         for output, interval in zip(outputs, self.intervals(contract), strict=not chained):
             yield output, given, interval
         if chained and verdict.complaint_of(results[0], outputs[0], given) is None:

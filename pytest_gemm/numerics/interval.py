@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def intervals(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> tuple[Interval, ...]:
     """:func:`interval` for each of :attr:`Problem.outputs`; of ``again`` for the first alone."""
-    outputs = problem.outputs[:1] if problem.has("again") else problem.outputs
+    outputs = problem.outputs[:1] if problem.has("program.chained") else problem.outputs
     return tuple(interval(output, operands, reference, contract) for output in outputs)
 
 
@@ -55,7 +55,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         reference: of the same problem and operands.
         contract: the arithmetic that the backend claims.
     """
-    if problem.has("steps-first") or problem.has("steps-last"):
+    if problem.has("steps.first") or problem.has("steps.last"):
         return _of_one(problem, operands, reference, contract)
     if problem.op.fused_steps:
         return qlinear(problem, operands, reference)
@@ -173,7 +173,7 @@ def _working(dtype: DType) -> DType:
 
 def _of_one(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> Interval:
     """Results of ``linears`` of which one has gone through the steps, and the others have not."""
-    flags = tuple(f for f in problem.flags if f not in {"steps-first", "steps-last"})
+    flags = tuple(f for f in problem.flags if f not in {"steps.first", "steps.last"})
     plain = dataclasses.replace(problem, epilogue=_own_steps(problem), flags=flags)
     bare = interval(plain, operands, reference, contract)
     done = interval(dataclasses.replace(problem, flags=flags), operands, reference, contract)

@@ -35,7 +35,7 @@ def as_allowed(contract: Contract, problem: Problem) -> Contract:
 
     What ``reduced`` allows is a matter of cuBLAS alone, see ``backends.tensor_core.contract``.
     """
-    if not problem.has("tf32"):
+    if not problem.has("math.tf32"):
         return contract
     return dataclasses.replace(contract, input_error=TF32_ERROR, input_bits=TF32_BITS)
 
@@ -61,9 +61,9 @@ def settings(problem: Problem) -> Iterator[None]:
     halves = [(getattr(cuda, name), getattr(cuda, f"{name}_split_k", True)) for name in _REDUCTIONS]
     accumulation = cuda.allow_fp16_accumulation
     try:
-        torch.set_float32_matmul_precision("high" if problem.has("tf32") else "highest")
+        torch.set_float32_matmul_precision("high" if problem.has("math.tf32") else "highest")
         for name in _REDUCTIONS:
-            setattr(cuda, name, problem.has("reduced"))
+            setattr(cuda, name, problem.has("math.half_partials"))
         cuda.allow_fp16_accumulation = False
         yield
     finally:

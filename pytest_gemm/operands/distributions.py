@@ -54,12 +54,12 @@ def _always(_: Problem) -> bool:
 
 def _sums_fit(p: Problem, terms: int) -> bool:
     """Whether partial sums of ``terms`` ones are exact where a half type may have to hold them."""
-    return not p.has("reduced") or terms <= budget_of(headroom_of(p))
+    return not p.has("math.half_partials") or terms <= budget_of(headroom_of(p))
 
 
 def _gated_by_a(p: Problem) -> bool:
     """The result is multiplied by A: zeros and tiny numbers leave nothing of it."""
-    return p.has("res-a") and next(s.name for s in p.passes if s.kind is StepKind.BINARY) == "mul"
+    return p.has("r0.alias") and next(s.name for s in p.passes if s.kind is StepKind.BINARY) == "mul"
 
 
 def _requantised(p: Problem) -> bool:
@@ -149,7 +149,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType(
                 lambda p: (
                     (_has_float(p) or _long_integers(p))
                     and not saturating_steps(p)
-                    and not (p.has("fast-acc") and p.shape.k > 4096)
+                    and not (p.has("math.fast_accumulate") and p.shape.k > 4096)
                 ),
                 rand_positive,
             ),
@@ -170,7 +170,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType(
                 lambda p: (
                     _only_floats(p)
                     and not saturating_steps(p)
-                    and not (p.has("reduced") and p.dtypes.out.name == "f16")
+                    and not (p.has("math.half_partials") and p.dtypes.out.name == "f16")
                 ),
                 rand_large,
             ),
@@ -211,7 +211,7 @@ _LONG_FP8: Final = 2048
 
 def _must_promote(problem: Problem) -> bool:
     """Whether a kernel that adds fp8 in few bits although it must not shows, and it does so on positive data."""
-    return problem.op.rounds_once and not problem.has("fast-acc") and problem.shape.k >= _LONG_FP8
+    return problem.op.rounds_once and not problem.has("math.fast_accumulate") and problem.shape.k >= _LONG_FP8
 
 
 # Products of int8 from which on the sums of positive ones, 4032 on average, pass 2^27.

@@ -152,18 +152,18 @@ def headroom_of(problem: Problem) -> Headroom:
         raise Unsupported("exp-of-integers", "exp of an integer product overflows, and integers cannot be scaled down")
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
-    matrices_b = 1 if op.weight or problem.has("bcast-b") else batch
+    matrices_b = 1 if op.weight or problem.has("b.broadcast") else batch
     # All groups of a grouped product lie in one matrix.
     matrices_a, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
     matrices_a = 1 if op.several else matrices_a
     a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
     zero = 0
     if op.zero_points:
-        if problem.has("reduce-range"):
+        if problem.has("a.7bit"):
             a = dataclasses.replace(a, max_finite=127.0)
         static = problem.step("static")
-        zero = int(static.numbers[1]) if static else _DYNAMIC_ZERO["half" if problem.has("reduce-range") else a.name]
-    if problem.has("tf32"):
+        zero = int(static.numbers[1]) if static else _DYNAMIC_ZERO["half" if problem.has("a.7bit") else a.name]
+    if problem.has("math.tf32"):
         a, b = (TF32 if d.name == "f32" else d for d in (a, b))
     out = problem.dtypes.out
     return Headroom(
@@ -171,9 +171,11 @@ def headroom_of(problem: Problem) -> Headroom:
         shape.k,
         a,
         b,
-        (1 if problem.has("bcast-a") else matrices_a, rows, shape.k),
+        (1 if problem.has("a.broadcast") else matrices_a, rows, shape.k),
         (matrices_b, shape.n, shape.k),
-        2**out.precision if problem.has("reduced") else {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24),
+        2**out.precision
+        if problem.has("math.half_partials")
+        else {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24),
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
         target / growth,

@@ -63,7 +63,7 @@ def specials(headroom: Headroom, draw: Draw) -> Drawn:
     that underflow when they are stored.  At a few k a huge number meets a tiny one (:func:`_range_shifts`); in f64 at
     every k, as the bound of its reference grows with the range within a line.
     """
-    movable = not (headroom.b_is_a or headroom.problem.has("res-a") or headroom.problem.has("again"))
+    movable = not (headroom.b_is_a or headroom.problem.has("r0.alias") or headroom.problem.has("program.chained"))
     exponents = 0, 0
 
     def fit(rms: float, bound: float) -> tuple[int, int]:

@@ -3,8 +3,8 @@
 ``make(problem, distribution, seed)`` gives every tensor that the problem's program takes.  Three promises:
 
 * **Reproducible.**  The same call gives the same bytes on every machine (``draws``).  The key of an
-  operand is the problem line (without ``dyn-m``), the distribution, the seed and the operand's name; for whatever does
-  not have M rows (B, its scales, a bias of N) it leaves M out: with ``dyn-m`` one compiled constant serves every M.
+  operand is the problem (without ``m.dynamic``), the distribution, the seed and the operand's name; for whatever does
+  not have M rows (B, its scales, a bias of N) it leaves M out: with ``m.dynamic`` one compiled constant serves every M.
 * **Fenced.**  Every tensor is a window into a larger, poisoned storage (``memory``), and
   :meth:`Operands.changed` proves that nothing was written.
 * **Telling.**  The values are those of a distribution (``distributions``): exact ones, of which a correct kernel
@@ -36,6 +36,7 @@ from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines,
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.text import did_you_mean
 
 # Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types, and of fp8, which
@@ -55,7 +56,7 @@ class Operands:
             ``woq_int4``: codes of 0 to 15, each in a byte.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
-            product's places (``moves``); a row or column is expanded; with ``res-a`` the first is ``a``.
+            product's places (``moves``); a row or column is expanded; with ``r0.alias`` the first is ``a``.
         lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
             bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N) or a scalar; or ``None``.
@@ -174,14 +175,15 @@ class Operands:
 def _keys(problem: Problem, distribution: str, seed: int) -> Draw:
     """Streams by operand name.
 
-    ``dyn-m`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
+    ``m.dynamic`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
     for every M.
     """
-    plain = dataclasses.replace(problem, flags=tuple(f for f in problem.flags if f != "dyn-m"))
-    fields = plain.line.split(":")
-    sizes = fields[3].split("x")
-    sizes[-3] = "M"
-    any_m = ":".join([*fields[:3], "x".join(sizes), *fields[4:]])
+    epilogue = "+".join(map(str, problem.epilogue))
+    flags = "+".join(FLAGS[flag].stream for flag in problem.flags if flag != "m.dynamic")
+    rest = f":{epilogue}:{flags}" if flags else f":{epilogue}" if epilogue else ""
+    front, shape = f"{problem.op.name}:{problem.dtypes}:{problem.layout}", problem.shape
+    batch = "" if shape.batch is None else f"{shape.batch}x"
+    line, any_m = (f"{front}:{batch}{m}x{shape.n}x{shape.k}{rest}" for m in (shape.m, "M"))
 
     def draw(name: str) -> Stream:
         constant = name in {
@@ -195,7 +197,7 @@ def _keys(problem: Problem, distribution: str, seed: int) -> Draw:
             "affine",
             "affine-zero",
         }
-        return Stream(any_m if constant else plain.line, distribution, str(seed), name)
+        return Stream(any_m if constant else line, distribution, str(seed), name)
 
     return draw
 
@@ -236,22 +238,28 @@ def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") ->
     lines = all_lines(drawn.a, headroom.a_shape, transposed)
     several = problem.op.several
     stored_a = _matrix(
-        "a", lines, problem.dtypes.a, device, problem.has("pad-lda"), problem.has("off-a"), middle=problem.has("mid-a")
+        "a",
+        lines,
+        problem.dtypes.a,
+        device,
+        problem.has("a.padded"),
+        problem.has("a.offset"),
+        middle=problem.has("a.batch_middle"),
     )
     batch = None if problem.grouped or several else problem.shape.batch
-    a = _logical(stored_a, transposed, batch, problem.has("bcast-a"))
+    a = _logical(stored_a, transposed, batch, problem.has("a.broadcast"))
     buffers = [stored_a]
     if drawn.b is None:
-        b = a if problem.has("square") else a.mT
+        b = a if problem.has("b.alias") else a.mT
     else:
         transposed = problem.layout.b_transposed
         lines = all_lines(drawn.b, headroom.b_shape, not transposed)
         stored_b = _matrix(
-            "b", lines, problem.dtypes.b, device, problem.has("pad-ldb"), problem.has("off-b"),
-            apart=several, middle=problem.has("mid-b"),
+            "b", lines, problem.dtypes.b, device, problem.has("b.padded"), problem.has("b.offset"),
+            apart=several, middle=problem.has("b.batch_middle"),
         )  # fmt: skip
         batch = None if problem.op.weight else problem.shape.batch
-        b = _logical(stored_b, transposed, batch, problem.has("bcast-b"))
+        b = _logical(stored_b, transposed, batch, problem.has("b.broadcast"))
         buffers.append(stored_b)
 
     def keep(name: str, values: Array | Lines, dtype: DType, apart: bool = False) -> Tensor:
@@ -268,7 +276,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") ->
     bias = None if bias_values is None else keep("bias", bias_values, problem.bias_dtype, several)
     lookups: dict[int, tuple[Tensor, Tensor]] = {}
     residuals = tuple(
-        a if index == 0 and problem.has("res-a") else _kept_residual(problem, index, *drawn_one, draw, keep, lookups)
+        a if index == 0 and problem.has("r0.alias") else _kept_residual(problem, index, *drawn_one, draw, keep, lookups)
         for index, drawn_one in enumerate(residuals_of(headroom, drawn, draw, exact))
     )
     finite = all(g.drawn_finite if g.drawn_finite is not None else is_finite(g.view) for g in buffers)

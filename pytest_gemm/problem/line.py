@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
-from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.errors import SUBJECTS, Fields, ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS, Op
-from pytest_gemm.problem.steps import Step
+from pytest_gemm.problem.steps import Step, StepKind
 from pytest_gemm.text import did_you_mean
+
+if TYPE_CHECKING:
+    from pytest_gemm.problem.problem import Problem
 
 # Characters that a line may have.
 LONGEST: Final = 1000
@@ -83,16 +86,22 @@ def read_shape(text: str) -> Shape:
     raise ProblemError("", "shape", f"{len(sizes)} sizes", "write MxNxK, or BxMxNxK with a batch")
 
 
-def read_epilogue(text: str) -> tuple[Step, ...]:
-    """The steps of a chain joined by ``+``."""
+def read_steps(fields: Fields) -> tuple[Step, ...]:
+    """The steps of the epilogue with the quantisation parameters around them, in the order of :data:`fields.steps`."""
     found = []
-    for index, token in enumerate(text.split("+")):
+    for index, token in enumerate(fields.steps):
         if not token:
-            raise ProblemError("", "epilogue", "an empty token", "epilogue tokens are joined by one '+'", index)
+            raise ProblemError("", "epilogue", "an empty token", "tokens are joined by one '+'", index)
         try:
-            found.append(_read_step(token))
+            step = _read_step(token)
         except ProblemError as error:
             raise ProblemError("", error.field, error.problem, error.allowed, index, error.offset) from None
+        if (step.kind is StepKind.QUANT) != (token in fields.quant):
+            is_quant = step.kind is StepKind.QUANT
+            problem = f"{step} is {'a quantisation parameter' if is_quant else 'a step of the epilogue'}"
+            allowed = f"write :quant.{step}" if is_quant else f"write :{step} behind the shape"
+            raise ProblemError("", "epilogue", problem, allowed, index)
+        found.append(step)
     return tuple(found)
 
 
@@ -100,3 +109,20 @@ def read_epilogue(text: str) -> tuple[Step, ...]:
 def _read_step(token: str) -> Step:
     name, _, text = token.partition("-")
     return Step(name, text) if text else Step(token)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write(problem: Problem) -> str:
+    """The line of a problem's fields."""
+    parts = [problem.op.name, str(problem.dtypes), str(problem.layout), str(problem.shape)]
+    epilogue = [str(step) for step in problem.epilogue if step.kind is not StepKind.QUANT]
+    words: dict[str, list[str]] = {}
+    for token in (*(f"quant.{step}" for step in problem.epilogue if step.kind is StepKind.QUANT), *problem.flags):
+        subject, _, word = token.partition(".")
+        words.setdefault(subject, []).append(word)
+    order = sorted(words, key=lambda one: SUBJECTS.index(one) if one in SUBJECTS else len(SUBJECTS))
+    return ":".join(
+        [*parts, *(["+".join(epilogue)] if epilogue else []), *(f"{s}.{'+'.join(words[s])}" for s in order)]
+    )

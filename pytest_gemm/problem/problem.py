@@ -1,25 +1,25 @@
-"""A problem is one line of text, both ways: ``op:dtypes:layout:shape[:epilogue[:flags]]``.
+"""A problem is one line of text, both ways: ``op:dtypes:layout:shape[:epilogue][:subject.word+word]...``.
 
-This module is the vocabulary of the whole project: every other room receives a
-:class:`Problem` and none of them parses text.  It imports no torch, so that collection stays fast.
+This module is the vocabulary of the whole project: every other package receives a :class:`Problem` and none of them
+parses text.  It imports no torch, so that collection stays fast.
 
 Examples::
 
     mm:f16:nt:512x768x1024
     int_mm:i8-i8-i32:nt:512x1024x2048
     bmm:bf16:nn:4x128x96x192
-    linear:f32:nt:1000x1024x1000:bias+gelu:dyn-m+pad-lda
+    linear:f32:nt:1000x1024x1000:bias+gelu:a.padded:m.dynamic
     linear:f32-f32-bf16:nt:32x384x64:bias
     addmm:f32:nn:33x65x127:bias-m1+alpha-0.5+beta-2
-    qlinear:u8-i8-bf16:nt:17x64x128:static-0.02_7+bias+relu
+    qlinear:u8-i8-bf16:nt:17x64x128:bias+relu:quant.static-0.02_7
 
-The characters are those that ``pytest -k`` and every shell take unquoted.
+The characters are those that ``pytest -k`` and every shell take unquoted.  ``docs/problem-line.md`` lists the words.
 
 A problem has one spelling, the canonical line.  Whatever else means the same is read and shown in it: numbers are
 written in their shortest form, a parameter that is the default goes unwritten (``scale-0.50`` is ``scale``), and so do
-factors of 1 and ``const-b`` or ``var-b`` where the op implies them; scales, bias, alpha and beta stand in this order,
-flags in that of :data:`FLAGS`; a ``perm`` that swaps the last two dimensions is ``t``.  A token that would change
-nothing else is an error.
+factors of 1 and ``b.constant`` or ``b.argument`` where the op implies them; bias, alpha and beta stand in this order,
+subjects in that of :data:`SUBJECTS`, words in that of :data:`FLAGS`; a ``perm`` that swaps the last two dimensions is
+``t``.  A token that would change nothing else is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import math
 from typing import Final
 
 from pytest_gemm.problem.dtypes import DTYPES, DType, DTypes
-from pytest_gemm.problem.errors import FIELDS, ProblemError
+from pytest_gemm.problem.errors import FIELDS, GRAMMAR, ProblemError, split
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.line import (
     LARGEST,
@@ -39,10 +39,11 @@ from pytest_gemm.problem.line import (
     SWAPPED,
     rank_of,
     read_dtypes,
-    read_epilogue,
     read_layout,
     read_op,
     read_shape,
+    read_steps,
+    write,
 )
 from pytest_gemm.problem.ops import HALVES, OPS, Op
 from pytest_gemm.problem.rules import FLAGS, by, check_flags
@@ -94,7 +95,7 @@ class Problem:
 
     def _canonical_flags(self) -> tuple[str, ...]:
         """The flags in the order of the table, without the one that says of B what the op implies."""
-        implied = "const-b" if self.op.constant_b and not self.b_is_a else "var-b"
+        implied = "b.constant" if self.op.constant_b and not self.b_is_a else "b.argument"
         return tuple(flag for flag in FLAGS if flag in self.flags and flag != implied)
 
     @functools.cached_property
@@ -104,12 +105,7 @@ class Problem:
 
     def text(self) -> str:
         """The line of the fields as they are: the canonical one after construction."""
-        parts = [self.op.name, str(self.dtypes), str(self.layout), str(self.shape)]
-        if self.epilogue or self.flags:
-            parts.append("+".join(map(str, self.epilogue)))
-        if self.flags:
-            parts.append("+".join(self.flags))
-        return ":".join(parts)
+        return write(self)
 
     def __str__(self) -> str:
         return self.line
@@ -158,7 +154,9 @@ class Problem:
         """
         own_bias = self.op.addend or self.op.own_bias
         steps = tuple(
-            s for s in self.epilogue if s.kind is not StepKind.FACTOR and not (own_bias and s.kind is StepKind.BIAS)
+            s
+            for s in self.epilogue
+            if s.kind not in (StepKind.FACTOR, StepKind.QUANT) and not (own_bias and s.kind is StepKind.BIAS)
         )
         if not self.is_deep:
             return steps
@@ -167,7 +165,7 @@ class Problem:
     @property
     def is_deep(self) -> bool:
         """Whether A is 4-D."""
-        return self.has("in-4d") and "in-4d" in self.op.flags
+        return self.has("a.4d") and "a.4d" in self.op.flags
 
     @property
     def passes(self) -> tuple[Step, ...]:
@@ -217,7 +215,7 @@ class Problem:
     @property
     def b_is_a(self) -> bool:
         """Whether B is A, as it is or transposed: one storage for both."""
-        return self.has("self") or self.has("square")
+        return self.has("b.alias_t") or self.has("b.alias")
 
     @property
     def group_size(self) -> int:
@@ -237,9 +235,9 @@ class Problem:
 
     def is_one_of(self, what: str, index: int) -> bool:
         """Whether product ``index`` of ``linears`` has what ``what`` speaks of: ``bias`` or ``steps``."""
-        if self.has(f"{what}-first"):
+        if self.has(f"{what}.first"):
             return index == 0
-        return not self.has(f"{what}-last") or index == (self.shape.batch or 0) - 1
+        return not self.has(f"{what}.last") or index == (self.shape.batch or 0) - 1
 
     @property
     def returned_shape(self) -> tuple[int, ...]:
@@ -284,43 +282,51 @@ class Problem:
         the value that the last one reads too.  These problems share the operands of this one, but for the second of
         ``again``: its A is the first result.
         """
-        if self.has("again"):
+        if self.has("program.chained"):
             layout = Layout.NT if self.layout.b_transposed else Layout.NN
-            kept = tuple(f for f in self.flags if f in {"dyn-m", "pad-ldb", "off-b", "bcast-b", "const-b", "var-b"})
+            kept = tuple(
+                f
+                for f in self.flags
+                if f in {"m.dynamic", "b.padded", "b.offset", "b.broadcast", "b.constant", "b.argument"}
+            )
             own = tuple(s for s in self.epilogue if s not in self.chain)
-            once = dataclasses.replace(self, flags=tuple(f for f in self.flags if f != "again"))
+            once = dataclasses.replace(self, flags=tuple(f for f in self.flags if f != "program.chained"))
             return (once, dataclasses.replace(self, layout=layout, epilogue=own, flags=kept))
-        if not (self.has("tap") or self.has("fork")):
+        if not (self.has("program.multi_output") or self.has("program.branching")):
             return (self,)
         chain = self.chain
         places = [index for index, step in enumerate(self.epilogue) if step in chain]
         without_last = self.without(places[-1])
-        return (without_last, self.without(places[-2]) if self.has("fork") else self.without(None))
+        return (without_last, self.without(places[-2]) if self.has("program.branching") else self.without(None))
 
     def without(self, place: int | None) -> Problem:
         """The program of one result that lacks the step at this place of the epilogue; ``None``: that lacks none."""
         kept = tuple(step for index, step in enumerate(self.epilogue) if index != place)
-        gone = {"tap", "fork"} if any(s.kind is StepKind.BINARY for s in kept) else {"tap", "fork", "res-a"}
+        gone = (
+            {"program.multi_output", "program.branching"}
+            if any(s.kind is StepKind.BINARY for s in kept)
+            else {"program.multi_output", "program.branching", "r0.alias"}
+        )
         return dataclasses.replace(self, epilogue=kept, flags=tuple(f for f in self.flags if f not in gone))
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """What a report calls each of :attr:`outputs`; "" for the only one."""
-        if self.has("fork") or self.has("again"):
+        if self.has("program.branching") or self.has("program.chained"):
             return ("the first result", "the second result")
-        return ("the tapped value", "the result") if self.has("tap") else ("",)
+        return ("the tapped value", "the result") if self.has("program.multi_output") else ("",)
 
     @property
     def constant_b(self) -> bool:
         """Whether B is a constant of the compiled program (a weight) rather than an argument."""
-        if self.has("const-b"):
+        if self.has("b.constant"):
             return True
-        return self.op.constant_b and not (self.has("var-b") or self.b_is_a)
+        return self.op.constant_b and not (self.has("b.argument") or self.b_is_a)
 
     @property
     def frozen(self) -> bool:
         """Whether freezing has made a constant of B; without, it is one in a program that is packaged."""
-        return self.constant_b and not self.has("unfrozen")
+        return self.constant_b and not self.has("b.parameter")
 
     def with_m(self, m: int) -> Problem:
         """The same problem at another M; for ``dyn-m`` both belong to one artifact."""
@@ -340,24 +346,26 @@ class Problem:
             raise ProblemError(
                 f"{line[:80]}...", "op", f"a line of {len(line)} characters", f"up to {LONGEST} are read"
             )
-        fields = line.split(":")
-        if len(fields) > len(FIELDS):
-            offset = len(fields[5]) + 1
-            raise ProblemError(line, "flags", "too many fields", f"the fields are {':'.join(FIELDS)}", 0, offset)
-        for place, field in enumerate(FIELDS[:4]):
-            if place >= len(fields) or not fields[place]:
-                allowed = f"a line is {':'.join(FIELDS[:4])}[:epilogue[:flags]]"
-                raise ProblemError(line, field, "is missing", allowed)
         try:
+            fields = split(line)
+            for place, field in enumerate(FIELDS[:4]):
+                if not fields.required[place]:
+                    raise ProblemError("", field, "is missing", f"a line is {GRAMMAR}")
+            op, dtypes, layout, shape = fields.required
             return cls(
-                read_op(fields[0]),
-                read_dtypes(fields[1]),
-                read_layout(fields[2]),
-                read_shape(fields[3]),
-                read_epilogue(fields[4]) if len(fields) > 4 and fields[4] else (),
-                tuple(fields[5].split("+")) if len(fields) > 5 and fields[5] else (),
+                read_op(op),
+                read_dtypes(dtypes),
+                read_layout(layout),
+                read_shape(shape),
+                read_steps(fields),
+                fields.flags,
             )
         except ProblemError as error:
+            from pytest_gemm.problem.migrate import modern_line
+
+            if (spelling := modern_line(line)) != line:
+                problem, allowed = "an earlier version's spelling", f"write {spelling}, or run pytest-gemm migrate FILE"
+                raise ProblemError(line, error.field, problem, allowed, error.index) from None
             raise error.on(line) from None  # pointing into the text that the user typed
 
     # -- contradictions --------------------------------------------------------------------------
@@ -404,7 +412,7 @@ class Problem:
         first_pass = requant = ""
         for index, step in enumerate(self.epilogue):
             kind, rank = step.kind, rank_of(step)
-            if kind in (StepKind.FACTOR, StepKind.BIAS, StepKind.JOIN) and step.name in names[:index]:
+            if kind in (StepKind.FACTOR, StepKind.QUANT, StepKind.BIAS, StepKind.JOIN) and step.name in names[:index]:
                 raise self._wrong("epilogue", f"duplicate step: {step}", f"give {step.name} once", index)
             if rank == 0 and step.name not in op.scales:
                 takers = " ".join(op.name for op in OPS.values() if step.name in op.scales)
@@ -482,7 +490,7 @@ class Problem:
             if before is not None:
                 allowed = "one view, before the other moves"
                 raise self._wrong("epilogue", f"{step} after {before} would copy", allowed, index)
-            if self.has("dyn-m"):
+            if self.has("m.dynamic"):
                 problem = f"{step} has its sizes, and dyn-m every M"
                 raise self._wrong("epilogue", problem, "t and perm go with dyn-m", index)
             if math.prod(step.sizes) != math.prod(shape) or max(step.sizes) > LARGEST:

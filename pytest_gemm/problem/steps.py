@@ -27,6 +27,7 @@ class StepKind(enum.Enum):
     BINARY = "binary"  # arithmetic with a residual: a tensor of the result's shape, a row or a column
     CAST = "cast"  # conversion to another dtype
     JOIN = "join"  # makes one value of the two products of ``linears``
+    QUANT = "quant"  # scales and zero points of quantised operands and results: a field of the line of their own
     MOVE = "move"  # a view with its elements in other places: nothing is computed
 
 
@@ -433,11 +434,11 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         saturates=True,
     ),
     # Scales of quantised operands; the ops that take them say so.
-    "tensorwise": StepSpec(StepKind.FACTOR, help="one scale for A and one for B"),
-    "rowwise": StepSpec(StepKind.FACTOR, help="a scale for each row of A and each column of B"),
-    "columnwise": StepSpec(StepKind.FACTOR, help="one scale for A and a scale for each column of B"),
+    "tensorwise": StepSpec(StepKind.QUANT, help="one scale for A and one for B"),
+    "rowwise": StepSpec(StepKind.QUANT, help="a scale for each row of A and each column of B"),
+    "columnwise": StepSpec(StepKind.QUANT, help="one scale for A and a scale for each column of B"),
     "group": StepSpec(
-        StepKind.FACTOR,
+        StepKind.QUANT,
         "numbers",
         (128.0,),
         help="group-64: so many elements of K share a scale; 32, 64, 128 or 256",
@@ -445,16 +446,16 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         rule="size of a group",
     ),
     "static": StepSpec(
-        StepKind.FACTOR,
+        StepKind.QUANT,
         "numbers",
         (0.0078125, 7.0),
         help="static-0.02_7: SCALE_ZEROPOINT of A, constants of the program, above 0 and an integer",
         fits=_scale_and_zero,
         rule=_SCALE_RULE,
     ),
-    "dynamic": StepSpec(StepKind.FACTOR, help="scale and zero point of A are tensors that are computed"),
+    "dynamic": StepSpec(StepKind.QUANT, help="scale and zero point of A are tensors that are computed"),
     "requant": StepSpec(
-        StepKind.FACTOR,
+        StepKind.QUANT,
         "numbers",
         (0.5, 3.0),
         help="requant-0.5_3: SCALE_ZEROPOINT of an 8-bit result, above 0 and an integer",

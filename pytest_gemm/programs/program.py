@@ -45,10 +45,10 @@ def cpu_threads(count: int) -> Iterator[None]:
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0 ..., i0 ...
 
-    ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent for
-    ``self``, and so is ``r0`` for ``res-a``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the index.
-    ``linears`` have a weight and a bias for each product: b0, b1 ...; with ``concat`` there are b0 and scale0 to b2
-    and scale2, views of B and of its scales.
+    ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent where
+    B is A, and so is ``r0`` for ``r0.alias``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the
+    index.  ``linears`` have a weight and a bias for each product: b0, b1 ...; with ``program.concat`` there are b0 and
+    scale0 to b2 and scale2, views of B and of its scales.
     """
     if problem.op.several:
         return _args_of_linears(problem, operands)
@@ -72,14 +72,14 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["affine"] = operands.affine
     if operands.offs is not None:
         found["offs"] = operands.offs
-    if problem.has("concat"):
+    if problem.has("program.concat"):
         weights, scales = found.pop("b").chunk(THIRDS), found.pop("scale").chunk(THIRDS)
         found |= {f"b{index}": weight for index, weight in enumerate(weights)}
         found |= {f"scale{index}": scale for index, scale in enumerate(scales)}
     if operands.bias is not None:
         found["bias"] = operands.bias
     for index, residual in enumerate(operands.residuals):
-        if index > 0 or not problem.has("res-a"):
+        if index > 0 or not problem.has("r0.alias"):
             found[f"r{index}"] = views.taken(problem, index, residual)
     for index, (table, rows) in operands.lookups.items():
         found |= {f"r{index}": table, f"i{index}": deep(rows)}
@@ -89,7 +89,7 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
 def _args_of_linears(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     """One input, and what belongs to each of its products."""
     a = operands.a
-    found = {"a": a.unflatten(0, (2, -1)) if problem.has("in-3d") else a}
+    found = {"a": a.unflatten(0, (2, -1)) if problem.has("a.3d") else a}
     found.update((f"b{index}", weight.mT) for index, weight in enumerate(operands.b))
     if operands.bias is not None:
         own = (index for index in range(len(operands.b)) if problem.is_one_of("bias", index))
@@ -117,7 +117,7 @@ def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, tor
     def product(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         if problem.b_is_a:
             a = tensors["a"]
-            tensors = {**tensors, "b": a if op.weight or problem.has("square") else a.mT}
+            tensors = {**tensors, "b": a if op.weight or problem.has("b.alias") else a.mT}
         made: torch.Tensor
         made = op.native(torch, problem, tensors) if matmul is None else op.around(torch, problem, tensors, matmul)
         return made
@@ -137,13 +137,13 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
         return _linears(problem, matmul)
     product = _product(problem, matmul)
     chain = () if problem.op.fused_steps else problem.chain
-    forks = problem.has("fork")
+    forks = problem.has("program.branching")
     packs = matmul is None and not is_packed
 
     def program(**tensors: torch.Tensor) -> Any:
         if packs:
             tensors = packed(problem, tensors)
-        if problem.has("res-a"):
+        if problem.has("r0.alias"):
             tensors["r0"] = tensors["a"]
         if problem.autocast:
             half = torch_dtype(problem.input_dtype)
@@ -162,9 +162,9 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
             before = tapped if forks and place == len(chain) - 1 else x
             moving = step.kind is StepKind.MOVE
             tapped, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
-        if problem.has("again"):
+        if problem.has("program.chained"):
             return x, product({**tensors, "a": x})
-        return (tapped, x) if problem.has("tap") or forks else x
+        return (tapped, x) if problem.has("program.multi_output") or forks else x
 
     return program
 
@@ -190,7 +190,7 @@ def _linears(problem: Problem, matmul: Matmul | None) -> Program:
             if step.kind is StepKind.BINARY:
                 residual = tensors[f"r{binaries}"]
                 residual = residual if index is None else residual[index]
-                residual = residual.unflatten(0, (2, -1)) if problem.has("in-3d") else residual
+                residual = residual.unflatten(0, (2, -1)) if problem.has("a.3d") else residual
                 binaries += 1
             x = step.apply(torch, x, residual)
         return x
@@ -205,7 +205,7 @@ def _linears(problem: Problem, matmul: Matmul | None) -> Program:
             found = [steps(gate, tensors, None)]
         else:
             found = [steps(x, tensors, i) if problem.is_one_of("steps", i) else x for i, x in enumerate(found)]
-        if problem.has("flat"):
+        if problem.has("out.2d"):
             found = [x.flatten(0, 1) for x in found]
         return found[0] if joined is not None else tuple(found)
 
@@ -222,7 +222,7 @@ def gathered(problem: Problem, results: tuple[Any, ...]) -> tuple[Any, ...]:
     What cannot be put together is returned as it is: the judge says what is wrong with it.
     """
     tensors = [r for r in results if isinstance(r, torch.Tensor)]
-    if problem.has("in-3d") and not problem.has("flat") and len(tensors) == len(results):
+    if problem.has("a.3d") and not problem.has("out.2d") and len(tensors) == len(results):
         rows = (2, problem.shape.m // 2)
         results = tuple(r.flatten(0, 1) if r.shape[:2] == rows else r for r in tensors)
     if not problem.several:

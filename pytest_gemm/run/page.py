@@ -89,7 +89,7 @@ def _kind(line: str) -> str:
         problem = Problem.parse(line)
     except ProblemError:
         return "?"
-    modes = [flag for flag in ("tf32", "reduced", "fast-acc") if flag in problem.flags]
+    modes = [flag for flag in problem.flags if flag.startswith("math.")]
     return " ".join([str(problem.dtypes), *modes])
 
 
@@ -114,14 +114,23 @@ def _distances(outcomes: Sequence[Outcome]) -> list[str]:
     return ["## Distance from the bounds", "", note, "", *_table(["backend", "dtypes", *tiers], rows)] if rows else []
 
 
+def _epilogue(line: str) -> tuple[str, str]:
+    """The op, and the steps with what makes two results or reads A twice."""
+    try:
+        problem = Problem.parse(line)
+    except ProblemError:
+        return "?", ""
+    steps = "+".join(str(step) for step in problem.epilogue)
+    two = [flag for flag in ("program.multi_output", "program.branching", "r0.alias") if problem.has(flag)]
+    return problem.op.name, " ".join([steps, *two])
+
+
 def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
     """Whether the product's own kernel did the whole epilogue, by backend, op and epilogue."""
     groups: dict[tuple[str, str, str], dict[str, Outcome]] = defaultdict(dict)
     for outcome in outcomes:
         if outcome.fused is not None:
-            op, _, _, _, epilogue, flags = [*outcome.problem.split(":"), *6 * [""]][:6]
-            two = [flag for flag in ("tap", "fork", "res-a") if flag in flags.split("+")]
-            groups[outcome.who, op, " ".join([epilogue, *two])].setdefault(outcome.problem, outcome)
+            groups[(outcome.who, *_epilogue(outcome.problem))].setdefault(outcome.problem, outcome)
     rows = []
     for (backend, op, epilogue), problems in sorted(groups.items()):
         apart = [o.problem for o in problems.values() if not o.fused]

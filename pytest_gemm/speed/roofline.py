@@ -54,20 +54,20 @@ def work(problem: Problem) -> Work:
     elements and is left out, as rates of matrix products are usually quoted.
 
     Bytes: A, B, bias, residuals, scales and group ends read once in the dtypes in which they are *stored*, and the
-    result (two of them for ``tap``) written once.  What is expanded over a batch is read once; B is not read where it
-    is A (``self``), nor a residual that is A (``res-a``), nor a bias that ``beta-0`` ignores, nor padding between rows.
-    A residual that is looked up counts as what is read of its table.
+    result (two of them for ``program.multi_output``) written once.  What is expanded over a batch is read once; B is
+    not read where it is A, nor a residual that is A, nor a bias that ``beta-0`` ignores, nor padding between rows.  A
+    residual that is looked up counts as what is read of its table.
     Copies that a program makes on its way (a cast to the half type under autocast) are what a kernel could have
     avoided, and do not count.
     """
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
     rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
-    a_rows = shape.m if problem.has("bcast-a") or problem.op.name == "linears" else rows
+    a_rows = shape.m if problem.has("a.broadcast") or problem.op.name == "linears" else rows
     bits = a_rows * shape.k * problem.dtypes.a.bits
     if not problem.b_is_a:
         # One weight serves a whole batch of linear.
-        b_count = 1 if problem.has("bcast-b") or problem.op.batch == "optional" else batch
+        b_count = 1 if problem.has("b.broadcast") or problem.op.batch == "optional" else batch
         bits += b_count * shape.k * shape.n * problem.dtypes.b.bits
     if problem.bias_shape is not None and problem.beta != 0.0:
         bits += math.prod(problem.bias_shape) * problem.bias_dtype.bits
@@ -106,7 +106,7 @@ def _residual_bits(problem: Problem) -> int:
         if step.kind is StepKind.CAST:
             dtype = step.dtype
         elif step.kind is StepKind.BINARY:
-            if not (first and problem.has("res-a")):
+            if not (first and problem.has("r0.alias")):
                 shape = problem.result_shape
                 own = problem.residual_dtype(step, dtype)
                 bits += {"n": shape[-1], "m1": shape[-2]}.get(step.extent, math.prod(shape)) * own.bits
@@ -116,7 +116,7 @@ def _residual_bits(problem: Problem) -> int:
 
 def dtype_name(problem: Problem) -> str:
     """Under which name of :attr:`speed.Peaks.flops` a problem's rate is looked up: what its product multiplies."""
-    if problem.has("tf32") and problem.input_dtype.name == "f32":
+    if problem.has("math.tf32") and problem.input_dtype.name == "f32":
         return TF32.name
     return problem.input_dtype.name
 
@@ -295,9 +295,9 @@ def _levelled(rates: Mapping[str, float]) -> dict[str, float]:
 # The line of a square product by the name of its input dtype; what is not here is multiplied as itself.
 _LINES: Final = {
     "i8": "int_mm:i8-i8-i32:{layout}:{size}",
-    "tf32": "mm:f32:{layout}:{size}::tf32",
-    "f8e4m3fn": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{size}:tensorwise:fast-acc",
-    "f8e5m2": "scaled_mm:f8e5m2-f8e4m3fn-bf16:nt:{size}:tensorwise:fast-acc",
+    "tf32": "mm:f32:{layout}:{size}:math.tf32",
+    "f8e4m3fn": "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:{size}:quant.tensorwise:math.fast_accumulate",
+    "f8e5m2": "scaled_mm:f8e5m2-f8e4m3fn-bf16:nt:{size}:quant.tensorwise:math.fast_accumulate",
 }
 _SIZES: Final = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
 _BUDGET: Final = {"cpu": 1.5, "cuda": 0.5}

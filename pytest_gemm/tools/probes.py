@@ -56,19 +56,19 @@ class Column:
         return Problem.parse(f"{self.line}:clamp-1_6+relu")
 
 
-_SCALED: Final = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:tensorwise"
+_SCALED: Final = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:quant.tensorwise"
 
 COLUMNS: Final = (
     Column("f64", "mm:f64:nt:64x64x256"),
     Column("f32", "mm:f32:nt:64x64x256", aux=True),
     Column("f32 long", "mm:f32:nt:64x64x8192", long=True, rare=True),
-    Column("tf32", "mm:f32:nt:64x64x256::tf32"),
+    Column("tf32", "mm:f32:nt:64x64x256:math.tf32"),
     Column("f16", "mm:f16:nt:64x64x256", aux=True),
     Column("f16 long", "mm:f16:nt:64x64x8192", long=True),
-    Column("f16 red.", "mm:f16:nt:64x64x8192::reduced", long=True, rare=True),
+    Column("f16 red.", "mm:f16:nt:64x64x8192:math.half_partials", long=True, rare=True),
     Column("bf16", "mm:bf16:nt:64x64x256", aux=True),
     Column("f8", _SCALED),
-    Column("f8 fast", f"{_SCALED}:fast-acc"),
+    Column("f8 fast", f"{_SCALED}:math.fast_accumulate"),
     Column("i8", "int_mm:i8-i8-i32:nt:64x64x2048"),
     Column("i8 long", "int_mm:i8-i8-i32:nt:64x64x131088", long=True, rare=True),
 )
@@ -276,7 +276,7 @@ class _Kind:
 def kind(problem: Problem) -> _Kind:
     """The types that the operands of a problem are read in."""
     given, out = problem.dtypes.a, problem.dtypes.out
-    read = TF32 if problem.has("tf32") else given
+    read = TF32 if problem.has("math.tf32") else given
     if given.bits == 8:  # subnormals, or the span of exponents does not reach
         return _Kind(given, read, out, Scale(16, -18), Scale(15, -18))
     if given.name == "f16":

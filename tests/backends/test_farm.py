@@ -501,7 +501,7 @@ LINES = (
     "linear:f16:nt:64x96x128:relu",
     "bmm:bf16:nn:4x64x96x128",
     "int_mm:i8-i8-i32:nt:64x96x128",
-    "mm:f16:nt:250x96x128::dyn-m",
+    "mm:f16:nt:250x96x128:m.dynamic",
 )
 
 
@@ -640,8 +640,8 @@ def test_who_wants_the_fastest_needs_all_candidates(
 @asks
 @pytest.mark.usefixtures("one_asks")
 def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: CutlassBackend, settings: Any) -> None:
-    fp8 = "scaled_mm:f8e4m3fn-f8e4m3fn-{}:nt:64x64x256:tensorwise"
-    fast, precise, half = fp8.format("bf16") + ":fast-acc", fp8.format("bf16"), fp8.format("f16")
+    fp8 = "scaled_mm:f8e4m3fn-f8e4m3fn-{}:nt:64x64x256:quant.tensorwise"
+    fast, precise, half = fp8.format("bf16") + ":math.fast_accumulate", fp8.format("bf16"), fp8.format("f16")
     scaled = [f"addmm:f16:nt:64x64x256:bias{factors}" for factors in ("+alpha-0.5", "+alpha-2", "+beta-3")]
     found = harvest(backend, settings, fast, precise, half, *scaled)
     of = {line: [found.kernels[key].source.configuration for key in keys] for line, keys in found.shares().items()}

@@ -85,7 +85,7 @@ def test_a_silent_fallback_of_inductor_is_seen_as_foreign(cpp: CppBackend) -> No
 
 
 def test_a_forced_backend_without_a_choice_is_refused_not_answered_by_aten(cpp: CppBackend) -> None:
-    problem = Problem.parse("mm:f32:nn:20x33x40::var-b")
+    problem = Problem.parse("mm:f32:nn:20x33x40:b.argument")
     with pytest.raises(Unsupported) as caught:
         cpp.prepare(problem, operands.make(problem, "rand", 1))
     assert caught.value.reason.code == "no-choice"
@@ -110,7 +110,7 @@ def test_products_are_recorded_and_read() -> None:
         "linear:f32:nt:20x33x40:bias+relu",
         "mm:bf16:nn:20x33x40",
         "addmm:f16:nn:20x33x40:bias",
-        "bmm:f32:nn:3x20x33x40::const-b",
+        "bmm:f32:nn:3x20x33x40:b.constant",
         "woq_int8:bf16-i8-bf16:nt:20x64x64",
     ],
 )
@@ -181,12 +181,12 @@ def test_stand_ins_have_the_geometry_of_a_parameter() -> None:
     assert one.unique().numel() == 15
 
 
-# -- dyn-m ---------------------------------------------------------------------------------------------
+# -- m.dynamic ---------------------------------------------------------------------------------------------
 
 
 def test_dyn_m_is_one_artifact_for_several_m() -> None:
     backend = CppBackend(threads=1)
-    lines = [f"linear:f32:nt:{m}x33x40:bias+add:dyn-m" for m in (5, 2, 96)]
+    lines = [f"linear:f32:nt:{m}x33x40:bias+add:m.dynamic" for m in (5, 2, 96)]
     prepared = []
     for line in lines:
         problem = Problem.parse(line)
@@ -216,25 +216,25 @@ def test_a_program_that_would_compile_again_says_so(cpp: CppBackend) -> None:
 _CLAIMS = {
     "mm:f32:nn:20x33x40": "",
     "bmm:f32:nn:3x20x33x40": "",
-    "bmm:f32:nn:3x20x33x40::const-b+unfrozen": "",
-    "bmm:bf16:nn:3x20x33x40::bcast-a": "a-strided",
+    "bmm:f32:nn:3x20x33x40:b.constant+parameter": "",
+    "bmm:bf16:nn:3x20x33x40:a.broadcast": "a-strided",
     "bmm:f32:tn:3x20x33x40": "a-transposed",
     # One row of a transposed A is a row like any other, unless its elements lie apart.
     "mm:f32:tt:1x20x40": "",
-    "mm:f32:tt:1x20x40::pad-lda": "a-transposed",
+    "mm:f32:tt:1x20x40:a.padded": "a-transposed",
     "bmm:f32:nn:3x1x33x40": "decomposed",
     "mm:f32:nn:1x1x40": "decomposed",
     "addmm:f32:nn:1x12x10:bias": "decomposed",
     "mm:f64:nn:20x33x40": "dtype",
-    "mm:f16:nn:20x33x40::var-b": "weight-not-constant",
+    "mm:f16:nn:20x33x40:b.argument": "weight-not-constant",
     "baddbmm:f32:nn:3x20x33x40:bias": "no-candidate",
     "int_mm:i8-i8-i32:nt:20x33x40": "no-candidate",
     "mixed_mm:bf16-i8-bf16:nn:20x33x40": "dequant-kept",
     # The conversion writes operands of its own, row by row.
     "mm:f32-f32-bf16:tn:20x33x40": "",
-    "bmm:f32-f32-f16:tn:3x20x33x40::pad-lda": "",
-    "bmm:f32-f32-bf16:nn:3x20x33x40::bcast-a": "",
-    "linear:f32-f32-bf16:nt:2x20x33x40:bias:pad-lda": "",
+    "bmm:f32-f32-f16:tn:3x20x33x40:a.padded": "",
+    "bmm:f32-f32-bf16:nn:3x20x33x40:a.broadcast": "",
+    "linear:f32-f32-bf16:nt:2x20x33x40:bias:a.padded": "",
 }
 
 
@@ -255,9 +255,9 @@ def test_supports_agrees_with_inductor(cpp: CppBackend, line: str, code: str) ->
 
 
 def test_an_m_that_no_dynamic_artifact_contains_is_refused(cpp: CppBackend) -> None:
-    refusal = cpp.supports(Problem.parse("mm:f32:nn:1x33x40::dyn-m"))
+    refusal = cpp.supports(Problem.parse("mm:f32:nn:1x33x40:m.dynamic"))
     assert refusal is not None
-    assert refusal.reason.code == "dyn-m-0-1"
+    assert refusal.reason.code == "dynamic-m-0-1"
 
 
 # -- nothing is left behind ----------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_nothing_global_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: ob
         ]
 
     before = state()
-    problem = Problem.parse("mm:f32:nn:20x33x40::var-b")  # refused: the error's way out undoes everything too
+    problem = Problem.parse("mm:f32:nn:20x33x40:b.argument")  # refused: the error's way out undoes everything too
     assert str(cache_dir()).startswith(str(tmp_path))
     with pytest.raises(Unsupported):
         CppBackend(threads=torch.get_num_threads() + 1).prepare(problem, operands.make(problem, "rand", 1))
@@ -336,7 +336,7 @@ def test_a_backend_that_cannot_run_says_what_would_help(make: functools.partial[
     for device in ("cpu", "cuda"):
         reason = backend.availability(device).reason
         assert reason is None or (reason.code and reason.text and reason.remedy)
-    refusal = backend.supports(Problem.parse("woq_int4:bf16-i4-bf16:nt:2x8x64:group-64"))
+    refusal = backend.supports(Problem.parse("woq_int4:bf16-i4-bf16:nt:2x8x64:quant.group-64"))
     assert refusal is not None
 
 

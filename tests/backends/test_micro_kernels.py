@@ -397,7 +397,9 @@ def outcomes() -> list[Outcome]:
         judged(flat, Status.PASSED, product()),
         judged(wrong, Status.INCORRECT, product(m=18, n=48, k=64, per_thread=(3, 2, 64), cache=(3, 1, 16))),
         judged(
-            "linears:f32:nt:2x7x48x64::dyn-m", Status.PASSED, product(m=0, n=48, per_thread=None, cache=None, grouped=2)
+            "linears:f32:nt:2x7x48x64:m.dynamic",
+            Status.PASSED,
+            product(m=0, n=48, per_thread=None, cache=None, grouped=2),
         ),
         # Three matrices for two threads: two by the function for one thread, one by that for two.
         judged(

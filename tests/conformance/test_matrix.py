@@ -23,13 +23,13 @@ def test_the_quick_level_has_what_the_templates_branch_on() -> None:
     assert {str(p.layout) for p in quick if p.op.name == "mm"} == {"nn", "nt", "tn", "tt"}
     assert {p.shape.m for p in quick} >= {0, 1, 2, 3, 16, 17, 32, 1000}
     assert {flag for p in quick for flag in p.flags} >= {
-        "dyn-m",
-        "pad-lda",
-        "pad-ldb",
-        "off-a",
-        "off-b",
-        "bcast-b",
-        "self",
+        "m.dynamic",
+        "a.padded",
+        "b.padded",
+        "a.offset",
+        "b.offset",
+        "b.broadcast",
+        "b.alias_t",
     }
     steps = {step.name for p in quick for step in p.epilogue}
     assert steps >= {
@@ -57,7 +57,7 @@ def test_the_quick_level_has_long_dimensions() -> None:
         assert any(p.op.name == op and 0 < p.shape.n < 4 and p.shape.k > 1000 for p in quick)
     assert any(p.shape.n > longest for p in quick)
     assert {p.op.name for p in quick if (p.shape.batch or 0) > 50} >= {"bmm", "baddbmm", "linear"}
-    assert {str(p.dtypes) for p in quick if p.has("in-4d")} == {"f32", "f16"}
+    assert {str(p.dtypes) for p in quick if p.has("a.4d")} == {"f32", "f16"}
     assert any(p.op.name == "int_mm" and p.shape.k > longest for p in quick)
 
 
@@ -73,7 +73,7 @@ def test_the_quick_level_has_what_backends_that_load_with_tma_take() -> None:
         plain = [p for p in cutlass if p.op.name == "mm" and str(p.dtypes) == dtype and p.step("bias") is None]
         alone = {p.passes[0].name for p in plain if len(p.passes) == 1}
         assert alone >= {"relu", "gelu", "tanh", "exp", "sigmoid", "silu", "add", "sub", "mul", "div"}
-        for flag in ("tap", "res-a"):
+        for flag in ("program.multi_output", "r0.alias"):
             assert any(p.has(flag) for p in plain)
     for backend in (CuteDslBackend(), NvgemmBackend()):
         assert sum(backend.supports(p) is None for p in quick) >= 110, backend.name
@@ -81,8 +81,8 @@ def test_the_quick_level_has_what_backends_that_load_with_tma_take() -> None:
 
 def test_the_quick_level_switches_what_a_user_can() -> None:
     quick = matrix.products("quick")
-    assert {p.op.name for p in quick if p.has("tf32")} == {"mm", "linear", "addmm", "bmm"}
-    assert {str(p.dtypes) for p in quick if p.has("reduced")} == {"f16", "bf16"}
+    assert {p.op.name for p in quick if p.has("math.tf32")} == {"mm", "linear", "addmm", "bmm"}
+    assert {str(p.dtypes) for p in quick if p.has("math.half_partials")} == {"f16", "bf16"}
     assert {(p.op.name, str(p.dtypes)) for p in quick if p.autocast} >= {
         ("mm", "f32-f32-bf16"),
         ("linear", "f32-f32-f16"),

@@ -111,9 +111,9 @@ def failed(line: str, status: Status, code: str, candidate: str = "") -> Outcome
             '"first" in sys.argv',
         ),
         ("linear:bf16:nt:17x65x127:bias+gelu_tanh+add", (Status.INCORRECT, "x"), "here", "", "torch.compiler.reset()"),
-        ("linear:f32:nt:17x65x127:bias+relu:dyn-m", (Status.INCORRECT, "x"), "", "", "mark_dynamic(a, 0)"),
-        ("linear:f32-f32-bf16:nt:32x38x64:bias:pad-lda", (Status.INCORRECT, "x"), "", "aoti", "aoti_load_package"),
-        ("mm:f16:nn:16x16x16:silu+add:tap", (Status.INCORRECT, "x"), "", "dynamic", "dynamic=True"),
+        ("linear:f32:nt:17x65x127:bias+relu:m.dynamic", (Status.INCORRECT, "x"), "", "", "mark_dynamic(a, 0)"),
+        ("linear:f32-f32-bf16:nt:32x38x64:bias:a.padded", (Status.INCORRECT, "x"), "", "aoti", "aoti_load_package"),
+        ("mm:f16:nn:16x16x16:silu+add:program.multi_output", (Status.INCORRECT, "x"), "", "dynamic", "dynamic=True"),
         ("linear:f32:nt:16x8x16:bias+mul-n+t+add", (Status.INCORRECT, "x"), "", "", "transpose(-2, -1)"),
     ],
 )
@@ -137,7 +137,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
 
 def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_address() -> None:
     """And a script whose child ends with an exception has not shown that the process dies."""
-    problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32::off-a")
+    problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32:a.offset")
     given = tensors.make(problem, "int-2", 0)
     outcome = failed(problem.line, Status.CRASHED, "process-died")
     text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given), given)).text

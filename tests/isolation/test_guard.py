@@ -24,9 +24,9 @@ from pytest_gemm.programs import program
 
 LINES = (
     "mm:f32:nn:8x16x32",
-    "linear:bf16:nt:17x65x127:bias+add:pad-lda+off-a",
-    "bmm:f16:tn:3x8x9x10::bcast-b",
-    "mm:bf16:nt:16x16x16:add:self+res-a",
+    "linear:bf16:nt:17x65x127:bias+add:a.padded+offset",
+    "bmm:f16:tn:3x8x9x10:b.broadcast",
+    "mm:bf16:nt:16x16x16:add:b.alias_t:r0.alias",
     "mm:f32:nn:0x16x16",
 )
 

@@ -254,7 +254,7 @@ def test_a_name_that_no_candidate_has_is_refused(two: TwoCandidates, monkeypatch
 def test_an_artifact_of_one_candidate_is_kept_for_any_m_only() -> None:
     backend = CppBackend(threads=1)
     for m in (5, 96):
-        problem, first = given(f"linear:f32:nt:{m}x33x40:bias+add:dyn-m")
+        problem, first = given(f"linear:f32:nt:{m}x33x40:bias+add:m.dynamic")
         name = backend.candidates(problem, first).names[0]
         backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
     assert backend.compiles == 1
@@ -496,7 +496,7 @@ def test_triton_candidates_come_from_where_inductor_has_them() -> None:
     assert spaces("linear:f16:nt:2x32x64x2048") == [("", "*"), ("", "decompose_k*")]
     assert spaces("linear:f16:nt:2x64x64x2048") == [("", "*")]  # 128 rows
     assert spaces("linear:f16:nt:64x64x2048:bias") == [("", "*")]
-    assert spaces("mm:f16:nn:16x16x2048::dyn-m") == [("", "*")]
+    assert spaces("mm:f16:nn:16x16x2048:m.dynamic") == [("", "*")]
     configure(backend, {"space": "exhaustive"})
     assert spaces("mm:f16:nn:64x64x64") == [("", "*"), (",tma-store", "triton_mm_persistent_tma*")]
     problem = Problem.parse("mm:f16:nn:64x64x64")

@@ -411,7 +411,7 @@ def test_coded_distributions_are_decoded() -> None:
 
 def test_a_tapped_value_is_decoded_with_the_digits_of_its_distribution() -> None:
     """They depend on the whole epilogue: a result in bf16 leaves room for fewer than the product alone has."""
-    problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:tap")
+    problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:program.multi_output")
     tapped = problem.outputs[0]
     made = ops.make(problem, "k-cover", 11)
     assert k_cover_digits(problem) != k_cover_digits(Problem.parse("mm:f32:nn:24x40x100"))
@@ -425,7 +425,7 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_distribution() -> None
 
 
 def test_two_results_stand_beside_eagers_two() -> None:
-    problem = Problem.parse("mm:f32:nn:8x8x8:relu:tap")
+    problem = Problem.parse("mm:f32:nn:8x8x8:relu:program.multi_output")
     made = ops.make(problem, "rand", 11)
     spans = interval.intervals(problem, made, reference.reference(problem, made), Contract())
     tapped, result = program.build(problem)(**program.args(problem, made))

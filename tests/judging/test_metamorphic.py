@@ -25,8 +25,8 @@ Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LINES = (
     "mm:f32:nn:17x33x65",
     "mm:bf16:nt:17x33x64:relu",
-    "linear:f16:nt:2x9x33x65:bias+gelu+mul:pad-lda",
-    "linear:f32:nt:16x33x65:bias:dyn-m",
+    "linear:f16:nt:2x9x33x65:bias+gelu+mul:a.padded",
+    "linear:f32:nt:16x33x65:bias:m.dynamic",
     "bmm:f16:tn:3x8x17x33",
     "addmm:f64:nn:9x17x33:bias-m1+alpha-0.5+beta-2",
     "grouped_mm:bf16:nt:3x8x24x64",

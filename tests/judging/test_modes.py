@@ -66,10 +66,10 @@ def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "qlinear:u8-i8-f32:nt:3x16x2:static+bias:reduce-range",  # whose K is a symbol
-        "qlinear:u8-i8-f32:nt:3x16x1:static+bias:reduce-range",
+        "qlinear:u8-i8-f32:nt:3x16x2:bias:quant.static:a.7bit",  # whose K is a symbol
+        "qlinear:u8-i8-f32:nt:3x16x1:bias:quant.static:a.7bit",
         "bmm:f32:nn:3x4x5x6",  # whose N and K are
-        "bmm:f32:nn:3x4x5x6::const-b",
+        "bmm:f32:nn:3x4x5x6:b.constant",
     ],
 )
 def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line: str) -> None:

@@ -201,7 +201,7 @@ def test_a_result_of_one_element_may_have_any_stride(judge: Judge) -> None:
 
 SHORT = "mm:f32:nn:20x40x250"
 BIAS = "linear:f32:nt:20x40x250:bias"
-ROWWISE = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x250:rowwise"
+ROWWISE = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:20x40x250:quant.rowwise"
 SQUARE = ROWWISE.replace("20x40", "40x40")
 GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
 
@@ -218,7 +218,7 @@ GROUPED = "grouped_mm:bf16:nt:4x20x40x248"
         ("bf16-detour", SHORT, "a detour through bf16"),
         ("cached-result", SHORT, "distribution int-2, seed 0"),
         ("tail-unwritten", SHORT, "every bad element has column >= 32"),
-        ("padded-stride-ignored", f"{SHORT}::pad-lda", "row >= 1"),
+        ("padded-stride-ignored", f"{SHORT}:a.padded", "row >= 1"),
         ("bias-missing-on-last-tile", BIAS, "every bad element has column >= 32"),
         ("bias-missing-on-last-tile", BIAS, "the bias is missing"),
         ("bias-shifted", BIAS, "the bias is shifted: column j has that of column j - 1"),

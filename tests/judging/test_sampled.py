@@ -140,8 +140,8 @@ ALL = [
     "mixed_mm:bf16-i8-bf16:nt:300x260x512",
     "addmm:f32:nn:300x260x200:bias-m1+add",
     "mm:f32-f32-bf16:nt:200x260x300:bias",
-    "mm:f32:nt:256x256x200:bias+sub:self",
-    "linear:bf16:nt:300x260x512:bias+gelu+mul:tap",
+    "mm:f32:nt:256x256x200:bias+sub:b.alias_t",
+    "linear:bf16:nt:300x260x512:bias+gelu+mul:program.multi_output",
 ]
 
 

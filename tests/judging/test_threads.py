@@ -88,11 +88,11 @@ def test_threads_show_in_id_report_rerun_line_and_record() -> None:
 @pytest.mark.parametrize(
     ("text", "a", "b"),
     [
-        ("bmm:f32:nn:5x3x4x6::mid-a", (6, 30, 1), (24, 4, 1)),
-        ("bmm:f32:nt:5x3x4x6::mid-b", (18, 6, 1), (6, 1, 30)),
-        ("bmm:f32:nn:5x3x4x6::mid-a+mid-b", (6, 30, 1), (4, 20, 1)),
-        ("bmm:f32:tn:5x3x4x6::mid-a+pad-lda", (11, 1, 55), (24, 4, 1)),
-        ("bmm:f32:nn:5x4x4x4::square", (16, 4, 1), (16, 4, 1)),
+        ("bmm:f32:nn:5x3x4x6:a.batch_middle", (6, 30, 1), (24, 4, 1)),
+        ("bmm:f32:nt:5x3x4x6:b.batch_middle", (18, 6, 1), (6, 1, 30)),
+        ("bmm:f32:nn:5x3x4x6:a.batch_middle:b.batch_middle", (6, 30, 1), (4, 20, 1)),
+        ("bmm:f32:tn:5x3x4x6:a.padded+batch_middle", (11, 1, 55), (24, 4, 1)),
+        ("bmm:f32:nn:5x4x4x4:b.alias", (16, 4, 1), (16, 4, 1)),
     ],
 )
 def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
@@ -101,7 +101,7 @@ def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...],
         given = room.make(problem, distribution, 0)
         assert (given.a.stride(), given.b.stride()) == (a, b)
         assert given.guards_intact()
-        assert (given.b is given.a) == problem.has("square")
+        assert (given.b is given.a) == problem.has("b.alias")
         actual = program.build(problem)(**program.args(problem, given)).double()
         span = interval.interval(problem, given, reference.reference(problem, given), Contract("f32", "eager"))
         assert bool((((actual >= span.lo) & (actual <= span.hi)) | (span.lo.isnan() | actual.isnan())).all())
@@ -122,9 +122,9 @@ def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit
 @pytest.mark.parametrize(
     ("mode", "freezing", "text", "expected"),
     [
-        ("aoti", False, "linear:f32:nt:4x5x6:bias:unfrozen", ("b", "bias")),
+        ("aoti", False, "linear:f32:nt:4x5x6:bias:b.parameter", ("b", "bias")),
         ("aoti", True, "linear:f32:nt:4x5x6:bias", ("b", "bias")),
-        ("", False, "linear:f32:nt:4x5x6:bias:unfrozen", ()),
+        ("", False, "linear:f32:nt:4x5x6:bias:b.parameter", ()),
     ],
 )
 def test_a_parameter_is_a_constant_of_a_package_frozen_or_not(

@@ -19,7 +19,7 @@ from pytest_gemm.problem.problem import Problem
 
 XEON = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni", "amx_tile"), "cpu")
 EPYC = Environment("2.13.0+cpu", ("avx2", "avx512f", "avx512_vnni"), "cpu")
-LINE = "linear:bf16:nt:8x256x2664:bias+gelu:pad-lda"
+LINE = "linear:bf16:nt:8x256x2664:bias+gelu:a.padded"
 SHIPPED = Path(__file__).parents[2] / "conformance" / "known_failures.toml"
 
 
@@ -92,9 +92,9 @@ def test_an_entry_with_the_required_keys_matches_every_incorrect_case_of_its_bac
         ('where = { epilogue = ["relu", "bias"] }', True),
         ('where = { epilogue = "relu" }', False),
         ('where = { epilogue = "!*" }', False),
-        ('where = { flags = "pad-*" }', True),
-        ('where = { flags = "!dyn-m" }', True),
-        ('where = { flags = "!pad-lda" }', False),
+        ('where = { flags = "a.*" }', True),
+        ('where = { flags = "!m.dynamic" }', True),
+        ('where = { flags = "!a.padded" }', False),
         ("where = { m = 8 }", True),
         ("where = { m = 9 }", False),
         ('where = { m = ">=4", n = "==256" }', True),
@@ -118,7 +118,7 @@ def test_no_epilogue_and_no_flag_can_be_asked_for(tmp_path: Path) -> None:
     entry = only(tmp_path, 'where = { epilogue = "!*", flags = "!*" }')
     assert matches(entry, line="mm:f32:nn:8x8x8")
     assert not matches(entry, line="mm:f32:nn:8x8x8:relu")
-    assert not matches(entry, line="mm:f32:nn:8x8x8::pad-lda")
+    assert not matches(entry, line="mm:f32:nn:8x8x8:a.padded")
 
 
 def test_batch_is_a_size_like_the_others(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + "where = { n = true }", 9, ["n true is no comparison"]),
         (SECOND + 'where = { op = "bm" }', 9, ["op 'bm' matches nothing (did you mean 'bmm'?)", "known: mm addmm"]),
         (SECOND + 'where = { layout = "!nx" }', 9, ["layout 'nx' matches nothing"]),
-        (SECOND + 'where = { flags = "pad_lda" }', 9, ["flags 'pad_lda' matches nothing (did you mean 'pad-lda'?)"]),
+        (SECOND + 'where = { flags = "a.pad" }', 9, ["flags 'a.pad' matches nothing (did you mean 'a.padded'?)"]),
         (SECOND + 'where = { epilogue = "gellu" }', 9, ["epilogue 'gellu' matches nothing (did you mean 'gelu'?)"]),
         (SECOND + 'where = { epilogue = ["relu", "scale-0.5"] }', 9, ["'scale-0.5' is not canonical", "write 'scale'"]),
         (SECOND + 'where = { epilogue = "clamp-5_1" }', 9, ["clamp-5_1 is no range"]),

@@ -251,13 +251,13 @@ def bf16_inputs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("matmul", [truncated_inputs, rounded_inputs, torch.matmul])
 @pytest.mark.parametrize("shape", ["17x65x127", "24x32x4096", "33x97x1"])
 def test_tf32_and_f32_alike_are_right_where_a_flag_allows_it(matmul: Matmul, shape: str) -> None:
-    for line in (f"mm:f32:nn:{shape}::tf32", f"addmm:f32:nn:{shape}:bias+alpha-0.5+beta-2+relu:tf32"):
+    for line in (f"mm:f32:nn:{shape}:math.tf32", f"addmm:f32:nn:{shape}:bias+alpha-0.5+beta-2+relu:math.tf32"):
         for distribution in distributions_for(Problem.parse(line)):
             assert judged(line, distribution, matmul, **TF32)[0] == 0, (line, distribution)
 
 
 def test_exact_data_for_tf32_fit_it_and_stay_exact() -> None:
-    line = "mm:f32:nn:32x64x1000::tf32"
+    line = "mm:f32:nn:32x64x1000:math.tf32"
     problem = Problem.parse(line)
     for distribution in ("int-1", "int-2", "k-cover", "tile-map", "one-hot"):
         given = ops.make(problem, distribution, 11, "cpu")
@@ -272,14 +272,14 @@ def test_exact_data_for_tf32_fit_it_and_stay_exact() -> None:
     ("matmul", "distribution"), [(bf16_inputs, "int-2"), (last_k_dropped, "int-2"), (last_k_dropped, "rand")]
 )
 def test_tf32_excuses_nothing_else(matmul: Matmul, distribution: str) -> None:
-    assert judged("mm:f32:nn:32x64x256::tf32", distribution, matmul, **TF32)[0] > 0
+    assert judged("mm:f32:nn:32x64x256:math.tf32", distribution, matmul, **TF32)[0] > 0
 
 
 def test_a_bias_is_not_rounded_to_tf32() -> None:
     def rough(bias: torch.Tensor) -> torch.Tensor:
         return tf32(bias)
 
-    problem = Problem.parse("addmm:f32:nn:32x64x1:bias:tf32")
+    problem = Problem.parse("addmm:f32:nn:32x64x1:bias:math.tf32")
     # 0 * 1: nothing but the bias.
     given = ops.make(problem, "rand", 11, "cpu")
     given = dataclasses.replace(given, a=torch.zeros(32, 1), b=torch.ones(1, 64))
@@ -302,7 +302,7 @@ def slices_in_half(count: int) -> Matmul:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("k", [48, 250, 1000, 8200])
 def test_partial_sums_in_half_are_right_where_a_flag_allows_it(dtype: str, k: int) -> None:
-    line = f"mm:{dtype}:nn:24x40x{k}::reduced"
+    line = f"mm:{dtype}:nn:24x40x{k}:math.half_partials"
     for distribution in distributions_for(Problem.parse(line)):
         wrong, span = judged(line, distribution, slices_in_half(8), slices=8, partials="out")
         assert wrong == 0, distribution
@@ -311,10 +311,10 @@ def test_partial_sums_in_half_are_right_where_a_flag_allows_it(dtype: str, k: in
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_partial_sums_in_half_are_wrong_without_the_flag_and_beyond_the_claim(dtype: str) -> None:
-    for line in (f"mm:{dtype}:nn:24x40x1000", f"mm:{dtype}:nn:24x40x1000::reduced"):
+    for line in (f"mm:{dtype}:nn:24x40x1000", f"mm:{dtype}:nn:24x40x1000:math.half_partials"):
         assert judged(line, "rand", slices_in_half(8), slices=8)[0] > 0
     # Of all data every one of 1000 slices is more than 4 slices are allowed.
-    line = f"mm:{dtype}:nn:24x40x1000::reduced"
+    line = f"mm:{dtype}:nn:24x40x1000:math.half_partials"
     assert judged(line, "rand-positive", slices_in_half(1000), slices=4, partials="out")[0] > 0
 
 
@@ -325,7 +325,7 @@ def test_sums_that_a_half_type_cannot_hold_are_not_exact_partial_sums() -> None:
     found = reference.reference(problem, given)
     assert interval_module.interval(problem, given, found, Contract(slices=8)).tier == "exact"
     assert interval_module.interval(problem, given, found, Contract(slices=8, partials="out")).tier == "hard"
-    assert "int-1" not in distributions_for(Problem.parse("mm:f16:nn:8x8x4096::reduced"))
+    assert "int-1" not in distributions_for(Problem.parse("mm:f16:nn:8x8x4096:math.half_partials"))
 
 
 @pytest.mark.parametrize("half", ["bf16", "f16"])
@@ -350,7 +350,12 @@ def test_eager_under_autocast_is_right(line: str, half: str) -> None:
     ("line", "distribution", "seed", "place"),
     [
         ("linear:f64:nt:5x18x36x2", "specials", 814473, (1, 17, 4)),  # a product that underflows in float64
-        ("scaled_mm:f8e5m2-f8e5m2-f16:nt:11x40x2:rowwise+div:off-a", "rand-wide", 682691, (1, 16)),  # terms cancel
+        (
+            "scaled_mm:f8e5m2-f8e5m2-f16:nt:11x40x2:div:quant.rowwise:a.offset",
+            "rand-wide",
+            682691,
+            (1, 16),
+        ),  # terms cancel
     ],
 )
 def test_a_sum_that_is_only_nearly_zero_may_have_either_sign(
@@ -416,7 +421,7 @@ def test_fused_code_may_skip_the_rounding_of_a_bias_under_autocast_and_eager_cod
 
 
 def test_both_results_of_a_tapped_program_have_their_interval() -> None:
-    problem = Problem.parse("mm:f16:nn:33x64x64:relu+add+gelu:res-a+tap")
+    problem = Problem.parse("mm:f16:nn:33x64x64:relu+add+gelu:r0.alias:program.multi_output")
     given = ops.make(problem, "rand", 11, "cpu")
     contract = contract_for(problem)
     spans = interval_module.intervals(problem, given, reference.reference(problem, given), contract)
@@ -429,7 +434,7 @@ def test_both_results_of_a_tapped_program_have_their_interval() -> None:
 
 
 def test_a_residual_that_is_a_itself_is_not_another_tensor() -> None:
-    problem = Problem.parse("mm:f16:nn:33x64x64:add:res-a+pad-lda")
+    problem = Problem.parse("mm:f16:nn:33x64x64:add:a.padded:r0.alias")
     given = ops.make(problem, "rand", 11, "cpu")
     assert given.residuals[0] is given.a
     assert set(program.args(problem, given)) == {"a", "b"}
@@ -823,7 +828,7 @@ def test_alpha_of_zero_may_read_the_operands_or_not(multiplied: bool) -> None:
 
 
 def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
-    problem = Problem.parse("linear:f32:nt:6x6x9:bias:self")
+    problem = Problem.parse("linear:f32:nt:6x6x9:bias:b.alias_t")
     o = ops.make(problem, "int-1", 0, "cpu")
     found = program.build(problem)(**program.args(problem, o))
     assert o.bias is not None
@@ -831,7 +836,7 @@ def test_the_eager_program_of_a_weight_that_is_its_own_input() -> None:
 
 
 def test_eager_refuses_a_weight_with_gaps_before_it_is_asked() -> None:
-    refusal = AtenBackend().refusal(Problem.parse("woq_int8:f32-i8-f32:nt:7x7x51::pad-ldb"), "cpu")
+    refusal = AtenBackend().refusal(Problem.parse("woq_int8:f32-i8-f32:nt:7x7x51:b.padded"), "cpu")
     assert refusal is not None
     assert refusal.reason.code == "b-strided"
 

@@ -23,7 +23,9 @@ MATMUL: Any = torch.backends.cuda.matmul
 ONEDNN: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import
 EVERYTHING: Any = torch.backends
 
-PLAIN, TF32, REDUCED = map(Problem.parse, ("mm:f32:nn:8x8x8", "mm:f32:nn:8x8x8::tf32", "mm:f16:nn:8x8x8::reduced"))
+PLAIN, TF32, REDUCED = map(
+    Problem.parse, ("mm:f32:nn:8x8x8", "mm:f32:nn:8x8x8:math.tf32", "mm:f16:nn:8x8x8:math.half_partials")
+)
 
 
 def state() -> dict[str, Any]:
@@ -152,7 +154,7 @@ def test_eager_products_run_under_the_settings(monkeypatch: pytest.MonkeyPatch) 
 def test_a_compiled_program_does_not_ask_what_the_user_has_set() -> None:
     """Dynamo guards on the switches: a program would compile again, or raise where they contradict each other."""
     backend = CppBackend(threads=1)
-    for line in ("linear:f32:nt:20x33x40:bias", "linear:f32:nt:20x33x40:bias:tf32"):
+    for line in ("linear:f32:nt:20x33x40:bias", "linear:f32:nt:20x33x40:bias:math.tf32"):
         problem = Problem.parse(line)
         given = tensors.make(problem, "rand", 1)
         prepared = backend.prepare(problem, given)
@@ -196,7 +198,7 @@ def test_a_tensor_cores_tf32_has_its_own_alignment(major: int) -> None:
 
 @pytest.mark.usefixtures("major")
 def test_partial_sums_in_half_are_claimed_for_a_library_only() -> None:
-    long = Problem.parse("mm:bf16:nn:8x8x4096::reduced")
+    long = Problem.parse("mm:bf16:nn:8x8x4096:math.half_partials")
     library = tensor_core.contract(long, library=True)
     assert (library.partials, library.slices) == ("out", 32)
     assert library.narrow_partials
@@ -204,7 +206,7 @@ def test_partial_sums_in_half_are_claimed_for_a_library_only() -> None:
     plain = Problem.parse("mm:bf16:nn:8x8x4096")
     assert not tensor_core.contract(plain, library=True).narrow_partials
     # A short sum is not cut into slices shorter than an instruction's K.
-    assert tensor_core.contract(Problem.parse("mm:bf16:nn:8x8x48::reduced"), library=True).slices == 3
+    assert tensor_core.contract(Problem.parse("mm:bf16:nn:8x8x48:math.half_partials"), library=True).slices == 3
 
 
 def test_partial_sums_in_half_cost_one_roundoff_each() -> None:

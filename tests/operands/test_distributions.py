@@ -92,7 +92,12 @@ def negative_zeros(c: Tensor) -> Tensor:
 
 _BF16 = through(torch.bfloat16)
 _LONG = ("mm:f32:nn:20x40x512", "mm:f32:nn:20x40x8200", "linear:f32:nt:1x64x4096:bias", "bmm:f32:tn:2x9x17x1000")
-_WIDE = ("mm:f32:nn:20x40x256", "mm:bf16:nt:20x40x1000", "linear:bf16:nt:16x32x64:bias+gelu", "mm:f32:nn:9x7x64::tf32")
+_WIDE = (
+    "mm:f32:nn:20x40x256",
+    "mm:bf16:nt:20x40x1000",
+    "linear:bf16:nt:16x32x64:bias+gelu",
+    "mm:f32:nn:9x7x64:math.tf32",
+)
 
 WRONG: dict[str, tuple[Plant, tuple[str, ...]]] = {
     "f32 as three products of bf16": (in_parts(_BF16, ((0, 0), (0, 1), (1, 0))), _LONG),

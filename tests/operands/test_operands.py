@@ -28,7 +28,7 @@ def make(line: str, distribution: str, seed: int = 0) -> room.Operands:
 
 
 def accumulator_bits(problem: Problem) -> int:
-    if problem.has("reduced"):
+    if problem.has("math.half_partials"):
         return problem.dtypes.out.precision
     return {"f64": 53, "i32": 31}.get(problem.dtypes.out.name, 24)
 
@@ -63,8 +63,8 @@ def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None
     line = "linear:bf16:nt:{}x24x40:bias+relu"
     for distribution in distributions_for(Problem.parse(line.format(8))):
         eight = make(line.format(8), distribution)
-        assert make(line.format(8) + ":dyn-m", distribution).digest() == eight.digest()
-        seven = make(line.format(7) + ":dyn-m", distribution)
+        assert make(line.format(8) + ":m.dynamic", distribution).digest() == eight.digest()
+        seven = make(line.format(7) + ":m.dynamic", distribution)
         assert eight.bias is not None
         assert seven.bias is not None
         # Bits: specials hold NaN.
@@ -76,17 +76,17 @@ def test_dyn_m_changes_no_value_and_a_constant_is_the_same_for_every_m() -> None
 
 LAYOUTS = [
     "mm:f32:nn:5x3x7",
-    "mm:bf16:tt:5x3x7::pad-lda+pad-ldb+off-a+off-b",
-    "mm:f16:nt:5x3x7::pad-lda+pad-ldb",
-    "int_mm:i8-i8-i32:tn:5x3x7::pad-lda+off-b",
-    "mixed_mm:f16-u8-f16:nt:5x3x7::pad-ldb",
-    "bmm:f32:nt:4x5x3x7::bcast-a+pad-lda",
-    "baddbmm:f32:nn:4x5x3x7:bias-mn:bcast-b+off-b+pad-ldb",
-    "linear:f32:nt:4x5x3x7:bias+add:pad-lda",
-    "mm:f32:nt:5x5x7::self+pad-lda+off-a",
+    "mm:bf16:tt:5x3x7:a.padded+offset:b.padded+offset",
+    "mm:f16:nt:5x3x7:a.padded:b.padded",
+    "int_mm:i8-i8-i32:tn:5x3x7:a.padded:b.offset",
+    "mixed_mm:f16-u8-f16:nt:5x3x7:b.padded",
+    "bmm:f32:nt:4x5x3x7:a.padded+broadcast",
+    "baddbmm:f32:nn:4x5x3x7:bias-mn:b.padded+offset+broadcast",
+    "linear:f32:nt:4x5x3x7:bias+add:a.padded",
+    "mm:f32:nt:5x5x7:a.padded+offset:b.alias_t",
     "mm:f32:nn:0x3x7",
-    "mm:f32:nt:5x0x7::pad-lda+pad-ldb",
-    "mm:f32:tn:5x3x0::pad-lda+pad-ldb",
+    "mm:f32:nt:5x0x7:a.padded:b.padded",
+    "mm:f32:tn:5x3x0:a.padded:b.padded",
     "bmm:f32:nn:0x5x3x7",
 ]
 
@@ -126,25 +126,25 @@ def test_shapes_and_strides_are_those_of_the_layout(line: str) -> None:
     shape, lead = problem.shape, () if problem.shape.batch is None else (problem.shape.batch,)
     assert operands.a.shape == (*lead, shape.m, shape.k)
     assert operands.b.shape == ((shape.k, shape.n) if problem.op.name == "linear" else (*lead, shape.k, shape.n))
-    pad_a, pad_b = 8 * problem.has("pad-lda"), 8 * problem.has("pad-ldb")
+    pad_a, pad_b = 8 * problem.has("a.padded"), 8 * problem.has("b.padded")
     row_a, row_b = max(shape.k, 1) + pad_a, max(shape.n, 1) + pad_b
     column_a, column_b = max(shape.m, 1) + pad_a, max(shape.k, 1) + pad_b
     assert operands.a.stride()[-2:] == ((1, column_a) if problem.layout.a_transposed else (row_a, 1))
-    if problem.has("self"):
+    if problem.has("b.alias_t"):
         assert operands.b.data_ptr() == operands.a.data_ptr()
         assert operands.b.stride() == operands.a.mT.stride()
     else:
         assert operands.b.stride()[-2:] == ((1, column_b) if problem.layout.b_transposed else (row_b, 1))
-    for flag, tensor in (("bcast-a", operands.a), ("bcast-b", operands.b)):
+    for flag, tensor in (("a.broadcast", operands.a), ("b.broadcast", operands.b)):
         if problem.has(flag):
             assert tensor.stride(0) == 0
-    for flag, tensor in (("off-a", operands.a), ("off-b", operands.b)):
-        offset = 1 if problem.has(flag) or (problem.has("self") and problem.has("off-a")) else 0
+    for flag, tensor in (("a.offset", operands.a), ("b.offset", operands.b)):
+        offset = 1 if problem.has(flag) or (problem.has("b.alias_t") and problem.has("a.offset")) else 0
         assert tensor.storage_offset() * tensor.element_size() % 64 == offset * tensor.element_size()
 
 
 def test_a_write_anywhere_is_noticed_and_named() -> None:
-    operands = make("linear:f32:nt:5x3x7:bias:pad-lda", "rand")
+    operands = make("linear:f32:nt:5x3x7:bias:a.padded", "rand")
     before = operands.digest()
     assert operands.changed(before) == ()
     operands.b[2, 1] += 1
@@ -184,12 +184,12 @@ DTYPE_LINES = [
     "addmm:f32:nn:9x8x{}:bias+beta-0.5",
     "linear:bf16:nt:9x8x{}:bias+gelu",
     "linear:f16:nt:9x8x{}:bias+exp",
-    "mm:f32:nt:8x8x{}::self",
-    "mm:f16:tn:8x8x{}::self",
-    "mm:f32:nt:9x8x{}::tf32",
-    "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:tf32",
-    "mm:f16:nt:9x8x{}::reduced",
-    "addmm:bf16:nn:9x8x{}:bias+beta-2:reduced",
+    "mm:f32:nt:8x8x{}:b.alias_t",
+    "mm:f16:tn:8x8x{}:b.alias_t",
+    "mm:f32:nt:9x8x{}:math.tf32",
+    "mixed_mm:f32-i8-f32:nt:9x8x{}:mul:math.tf32",
+    "mm:f16:nt:9x8x{}:math.half_partials",
+    "addmm:bf16:nn:9x8x{}:bias+beta-2:math.half_partials",
     "linear:f32-f32-bf16:nt:9x8x{}:bias+gelu",
     "addmm:f32-f32-f16:nn:9x8x{}:bias-mn+alpha-4",
 ]
@@ -393,8 +393,8 @@ def test_specials_stay_in_a_quarter_of_the_rows_and_columns(dtype: str) -> None:
         "mm:f32:nn:20x40x256",
         "mm:bf16:nn:1x40x96",
         "bmm:f16:nn:3x9x8x40",
-        "bmm:f16:nn:3x9x8x40::bcast-b",
-        "mm:f32:nt:30x30x64::self",
+        "bmm:f16:nn:3x9x8x40:b.broadcast",
+        "mm:f32:nt:30x30x64:b.alias_t",
         "mixed_mm:bf16-i8-bf16:nn:20x40x64",
         "grouped_mm:bf16:nt:3x20x40x64",
     ],
@@ -408,7 +408,7 @@ def test_each_special_value_meets_a_zero(line: str) -> None:
         for *_, k in at.tolist():
             assert (other[..., k] == 0).any(), k
     # B must not depend on M.
-    if "self" not in line and o.offs is None:
+    if "b.alias_t" not in line and o.offs is None:
         other_m = make(Problem.parse(line).with_m(7).line, "specials")
         assert torch.equal(o.b.isnan(), other_m.b.isnan())
         assert torch.equal(o.b == 0, other_m.b == 0)
@@ -542,7 +542,7 @@ def few_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_are_drawn")
 @pytest.mark.parametrize(
-    "line", ["mm:f32:nt:90x70x64", "mm:bf16:tn:90x70x65::pad-lda+pad-ldb", "bmm:f32:nn:3x40x70x33"]
+    "line", ["mm:f32:nt:90x70x64", "mm:bf16:tn:90x70x65:a.padded:b.padded", "bmm:f32:nn:3x40x70x33"]
 )
 @pytest.mark.parametrize("distribution", ["int-2", "int-1", "rand"])
 def test_a_large_operand_is_made_of_few_lines_and_keeps_its_distribution_s_promise(
@@ -572,10 +572,10 @@ def test_a_large_constant_and_a_large_residual_are_the_same_for_every_m() -> Non
 @pytest.mark.parametrize(
     ("line", "distribution"),
     [
-        ("addmm:f32:tn:17x24x40:bias-1n+add:pad-lda+off-b", "int-2"),
-        ("mm:f32:nt:24x24x40:add:self", "rand"),
-        ("bmm:bf16:nn:3x8x16x16:add:bcast-b+res-a", "rand"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:rowwise+bias", "int-1"),
+        ("addmm:f32:tn:17x24x40:bias-1n+add:a.padded:b.offset", "int-2"),
+        ("mm:f32:nt:24x24x40:add:b.alias_t", "rand"),
+        ("bmm:bf16:nn:3x8x16x16:add:b.broadcast:r0.alias", "rand"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:32x32x32:bias:quant.rowwise", "int-1"),
         ("grouped_mm:bf16:nt:4x16x16x32", "rand"),
     ],
 )

@@ -120,7 +120,7 @@ VALUES = wrong(
     ("--gemm-problem=mm:f32:nn:8x8x8:+relu", "an empty token"),
     ("--gemm-problem=mm:f32:nn:8x8x8:scale-nan", "'nan' does not fit scale"),
     ("--gemm-problem=mm:f32:nn:8x8x8::pad", "unknown flag 'pad'"),
-    ("--gemm-problem=mm:f32:nn:8x8x8:relu:pad-lda:x", "too many fields"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:relu:a.padded:x", "too many fields"),
     ("--gemm-problem=addmm:f32:nn:8x8x8", "addmm needs its addend"),
     ("--gemm-problem='mm:f32:nn:8x8x8 mm:f32:nn:8x8x9'", "--gemm-problem: "),
     ("--gemm-ops=", "--gemm-ops= is empty"),
@@ -474,9 +474,9 @@ COMMANDS = wrong(
 # -- what other changes of the same release answer: pass once these are merged ------------
 
 LINES = wrong(  # the grammar of problem lines
-    ("--gemm-problem=mm:f32:nn:8x8x8:static", "--gemm-problem: epilogue"),
-    ("--gemm-problem=mm:f32:nn:8x8x8:dynamic", "--gemm-problem: epilogue"),
-    ("--gemm-problem=mm:f32:nn:8x8x8:columnwise", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:quant.static", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:quant.dynamic", "--gemm-problem: epilogue"),
+    ("--gemm-problem=mm:f32:nn:8x8x8:quant.columnwise", "--gemm-problem: epilogue"),
     ("--gemm-problem=mm:f32:nn:8x8x8:clamp-5_1", "--gemm-problem: epilogue"),
     ("--gemm-problem=addmm:f32:nn:8x8x8:bias+bias-m1", "--gemm-problem: epilogue"),
     ("--gemm-problem=addmm:f32:nn:8x8x8:bias+alpha-1+alpha-2", "--gemm-problem: epilogue"),

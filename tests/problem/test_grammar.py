@@ -98,7 +98,7 @@ def observed(line: str) -> tuple[Any, ...]:
     request = (
         problem.constant_b,
         problem.frozen,
-        *(problem.has(flag) for flag in ("dyn-m", "tf32", "reduced", "fast-acc")),
+        *(problem.has(flag) for flag in ("m.dynamic", "math.tf32", "math.half_partials", "math.fast_accumulate")),
     )
     try:
         given = operands.make(problem, "rand", 0)

@@ -42,17 +42,17 @@ def test_axes_share_lists_count_and_vary_together(tmp_path: Path) -> None:
         """
 [[set]]
 name = "a"
-problems = ["mm:{dtype}:nn:{m}x1x1", "mm:{out}:nn:8x8x8::{flag}+off-a"]
+problems = ["mm:{dtype}:nn:{m}x1x1", "mm:{out}:nn:8x8x8:a.offset:{flag}"]
 dtype = ["@floats"]
 m = [1, "4..5"]
-case = [{ out = "f32", flag = "tf32" }, { out = "bf16", flag = "" }]
+case = [{ out = "f32", flag = "math.tf32" }, { out = "bf16", flag = "" }]
 exclude = ["mm:bf16:*:4x*"]
 """,
     )
     (one,) = shapes.read(path)
     assert [p.line for p in one.problems] == [
         *("mm:f32:nn:1x1x1", "mm:f32:nn:4x1x1", "mm:f32:nn:5x1x1", "mm:bf16:nn:1x1x1", "mm:bf16:nn:5x1x1"),
-        *("mm:f32:nn:8x8x8::off-a+tf32", "mm:bf16:nn:8x8x8::off-a"),
+        *("mm:f32:nn:8x8x8:math.tf32:a.offset", "mm:bf16:nn:8x8x8:a.offset"),
     ]
 
 

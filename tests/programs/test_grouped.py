@@ -56,8 +56,8 @@ def compared(o: room.Operands, actual: torch.Tensor) -> verdict_module.Compariso
     [
         ("grouped_mm:bf16:nt:64x96x128", "needs a batch"),
         ("grouped_mm:bf16:tn:4x64x96x128", "cannot be tn"),
-        ("grouped_mm:bf16:nt:4x64x64x64::self", "grouped_mm does not take self"),
-        ("grouped_mm:bf16:nt:4x64x96x128::bcast-a", "does not take bcast-a"),
+        ("grouped_mm:bf16:nt:4x64x64x64:b.alias_t", "grouped_mm does not take b.alias_t"),
+        ("grouped_mm:bf16:nt:4x64x96x128:a.broadcast", "does not take a.broadcast"),
     ],
 )
 def test_a_line_that_makes_no_groups_is_refused(text: str, words: str) -> None:
@@ -108,9 +108,9 @@ def test_the_reference_is_the_product_of_each_group(text: str) -> None:
         "grouped_mm:bf16:nt:4x33x40x64",
         "grouped_mm:bf16:nn:3x17x100x64:relu",
         "grouped_mm:f16:nt:2x40x7x1000:bias+gelu",
-        "grouped_mm:f32:nt:6x5x33x64::pad-lda+off-a+bcast-b",
-        "grouped_mm:bf16:nn:3x16x40x0::pad-lda",
-        "grouped_mm:f32:nn:4x31x0x8::pad-ldb",
+        "grouped_mm:f32:nt:6x5x33x64:a.padded+offset:b.broadcast",
+        "grouped_mm:bf16:nn:3x16x40x0:a.padded",
+        "grouped_mm:f32:nn:4x31x0x8:b.padded",
     ],
 )
 def test_eager_on_a_cpu_is_right(text: str) -> None:
@@ -194,7 +194,7 @@ def test_rows_that_the_operator_does_not_take_are_refused(text: str, words: str)
 def test_what_is_refused_is_what_torch_refuses() -> None:
     """Each refusal for a row's length is an exception of torch, and what is claimed is none."""
     for k, n, layout in ((100, 96, "nt"), (64, 100, "nn"), (64, 100, "nt"), (72, 8, "nn")):
-        for flags in ("", "::pad-lda", "::pad-ldb"):
+        for flags in ("", ":a.padded", ":b.padded"):
             problem = Problem.parse(f"grouped_mm:bf16:{layout}:3x8x{n}x{k}{flags}")
             o = room.make(problem, "rand", 0)
             refused = AtenBackend().supports(problem) is not None
@@ -208,13 +208,13 @@ def test_what_is_refused_is_what_torch_refuses() -> None:
 
 def test_unaligned_bases_are_refused_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    o = dataclasses.replace(make("grouped_mm:bf16:nt:4x64x96x64::off-a"), device="cuda")
+    o = dataclasses.replace(make("grouped_mm:bf16:nt:4x64x96x64:a.offset"), device="cuda")
     with pytest.raises(Unsupported, match="16 bytes"):
         AtenBackend().prepare(o.problem, o)
 
 
 def test_rows_are_the_first_dimension_of_an_artifact_for_any_m() -> None:
-    assert m_dimensions(Problem.parse("grouped_mm:bf16:nt:4x64x96x64:add:dyn-m")) == {"a": 0, "r0": 0}
+    assert m_dimensions(Problem.parse("grouped_mm:bf16:nt:4x64x96x64:add:m.dynamic")) == {"a": 0, "r0": 0}
 
 
 def test_one_kernel_for_all_groups_slices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_one_kernel_for_all_groups_slices_nothing(monkeypatch: pytest.MonkeyPatc
         (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:relu", ""),
         (TritonBackend(), "grouped_mm:f16:nt:4x64x96x128", "bf16 only"),
         (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x100", "elements apart"),
-        (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128::off-b", "TMA"),
+        (TritonBackend(), "grouped_mm:bf16:nt:4x64x96x128:b.offset", "TMA"),
         (CutlassBackend(), "grouped_mm:bf16:nt:4x64x96x128", "no CUTLASS candidate"),
         (CuteDslBackend(), "grouped_mm:bf16:nt:4x64x96x128", "Blackwell"),
         (NvgemmBackend(), "grouped_mm:bf16:nt:4x64x96x128", "Blackwell"),

@@ -61,17 +61,17 @@ def computed(given: Operands) -> torch.Tensor:
         ("linear:f32:nt:2x17x65x97:gated-silu", "joins two products"),
         ("linears:f32:nt:2x17x65x97:relu+gated-silu", "goes first"),
         ("linears:f32:nt:2x17x65x97:gated-tanh", "one of silu gelu"),
-        ("linears:f32:nt:2x17x65x97::bias-first", "which bias"),
-        ("linears:f32:nt:2x17x65x97:relu:steps-first+steps-last", "contradict"),
-        ("linears:f32:nt:2x17x65x97:gated-silu:steps-first", "no step of one product"),
-        ("linears:f32:nt:2x17x65x97::in-3d", "even M"),
-        ("linears:f32:nt:2x16x65x97::flat", "add in-3d"),
-        ("linear:f32:nt:16x65x97::in-3d", "use linears"),
-        ("mm:f32:nn:16x16x16::mid-a", "use bmm"),
-        ("bmm:f32:nn:3x16x16x16::mid-b+bcast-b", "contradict"),
-        ("mm:f32:nn:16x16x8::square", "write 16x16x16"),
-        ("bmm:f32:nt:3x16x16x16::square", "nn or tt"),
-        ("mm:f32:nn:16x16x16::unfrozen+var-b", "drop var-b"),
+        ("linears:f32:nt:2x17x65x97:bias.first", "which bias"),
+        ("linears:f32:nt:2x17x65x97:relu:steps.first+last", "contradict"),
+        ("linears:f32:nt:2x17x65x97:gated-silu:steps.first", "no step of one product"),
+        ("linears:f32:nt:2x17x65x97:a.3d", "even M"),
+        ("linears:f32:nt:2x16x65x97:out.2d", "add a.3d"),
+        ("linear:f32:nt:16x65x97:a.3d", "use linears"),
+        ("mm:f32:nn:16x16x16:a.batch_middle", "use bmm"),
+        ("bmm:f32:nn:3x16x16x16:b.broadcast+batch_middle", "contradict"),
+        ("mm:f32:nn:16x16x8:b.alias", "write 16x16x16"),
+        ("bmm:f32:nt:3x16x16x16:b.alias", "nn or tt"),
+        ("mm:f32:nn:16x16x16:b.argument+parameter", "drop b.argument"),
     ],
 )
 def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> None:
@@ -83,10 +83,10 @@ def test_a_line_that_contradicts_itself_is_refused(text: str, words: str) -> Non
     "text",
     [
         "linears:f64:nt:3x4x5x6",
-        "linears:f64:nt:3x4x5x6:bias+relu:bias-last+steps-first",
+        "linears:f64:nt:3x4x5x6:bias+relu:bias.last:steps.first",
         "linears:f64:tt:2x4x5x6:bias+gated-silu+add",
-        "linears:f64:nt:2x4x5x6:bias+add:in-3d+bias-first+pad-lda+off-b",
-        "linears:f64:nt:2x4x5x6:gated-gelu+mul:in-3d+flat",
+        "linears:f64:nt:2x4x5x6:bias+add:a.padded+3d:b.offset:bias.first",
+        "linears:f64:nt:2x4x5x6:gated-gelu+mul:a.3d:out.2d",
     ],
 )
 def test_the_program_is_what_a_user_writes_and_lies_in_the_interval(text: str) -> None:
@@ -96,7 +96,7 @@ def test_the_program_is_what_a_user_writes_and_lies_in_the_interval(text: str) -
     found = []
     for index in range(count):
         y = given.a @ given.b[index]
-        if given.bias is not None and not (p.has("bias-last") and index == 0) and not (p.has("bias-first") and index):
+        if given.bias is not None and not (p.has("bias.last") and index == 0) and not (p.has("bias.first") and index):
             y = y + given.bias[index]
         if p.step("relu") and index == 0:
             y = y.relu()
@@ -114,7 +114,7 @@ def test_the_program_is_what_a_user_writes_and_lies_in_the_interval(text: str) -
 
 
 SILU = "linears:f32:nt:2x17x65x97:bias+gated-silu"
-PLAIN = "linears:bf16:nt:3x16x32x52:bias+relu:bias-first+steps-last"
+PLAIN = "linears:bf16:nt:3x16x32x52:bias+relu:bias.first:steps.last"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -160,7 +160,7 @@ def test_a_function_computes_one_product_after_the_other_and_their_number_is_che
         return a @ b
 
     registry.add_callable("mine", matmul, batched=False)
-    problem = Problem.parse("linears:f32:nt:3x16x8x12:bias:in-3d")
+    problem = Problem.parse("linears:f32:nt:3x16x8x12:bias:a.3d")
     (outcome,) = Judge().outcomes(Case(registry["mine"], problem, ("rand",), 0, "cpu"))
     assert outcome.status is Status.PASSED
     assert set(shapes) == {((16, 12), (12, 8))}
@@ -204,17 +204,19 @@ def test_what_is_put_together_is_claimed_and_the_rest_has_its_reason() -> None:
         return "" if refusal is None else refusal.reason.code
 
     bf16 = "" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "isa"
-    assert code("linears:f32:nt:2x16x32x52:gated-silu:dyn-m") == ""
+    assert code("linears:f32:nt:2x16x32x52:gated-silu:m.dynamic") == ""
     assert code("linears:f32:nt:2x16x32x52:gated-silu") == "mkl-linear"
     assert code("linears:f32:nt:2x16x32x52:gated-silu", "aoti") == code("linears:f32:nt:2x16x32x52", "dynamic") == ""
     assert code("linears:bf16:nt:2x16x32x52") == code("linears:f32-f32-bf16:nt:2x16x32x52:bias") == bf16
-    assert code("linears:f32:nt:2x16x32x52::var-b+dyn-m") == "weight-not-constant"
-    assert code("mm:f32:nn:16x32x52::unfrozen") == "weight-not-constant"
-    assert code("mm:f32:nn:16x32x52::unfrozen", "aoti") == ""
-    assert code("bmm:f32:nn:3x16x32x52::const-b+unfrozen") == code("bmm:f32:nn:3x16x32x52::const-b", "dynamic") == ""
-    assert code("bmm:f32:nn:3x16x32x52::const-b+unfrozen", "dynamic") == "dynamic-nk"
-    assert code("bmm:f32:nn:3x16x32x52::mid-b") == ""
-    assert code("bmm:f32:nn:3x16x32x52::mid-a") == "a-strided"
+    assert code("linears:f32:nt:2x16x32x52:b.argument:m.dynamic") == "weight-not-constant"
+    assert code("mm:f32:nn:16x32x52:b.parameter") == "weight-not-constant"
+    assert code("mm:f32:nn:16x32x52:b.parameter", "aoti") == ""
+    assert (
+        code("bmm:f32:nn:3x16x32x52:b.constant+parameter") == code("bmm:f32:nn:3x16x32x52:b.constant", "dynamic") == ""
+    )
+    assert code("bmm:f32:nn:3x16x32x52:b.constant+parameter", "dynamic") == "dynamic-nk"
+    assert code("bmm:f32:nn:3x16x32x52:b.batch_middle") == ""
+    assert code("bmm:f32:nn:3x16x32x52:a.batch_middle") == "a-strided"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list
 
 
 def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
-    problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:dyn-m+bias-last")
+    problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:bias.last:m.dynamic")
     backend = CppBackend(threads=2)
     outcomes = Judge().outcomes(Case(backend, problem, ("int-2", "rand"), 0, "cpu"))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes

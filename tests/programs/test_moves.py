@@ -28,27 +28,27 @@ Tensors = dict[str, torch.Tensor]
 MOVED = (
     "linear:f32:nt:33x65x127:bias+relu+t+add",
     "linear:bf16:nt:12x64x16:bias+view-3x4x8x8+perm-0_2_1_3+mul",
-    "linear:f16:nt:2x17x33x64:bias+gelu+perm-2_0_1+sub:tap",
+    "linear:f16:nt:2x17x33x64:bias+gelu+perm-2_0_1+sub:program.multi_output",
     "bmm:f32:nn:3x4x5x60:perm-1_0_2+mul",
     "grouped_mm:bf16:nt:4x64x96x128:relu+t+add",
-    "mm:f32:nn:24x24x24:relu+t:tap",
+    "mm:f32:nn:24x24x24:relu+t:program.multi_output",
     "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+mul-n+add-m1+t",
     "mm:f16:nn:17x40x50:mul-n+gelu+add-m1",
-    "mm:f32:nn:30x40x50:relu+add:fork",
-    "mm:bf16:nn:30x40x50:sub-m1+mul+t:fork",
-    "addmm:f16:nn:33x64x64:bias+add+relu:res-a+fork",
+    "mm:f32:nn:30x40x50:relu+add:program.branching",
+    "mm:bf16:nn:30x40x50:sub-m1+mul+t:program.branching",
+    "addmm:f16:nn:33x64x64:bias+add+relu:r0.alias:program.branching",
     "mm:f32-f32-bf16:nn:20x40x100:mul-n+relu+t",
     "linear:f16:nt:2x17x33x64:mul-at+relu+t",
     "mm:f32:nn:24x33x64:relu+t+dense+add",
-    "addmm:f32:nn:17x40x50:bias+add-at+sub:tap",
-    "linear:f32:nt:6x17x33x64:bias+relu+add+mul-n+add-m1:in-4d",
-    "linear:bf16:tt:4x17x33x64:mul-at+perm-2_0_1_3+sub:in-4d",
+    "addmm:f32:nn:17x40x50:bias+add-at+sub:program.multi_output",
+    "linear:f32:nt:6x17x33x64:bias+relu+add+mul-n+add-m1:a.4d",
+    "linear:bf16:tt:4x17x33x64:mul-at+perm-2_0_1_3+sub:a.4d",
 )
 AGAIN = (
-    "linear:f32:nt:17x64x64:bias+relu:again",
-    "linear:bf16:tt:2x17x65x65:bias+add+gelu:again",
-    "mm:f16:nn:33x48x48::pad-lda+again",
-    "bmm:bf16:nn:3x17x64x64:mul:again",
+    "linear:f32:nt:17x64x64:bias+relu:program.chained",
+    "linear:bf16:tt:2x17x65x65:bias+add+gelu:program.chained",
+    "mm:f16:nn:33x48x48:a.padded:program.chained",
+    "bmm:bf16:nn:3x17x64x64:mul:program.chained",
 )
 
 
@@ -107,24 +107,28 @@ def test_a_right_result_passes_wherever_it_is_stored(line: str, reference: str) 
             "(2, 12, 32), expected (2, 32, 12)",
         ),
         # A 4-D input whose batch is flattened.
-        ("linear:f32:nt:6x5x7x9::in-4d", Eager(made=lambda c: c.flatten(0, 1)), "(6, 5, 7), expected (2, 3, 5, 7)"),
+        ("linear:f32:nt:6x5x7x9:a.4d", Eager(made=lambda c: c.flatten(0, 1)), "(6, 5, 7), expected (2, 3, 5, 7)"),
         # A residual in the product's places instead of the moved value's; a row that is taken for a column.
         ("mm:f32:nn:24x24x100:t+add", Eager(given=lambda t: {**t, "r0": t["r0"].mT}), "576 elements"),
         ("mm:f32:nn:24x24x100:mul-n", Eager(given=lambda t: {**t, "r0": t["r0"][:, None]}), "576 elements"),
         ("mm:f32:nn:24x24x100:mul-m1", Eager(given=lambda t: {**t, "r0": t["r0"][:, 0]}), "576 elements"),
         # The second of two steps reads what the first one made.
         (
-            "mm:f32:nn:24x32x100:relu+add:fork",
-            Eager("mm:f32:nn:24x32x100:relu+add:tap"),
+            "mm:f32:nn:24x32x100:relu+add:program.branching",
+            Eager("mm:f32:nn:24x32x100:relu+add:program.multi_output"),
             "the second result: ",
         ),
-        ("mm:f32:nn:24x32x100:relu+t:fork", Eager("mm:f32:nn:24x32x100:relu+t:tap"), "the second result: "),
-        ("mm:f32:nn:24x32x100:relu+exp:fork", Eager(made=lambda made: made[0]), "1 results came back"),
+        (
+            "mm:f32:nn:24x32x100:relu+t:program.branching",
+            Eager("mm:f32:nn:24x32x100:relu+t:program.multi_output"),
+            "the second result: ",
+        ),
+        ("mm:f32:nn:24x32x100:relu+exp:program.branching", Eager(made=lambda made: made[0]), "1 results came back"),
         # Another row of the table; a second product of something else than the first one's result.
         ("mm:f32:nn:24x32x100:add-at", Eager(given=lambda t: {**t, "i0": t["i0"].roll(1)}), "768 elements"),
-        ("mm:f32:nn:24x40x40:relu:again", Eager(made=lambda made: (made[0], made[0])), "the second result: "),
-        ("mm:f32:nn:24x40x40::again", Eager(made=lambda made: (made[0] + 1, made[1])), "the first result: "),
-        ("mm:f32:nn:24x40x40::again", Eager(made=lambda made: (made[0][1:], made[1])), "shape (23, 40)"),
+        ("mm:f32:nn:24x40x40:relu:program.chained", Eager(made=lambda made: (made[0], made[0])), "the second result: "),
+        ("mm:f32:nn:24x40x40:program.chained", Eager(made=lambda made: (made[0] + 1, made[1])), "the first result: "),
+        ("mm:f32:nn:24x40x40:program.chained", Eager(made=lambda made: (made[0][1:], made[1])), "shape (23, 40)"),
     ],
 )
 def test_a_wrong_result_is_found(line: str, planted: Eager, says: str) -> None:
@@ -150,7 +154,7 @@ def test_residuals_are_views_and_come_back_to_the_product(line: str) -> None:
     given = operands.make(problem, "rand", 0)
     tensors = program.args(problem, given)
     for index, residual in enumerate(given.residuals):
-        if index == 0 and problem.has("res-a"):
+        if index == 0 and problem.has("r0.alias"):
             continue
         taken = tensors[f"r{index}"]
         if index in given.lookups:
@@ -178,10 +182,10 @@ def test_back_is_the_inverse_of_forth(text: str, shape: tuple[int, ...]) -> None
 @pytest.mark.parametrize(
     "line",
     [
-        "linear:f32:nt:2x16x32x48:bias+gelu+perm-2_0_1+sub:dyn-m",
-        "linear:f32:nt:2x16x32x48:relu+t+add+mul:dyn-m",
-        "mm:f32:tn:17x33x48:mul-m1+add-n+t+add:dyn-m+pad-lda",
-        "bmm:f32:tt:3x16x32x48:add+perm-1_2_0+mul:dyn-m",
+        "linear:f32:nt:2x16x32x48:bias+gelu+perm-2_0_1+sub:m.dynamic",
+        "linear:f32:nt:2x16x32x48:relu+t+add+mul:m.dynamic",
+        "mm:f32:tn:17x33x48:mul-m1+add-n+t+add:a.padded:m.dynamic",
+        "bmm:f32:tt:3x16x32x48:add+perm-1_2_0+mul:m.dynamic",
     ],
 )
 def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(line: str) -> None:
@@ -197,7 +201,7 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
     ("line", "fused", "fusions"),
     [
         ("linear:f32:nt:5x17x33:bias+relu+t+add", True, 1),
-        ("linear:f32:nt:5x17x33:bias+relu+add:fork", True, 2),
+        ("linear:f32:nt:5x17x33:bias+relu+add:program.branching", True, 2),
         ("linear:f32:nt:5x17x33:bias+relu+t+dense", False, 0),
         ("mm:f32:nn:5x17x33", None, 0),
     ],

@@ -34,11 +34,11 @@ from pytest_gemm.speed.roofline import work
 @pytest.mark.parametrize(
     "line",
     [
-        "qlinear:u8-i8-f32:nt:17x64x128:static-0.02_128+bias+add+relu",
-        "qlinear:u8-i8-u8:nt:17x64x128:dynamic+gelu+requant-0.37_3:reduce-range",
-        "qlinear:u8-i8-i8:nt:17x64x128:static+sum-0.3_-4+relu+requant",
-        "da8w8:i8-i8-bf16:nt:2x17x64x128:rowwise+bias",
-        "woq_int4:bf16-i4-bf16:nt:17x64x128:group-32",
+        "qlinear:u8-i8-f32:nt:17x64x128:bias+add+relu:quant.static-0.02_128",
+        "qlinear:u8-i8-u8:nt:17x64x128:gelu:quant.dynamic+requant-0.37_3:a.7bit",
+        "qlinear:u8-i8-i8:nt:17x64x128:sum-0.3_-4+relu:quant.static+requant",
+        "da8w8:i8-i8-bf16:nt:2x17x64x128:bias:quant.rowwise",
+        "woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32",
     ],
 )
 def test_a_quantised_line_reads_both_ways(line: str) -> None:
@@ -50,22 +50,22 @@ def test_a_quantised_line_reads_both_ways(line: str) -> None:
     ("line", "complaint"),
     [
         ("qlinear:u8-i8-f32:nt:3x4x5:bias", "one of static dynamic"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:static", "add requant"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static+requant", "drop requant"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static+sum-0.5_3", "sum-0.5_3 on a float result.*write sum"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:static+sum-0.5_-1+requant", "no zero point of u8.*from 0 to 255"),
-        ("qlinear:u8-i8-u8:nt:3x4x5:static+sum-0_3+requant", "sum-0_3 is no scale and zero point"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static+relu+add", "add sum and then relu"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static+add+gelu", "add sum and then relu"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static-0.5_256", "from 0 to 255"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static-0.5_1.5", "above 0 and an integer"),
-        ("qlinear:u8-i8-f32:nt:3x4x5:static:var-b", "drop var-b"),
-        ("qlinear:i8-i8-f32:nt:3x4x5:static:reduce-range", "qlinear:u8"),
-        ("woq_int4:bf16-i4-bf16:nt:3x64x65:group-32", "no multiple of the group"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:quant.static", "add requant"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static+requant", "drop requant"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:sum-0.5_3:quant.static", "sum-0.5_3 on a float result.*write sum"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:sum-0.5_-1:quant.static+requant", "no zero point of u8.*from 0 to 255"),
+        ("qlinear:u8-i8-u8:nt:3x4x5:sum-0_3:quant.static+requant", "sum-0_3 is no scale and zero point"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:relu+add:quant.static", "add sum and then relu"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:add+gelu:quant.static", "add sum and then relu"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_256", "from 0 to 255"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static-0.5_1.5", "above 0 and an integer"),
+        ("qlinear:u8-i8-f32:nt:3x4x5:quant.static:b.argument", "drop b.argument"),
+        ("qlinear:i8-i8-f32:nt:3x4x5:quant.static:a.7bit", "qlinear:u8"),
+        ("woq_int4:bf16-i4-bf16:nt:3x64x65:quant.group-32", "no multiple of the group"),
         ("mm:f32:nn:3x4x5:sum", "write add"),
-        ("woq_int8:bf16-i8-bf16:nt:3x64x128::concat", "N=64 is not the columns of 3 equal weights"),
-        ("woq_int8:bf16-i8-bf16:nt:3x48x128::concat+var-b", "drop var-b"),
-        ("mm:f32:nn:3x6x5::concat", "use woq_int8"),
+        ("woq_int8:bf16-i8-bf16:nt:3x64x128:program.concat", "N=64 is not the columns of 3 equal weights"),
+        ("woq_int8:bf16-i8-bf16:nt:3x48x128:b.argument:program.concat", "drop b.argument"),
+        ("mm:f32:nn:3x6x5:program.concat", "use woq_int8"),
     ],
 )
 def test_a_quantised_line_that_means_nothing_is_refused(line: str, complaint: str) -> None:
@@ -119,18 +119,18 @@ def with_zero(operands: room.Operands, zero: int, tail: int = 0) -> torch.Tensor
     return exactly(tensors["a"], tensors["b"].mT).float() * both - both * zero * sums
 
 
-LINE = "qlinear:u8-i8-f32:nt:17x65x126:dynamic"
+LINE = "qlinear:u8-i8-f32:nt:17x65x126:quant.dynamic"
 
 
 @pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:17x65x126:static-0.02_128+bias+add+relu",
-    "qlinear:i8-i8-bf16:nt:17x33x1100:dynamic+bias+gelu",
-    "qlinear:u8-i8-i8:nt:33x65x127:static+bias+requant-0.37_-5",
-    "qlinear:u8-i8-u8:nt:33x65x127:dynamic+relu+requant",
-    "qlinear:u8-i8-u8:nt:33x65x127:static+bias+sum-0.25_5+requant-0.37_3",
-    "qlinear:u8-i8-i8:nt:17x33x126:dynamic+sum-0.3_-4+relu+requant",
-    "da8w8:i8-i8-bf16:nt:17x65x127:rowwise+bias",
-    "da8w8:i8-i8-f16:nt:2x9x33x1100:columnwise+bias+relu",
+    "qlinear:u8-i8-f32:nt:17x65x126:bias+add+relu:quant.static-0.02_128",
+    "qlinear:i8-i8-bf16:nt:17x33x1100:bias+gelu:quant.dynamic",
+    "qlinear:u8-i8-i8:nt:33x65x127:bias:quant.static+requant-0.37_-5",
+    "qlinear:u8-i8-u8:nt:33x65x127:relu:quant.dynamic+requant",
+    "qlinear:u8-i8-u8:nt:33x65x127:bias+sum-0.25_5:quant.static+requant-0.37_3",
+    "qlinear:u8-i8-i8:nt:17x33x126:sum-0.3_-4+relu:quant.dynamic+requant",
+    "da8w8:i8-i8-bf16:nt:17x65x127:bias:quant.rowwise",
+    "da8w8:i8-i8-f16:nt:2x9x33x1100:bias+relu:quant.columnwise",
 ])  # fmt: skip
 def test_an_correct_program_is_accepted(line: str) -> None:
     for distribution in distributions_for(Problem.parse(line)):
@@ -171,8 +171,8 @@ def accumulated(line: str, distribution: str, scale: float, zero: int) -> bool:
 
 
 @pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-u8:nt:17x65x126:static+bias+sum-0.25_5+requant",
-    "qlinear:u8-i8-i8:nt:17x65x126:static+sum-0.3_-4+relu+requant",
+    "qlinear:u8-i8-u8:nt:17x65x126:bias+sum-0.25_5:quant.static+requant",
+    "qlinear:u8-i8-i8:nt:17x65x126:sum-0.3_-4+relu:quant.static+requant",
 ])  # fmt: skip
 def test_a_residual_of_codes_has_its_own_scale_and_zero_point(line: str) -> None:
     (own,) = [step for step in Problem.parse(line).passes if step.name == "sum"]
@@ -187,7 +187,7 @@ def test_a_residual_of_codes_has_its_own_scale_and_zero_point(line: str) -> None
 
 def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by_a_power_of_two() -> None:
     f32, codes = torch.float32, torch.arange(256, dtype=torch.float64)
-    step = Problem.parse("qlinear:u8-i8-u8:nt:1x1x1:static+sum-0.3_5+requant").step("sum")
+    step = Problem.parse("qlinear:u8-i8-u8:nt:1x1x1:sum-0.3_5:quant.static+requant").step("sum")
     assert step is not None
     span = epilogue._accumulated(step, codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
     scale = torch.tensor(0.3, dtype=f32)
@@ -200,7 +200,7 @@ def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by
 
 
 def test_seven_bits_do_not_saturate_in_pairs() -> None:
-    operands = make(f"{LINE}:reduce-range", "int-2")
+    operands = make(f"{LINE}:a.7bit", "int-2")
     assert int(operands.a.max()) == 127
     assert agrees(operands, computed(operands, in_pairs))
 
@@ -228,7 +228,9 @@ def requantised(operands: room.Operands, how: Callable[[torch.Tensor], torch.Ten
 def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
     how: Callable[[torch.Tensor], torch.Tensor], right: bool
 ) -> None:
-    line = "qlinear:u8-i8-i8:nt:64x65x64:static+requant-0.5_-4"  # an even zero point: both orders round ties alike
+    line = (
+        "qlinear:u8-i8-i8:nt:64x65x64:quant.static+requant-0.5_-4"  # an even zero point: both orders round ties alike
+    )
     assert (
         all(agrees(o := make(line, distribution), requantised(o, how)) for distribution in ("int-2", "rand", "int-1"))
         is right
@@ -247,7 +249,7 @@ def test_an_8_bit_result_is_rounded_to_nearest_even_and_saturated(
     ],
 )
 def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low: int, high: int) -> None:
-    problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:static+requant-{scale}_{zero}")
+    problem = Problem.parse(f"qlinear:u8-i8-u8:nt:1x1x1:quant.static+requant-{scale}_{zero}")
     x = torch.tensor([value], dtype=torch.float64)
     codes, _ = epilogue.requantised(problem, span_module.Span(x, x))
     expected = (min(low, 7) if value == 2.25 else low, high)
@@ -255,7 +257,7 @@ def test_codes_on_either_side_of_a_half(value: float, scale: str, zero: int, low
 
 
 def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
-    operands = make("da8w8:i8-i8-f32:nt:64x64x128:rowwise", "int-2")
+    operands = make("da8w8:i8-i8-f32:nt:64x64x128:quant.rowwise", "int-2")
     assert operands.scale_a is not None
     assert operands.scale_b is not None
     assert agrees(operands, computed(operands))
@@ -265,7 +267,7 @@ def test_scales_of_a_are_told_apart_from_those_of_b() -> None:
 
 # -- 4 bits -------------------------------------------------------------------------------------------
 
-INT4 = "woq_int4:bf16-i4-bf16:nt:9x64x256:group-64"
+INT4 = "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64"
 
 
 def from_codes(
@@ -290,7 +292,7 @@ def test_a_mutant_about_4_bit_weights_is_caught(mistake: dict[str, int]) -> None
 
 
 def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
-    operands = make("woq_int4:bf16-i4-bf16:nt:33x64x1024:group-32", "rand")
+    operands = make("woq_int4:bf16-i4-bf16:nt:33x64x1024:quant.group-32", "rand")
     rounded = from_codes(operands, narrow=True)
     assert not agrees(operands, rounded)
     assert agrees(operands, rounded, Contract("f32", input_error=2.0**-8, input_bits=8))
@@ -304,13 +306,13 @@ def test_a_weight_rounded_to_bf16_needs_the_contract_that_says_so() -> None:
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("qlinear:u8-i8-f16:nt:17x64x128:static", "dtype"),
-        ("qlinear:u8-i8-f32:nt:17x64x128:dynamic+add", "dynamic"),
-        ("qlinear:u8-i8-f32:nt:17x8x128:static", "few-columns"),
-        ("woq_int4:f32-i4-f32:nt:17x64x128:group-32", "dtype"),
-        ("woq_int4:bf16-i4-bf16:nt:17x48x128:group-32", "int4-shape"),
+        ("qlinear:u8-i8-f16:nt:17x64x128:quant.static", "dtype"),
+        ("qlinear:u8-i8-f32:nt:17x64x128:add:quant.dynamic", "dynamic"),
+        ("qlinear:u8-i8-f32:nt:17x8x128:quant.static", "few-columns"),
+        ("woq_int4:f32-i4-f32:nt:17x64x128:quant.group-32", "dtype"),
+        ("woq_int4:bf16-i4-bf16:nt:17x48x128:quant.group-32", "int4-shape"),
         (INT4, "isa"),
-        ("woq_int8:f16-i8-f16:nt:17x192x128::concat", "dtype"),
+        ("woq_int8:f16-i8-f16:nt:17x192x128:program.concat", "dtype"),
     ],
 )
 def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> None:
@@ -320,13 +322,13 @@ def test_cpp_refuses_what_the_lowerings_do_not_take(line: str, code: str) -> Non
 
 
 def test_cpp_claims_4_bit_weights_where_code_may_use_avx512() -> None:
-    problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:group-32")
+    problem = Problem.parse("woq_int4:bf16-i4-bf16:nt:17x64x128:quant.group-32")
     assert all(CppBackend(listing=True).supports(problem, BuildRequest(isa=isa)) is None for isa in ("avx512", "amx"))
     own = CppBackend().supports(problem)
     assert (own is None) == ("avx512" in isa_module.isas(processor.cpu().flags))
 
 
-@pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:rowwise"])
+@pytest.mark.parametrize("line", [LINE, INT4, "da8w8:i8-i8-f32:nt:64x64x128:quant.rowwise"])
 def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
     refusal = TritonBackend().supports(Problem.parse(line))
     assert refusal is not None
@@ -334,14 +336,14 @@ def test_the_backends_of_cuda_refuse_quantised_weights(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:17x65x127:static-0.02_7+bias+gelu:reduce-range",
-    "qlinear:u8-i8-i8:nt:17x65x127:dynamic+requant-0.37_3:reduce-range",
-    "qlinear:u8-i8-u8:nt:17x65x127:static+bias+sum-0.25_5+relu+requant-0.37_3:reduce-range",
-    "qlinear:u8-i8-i8:nt:17x65x127:dynamic+sum-0.3_-4+requant-0.5_-3:reduce-range",
-    "da8w8:i8-i8-bf16:nt:2x9x64x127:rowwise+bias",
-    "da8w8:i8-i8-f32:nt:3x0x16x32:rowwise",
-    "woq_int4:bf16-i4-bf16:nt:9x64x256:group-64",
-    "woq_int4:f32-i4-f32:nt:3x16x128:group-32+relu",
+    "qlinear:u8-i8-f32:nt:17x65x127:bias+gelu:quant.static-0.02_7:a.7bit",
+    "qlinear:u8-i8-i8:nt:17x65x127:quant.dynamic+requant-0.37_3:a.7bit",
+    "qlinear:u8-i8-u8:nt:17x65x127:bias+sum-0.25_5+relu:quant.static+requant-0.37_3:a.7bit",
+    "qlinear:u8-i8-i8:nt:17x65x127:sum-0.3_-4:quant.dynamic+requant-0.5_-3:a.7bit",
+    "da8w8:i8-i8-bf16:nt:2x9x64x127:bias:quant.rowwise",
+    "da8w8:i8-i8-f32:nt:3x0x16x32:quant.rowwise",
+    "woq_int4:bf16-i4-bf16:nt:9x64x256:quant.group-64",
+    "woq_int4:f32-i4-f32:nt:3x16x128:relu:quant.group-32",
 ])  # fmt: skip
 def test_aten_computes_it(line: str) -> None:
     backend = AtenBackend()
@@ -356,7 +358,7 @@ def test_aten_computes_it(line: str) -> None:
         assert prepared.proof().executed
 
 
-THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:concat"
+THIRDS = "woq_int8:bf16-i8-bf16:nt:17x192x128:relu:program.concat"
 
 
 @pytest.mark.parametrize("spoil", [
@@ -401,13 +403,13 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
     refusal = compiled.supports(Problem.parse(LINE))
     assert refusal is not None
     assert refusal.reason.code == "not-frozen"
-    operands = make("woq_int4:bf16-i4-bf16:nt:3x16x64:group-32", "int-2")
+    operands = make("woq_int4:bf16-i4-bf16:nt:3x16x64:quant.group-32", "int-2")
     assert agrees(operands, compiled.prepare(operands.problem, operands).run(operands), Contract("f32"))
 
 
 @pytest.mark.parametrize("line", [
-    "qlinear:u8-i8-f32:nt:9x16x64:static-0.02_7+bias",
-    "da8w8:i8-i8-f32:nt:9x16x64:rowwise",
+    "qlinear:u8-i8-f32:nt:9x16x64:bias:quant.static-0.02_7",
+    "da8w8:i8-i8-f32:nt:9x16x64:quant.rowwise",
 ])  # fmt: skip
 def test_one_compiled_program_serves_every_distribution(line: str) -> None:
     """The packed weight, the scales' products and the column sums follow from the new constants."""

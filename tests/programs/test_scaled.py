@@ -31,8 +31,11 @@ FP8 = ("f8e4m3fn", "f8e5m2")
 ROWS_ON_CPU = torch_release() >= (2, 13)
 
 
-def line(shape: str, epilogue: str, *, a: str = "f8e4m3fn", b: str = "f8e4m3fn", out: str = "bf16") -> str:
-    return f"scaled_mm:{a}-{b}-{out}:nt:{shape}:{epilogue}"
+def line(shape: str, scaled: str, *, a: str = "f8e4m3fn", b: str = "f8e4m3fn", out: str = "bf16") -> str:
+    """``scaled``: the scales, the steps and further fields, as in ``rowwise+bias:m.dynamic``."""
+    steps, _, rest = scaled.partition(":")
+    scale, _, epilogue = steps.partition("+")
+    return ":".join(filter(None, (f"scaled_mm:{a}-{b}-{out}:nt:{shape}", epilogue, f"quant.{scale}", rest)))
 
 
 def make(text: str, distribution: str, seed: int = 0) -> room.Operands:
@@ -90,12 +93,12 @@ def judged(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (line("16x16x16", "bias"), "needs its scales"),
-        (line("16x16x16", "rowwise+tensorwise"), "rowwise and tensorwise at once"),
-        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nn:16x16x16:rowwise", "cannot be nn"),
-        ("mm:bf16:nt:16x16x16:rowwise", "these do: da8w8 scaled_mm"),
-        ("mm:bf16:nt:16x16x16::fast-acc", "use scaled_mm"),
-        ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:rowwise", "makes no scaled_mm"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:bias", "needs its scales"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x16:quant.rowwise+tensorwise", "rowwise and tensorwise at once"),
+        ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nn:16x16x16:quant.rowwise", "cannot be nn"),
+        ("mm:bf16:nt:16x16x16:quant.rowwise", "these do: da8w8 scaled_mm"),
+        ("mm:bf16:nt:16x16x16:math.fast_accumulate", "use scaled_mm"),
+        ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:quant.rowwise", "makes no scaled_mm"),
     ],
 )
 def test_a_line_that_makes_no_scaled_product_is_refused(text: str, words: str) -> None:
@@ -145,7 +148,7 @@ def test_scales_tell_rows_from_columns_and_a_factor_from_its_reciprocal() -> Non
 
 
 def test_what_surrounds_fp8_is_nan_and_padded_rows_stay_aligned() -> None:
-    o = make("scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:17x32x48:rowwise:pad-lda+pad-ldb", "rand")
+    o = make("scaled_mm:f8e4m3fn-f8e5m2-bf16:nt:17x32x48:quant.rowwise:a.padded:b.padded", "rand")
     for guarded in o.buffers:
         around = guarded.storage.clone()
         around.as_strided(guarded.view.size(), guarded.view.stride(), guarded.view.storage_offset()).fill_(float("nan"))
@@ -174,7 +177,7 @@ def test_subnormals_of_fp8_are_a_distribution_of_their_own() -> None:
 
 def test_with_dyn_m_what_is_constant_does_not_depend_on_m() -> None:
     for scales in ("tensorwise", "rowwise"):
-        few, many = (make(f"{line(f'{m}x32x64', f'{scales}+bias')}:dyn-m", "rand") for m in (3, 40))
+        few, many = (make(f"{line(f'{m}x32x64', f'{scales}+bias')}:m.dynamic", "rand") for m in (3, 40))
         assert few.scale_b is not None
         assert many.scale_b is not None
         assert torch.equal(few.scale_b, many.scale_b)
@@ -185,7 +188,7 @@ def test_a_long_sum_that_must_be_promoted_meets_positive_data_early() -> None:
     long, short = Problem.parse(line("16x16x2048", "rowwise")), Problem.parse(line("16x16x1024", "rowwise"))
     assert distributions_for(long)[:3] == ("int-2", "rand", "rand-positive")
     assert "rand-positive" not in distributions_for(short)[:4]
-    fast = Problem.parse(line("16x16x8192", "rowwise:fast-acc"))
+    fast = Problem.parse(line("16x16x8192", "rowwise:math.fast_accumulate"))
     assert "rand-positive" not in distributions_for(fast)
 
 
@@ -201,7 +204,7 @@ def test_a_long_sum_that_must_be_promoted_meets_positive_data_early() -> None:
     ],
 )
 def test_the_hard_bound_of_fp8(k: int, fast: float, promoted: float) -> None:
-    for epilogue, expected in (("rowwise:fast-acc", fast), ("rowwise", promoted)):
+    for epilogue, expected in (("rowwise:math.fast_accumulate", fast), ("rowwise", promoted)):
         contract = tensor_core.contract(Problem.parse(line(f"16x16x{k}", epilogue)))
         assert contract.theta(k) == pytest.approx(expected, rel=1e-12)
 
@@ -215,7 +218,7 @@ def test_a_half_type_is_not_promoted() -> None:
 @pytest.mark.parametrize("promote", [0, 128])
 @pytest.mark.parametrize("epilogue", ["rowwise", "tensorwise+bias"])
 def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, epilogue: str) -> None:
-    text = line(shape, epilogue + (":fast-acc" if not promote else ""), out="f32")
+    text = line(shape, epilogue + (":math.fast_accumulate" if not promote else ""), out="f32")
     problem = Problem.parse(text)
     for distribution in set(distributions_for(problem)) - {"specials"}:
         o = make(text, distribution)
@@ -288,7 +291,7 @@ def test_what_leaves_the_range_of_f16_is_infinite() -> None:
     assert not judged(o, saturated, Contract())[0].ok
 
 
-@pytest.mark.parametrize("flag", ["", ":fast-acc"])
+@pytest.mark.parametrize("flag", ["", ":math.fast_accumulate"])
 def test_the_program_asks_for_fast_accumulation_where_the_problem_allows_it(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,15 +312,19 @@ def test_the_program_asks_for_fast_accumulation_where_the_problem_allows_it(
 
 
 def test_scales_of_rows_grow_with_m_in_an_artifact_for_any_m() -> None:
-    assert m_dimensions(Problem.parse(line("16x32x64", "rowwise+bias+add:dyn-m"))) == {"a": 0, "scale_a": 0, "r0": 0}
-    assert m_dimensions(Problem.parse(line("16x32x64", "tensorwise:dyn-m"))) == {"a": 0}
+    assert m_dimensions(Problem.parse(line("16x32x64", "rowwise+bias+add:m.dynamic"))) == {
+        "a": 0,
+        "scale_a": 0,
+        "r0": 0,
+    }
+    assert m_dimensions(Problem.parse(line("16x32x64", "tensorwise:m.dynamic"))) == {"a": 0}
 
 
 # -- the backends ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "epilogue", ["tensorwise", "tensorwise+bias", "rowwise", "rowwise+bias+relu", "tensorwise:fast-acc"]
+    "epilogue", ["tensorwise", "tensorwise+bias", "rowwise", "rowwise+bias+relu", "tensorwise:math.fast_accumulate"]
 )
 @pytest.mark.parametrize("out", ["bf16", "f16", "f32"])
 def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
@@ -350,7 +357,7 @@ def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.M
         (line("17x48x72", "rowwise"), "multiples of 16"),
         (line("17x48x64", "rowwise", a="f8e5m2", b="f8e5m2"), "f8e5m2 by f8e5m2"),
         (line("17x48x64", "tensorwise+bias", out="f32"), "adds no bias"),
-        (line("17x48x64", "tensorwise:off-a"), "addresses"),
+        (line("17x48x64", "tensorwise:a.offset"), "addresses"),
     ],
 )
 def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,16 +383,16 @@ def test_older_devices_are_told_what_they_lack(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("backend", "text", "words"),
     [
-        (TritonBackend(), line("17x48x64", "rowwise+bias:fast-acc"), ""),
+        (TritonBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate"), ""),
         (TritonBackend(), line("17x48x64", "rowwise", out="f32", a="f8e5m2", b="f8e5m2"), ""),
         (TritonBackend(), line("17x48x16", "rowwise"), "K <= 16"),
         (TritonBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
         (CutlassBackend(), line("17x48x64", "rowwise+bias"), ""),
         (CutlassBackend(), line("17x48x64", "rowwise", out="f32"), "not f32"),
         (CutlassBackend(), line("17x40x64", "rowwise"), "multiples of 16"),
-        (CuteDslBackend(), line("17x48x64", "rowwise+bias:fast-acc", out="f32"), ""),
+        (CuteDslBackend(), line("17x48x64", "rowwise+bias:math.fast_accumulate", out="f32"), ""),
         (CuteDslBackend(), line("17x48x64", "rowwise"), "few bits"),
-        (CuteDslBackend(), line("17x48x64", "rowwise:fast-acc", b="f8e5m2"), "one dtype"),
+        (CuteDslBackend(), line("17x48x64", "rowwise:math.fast_accumulate", b="f8e5m2"), "one dtype"),
         (CppBackend(), line("17x48x64", "tensorwise"), "no C"),
     ],
     ids=lambda x: getattr(x, "name", None),
@@ -399,7 +406,10 @@ def test_a_backend_claims_what_its_lowering_offers(
 
 
 def test_each_backend_claims_its_own_arithmetic() -> None:
-    exact, fast = Problem.parse(line("16x16x4096", "rowwise")), Problem.parse(line("16x16x4096", "rowwise:fast-acc"))
+    exact, fast = (
+        Problem.parse(line("16x16x4096", "rowwise")),
+        Problem.parse(line("16x16x4096", "rowwise:math.fast_accumulate")),
+    )
     assert TritonBackend().sum(exact).promote_every == 256
     assert CutlassBackend().sum(exact).promote_every == 128
     for backend in (TritonBackend(), CutlassBackend()):
@@ -416,7 +426,7 @@ def test_an_operator_of_fp8_is_asked_for_f32_and_its_result_scaled_once(monkeypa
         return a.float() @ b.float()
 
     monkeypatch.setattr(CuteDslPrepared, "_matmul", matmul)
-    o = make(line("16x32x64", "rowwise+bias:fast-acc"), "rand")
+    o = make(line("16x32x64", "rowwise+bias:math.fast_accumulate"), "rand")
     prepared = CuteDslPrepared(o.problem)
     verdict, _ = judged(o, prepared.run(o), prepared.contract)
     assert verdict.ok

@@ -19,7 +19,7 @@ from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
-LINE = "mm:f32:nn:20x40x100:relu+gelu:tap"
+LINE = "mm:f32:nn:20x40x100:relu+gelu:program.multi_output"
 Results = tuple[torch.Tensor, ...]
 
 
@@ -64,11 +64,11 @@ def changed(place: int) -> Callable[[Results], Results]:
     "line",
     [
         LINE,
-        "linear:bf16:nt:2x17x33x64:bias+silu:tap",
-        "addmm:f16:nn:33x64x64:bias+add+relu:res-a+tap",
-        "mm:f16:nn:20x40x100:cast-f32+mul:tap",
-        "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+add:tap",
-        "bmm:f32-f32-bf16:nn:3x20x40x100:relu:tap",
+        "linear:bf16:nt:2x17x33x64:bias+silu:program.multi_output",
+        "addmm:f16:nn:33x64x64:bias+add+relu:r0.alias:program.multi_output",
+        "mm:f16:nn:20x40x100:cast-f32+mul:program.multi_output",
+        "int_mm:i8-i8-i32:nt:32x64x64:cast-f32+add:program.multi_output",
+        "bmm:f32-f32-bf16:nn:3x20x40x100:relu:program.multi_output",
     ],
 )
 def test_two_right_results_pass(line: str) -> None:

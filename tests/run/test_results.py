@@ -30,7 +30,7 @@ OUTCOMES = [
     dataclasses.replace(PASSED, distribution="rand", ratio=0.5, tier="statistical"),
     dataclasses.replace(
         PASSED,
-        case=CaseId("triton", "mm:f32:nn:1x1x1::tf32"),
+        case=CaseId("triton", "mm:f32:nn:1x1x1:math.tf32"),
         kernels=("triton_tem_fused_mm_0 (other)",),
         chosen=("other",),
         ratio=0.125,
@@ -92,7 +92,9 @@ def test_the_page_counts_what_the_record_holds(record: Path, capsys: pytest.Capt
 
 
 def test_the_page_says_which_epilogues_another_kernel_did() -> None:
-    apart = dataclasses.replace(PASSED, case=CaseId("cpp", "linear:f32:nt:4x8x8:bias+relu+t+add:tap"), fused=False)
+    apart = dataclasses.replace(
+        PASSED, case=CaseId("cpp", "linear:f32:nt:4x8x8:bias+relu+t+add:program.multi_output"), fused=False
+    )
     fused = [
         dataclasses.replace(apart, case=CaseId("cpp", f"linear:f32:nt:{m}x8x8:relu"), fused=True, fusions=m)
         for m in (1, 2)

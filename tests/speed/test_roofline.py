@@ -26,23 +26,23 @@ PEAKS = Peaks({"f32": 1e12, "bf16": 2e12, "f64": 5e11, "i8": 3e12}, 1e11)
     "line",
     [
         "mm:f32:nn:17x33x65",
-        "mm:f16:tt:17x33x65:relu+add:pad-lda+off-a+pad-ldb",
-        "mm:bf16:nt:33x33x65::self",
-        "mm:f32:nn:17x33x33:mul+add:res-a",
+        "mm:f16:tt:17x33x65:relu+add:a.padded+offset:b.padded",
+        "mm:bf16:nt:33x33x65:b.alias_t",
+        "mm:f32:nn:17x33x33:mul+add:r0.alias",
         "mm:f32-f32-bf16:nn:17x33x65:bias",
         "addmm:f32:nn:17x33x65:bias-m1+beta-2",
         "addmm:f16:nt:17x33x65:bias-mn",
-        "bmm:bf16:nn:3x17x33x65::bcast-a",
-        "bmm:bf16:nn:3x17x33x65:cast-f32+add+cast-bf16+sub:bcast-b",
+        "bmm:bf16:nn:3x17x33x65:a.broadcast",
+        "bmm:bf16:nn:3x17x33x65:cast-f32+add+cast-bf16+sub:b.broadcast",
         "baddbmm:f32:nn:3x17x33x65:bias-mn",
         "linear:f32:nt:3x17x33x65:bias+gelu",
-        "linear:bf16:nt:17x33x65:bias+relu:tap",
-        "linear:bf16:nt:17x33x65:bias+cast-f32+relu:tap",
+        "linear:bf16:nt:17x33x65:bias+relu:program.multi_output",
+        "linear:bf16:nt:17x33x65:bias+cast-f32+relu:program.multi_output",
         "int_mm:i8-i8-i32:nt:32x32x64:cast-f32+relu",
         "mixed_mm:f16-i8-f16:nt:17x33x65",
         "woq_int8:bf16-i8-bf16:nt:17x33x65",
-        "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x32x64:rowwise+bias",
-        "scaled_mm:f8e4m3fn-f8e5m2-f32:nt:16x32x64:tensorwise",
+        "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x32x64:bias:quant.rowwise",
+        "scaled_mm:f8e4m3fn-f8e5m2-f32:nt:16x32x64:quant.tensorwise",
         "grouped_mm:bf16:nn:3x16x32x64",
     ],
 )
@@ -70,7 +70,7 @@ def test_bytes_are_those_of_the_operands_and_the_result(line: str) -> None:
         ("mm:f32:nn:2x3x0", Work(0, 24)),
         ("addmm:f32:nn:2x3x4:bias-mn+beta-0", Work(48, 104)),  # such a bias is not read
         # Two values in a byte; for each of 3 columns and 2 groups of 128 a scale and a zero point.
-        ("woq_int4:bf16-i4-bf16:nt:2x3x256:group", Work(3072, 2 * 512 + 384 + 24 + 12)),
+        ("woq_int4:bf16-i4-bf16:nt:2x3x256:quant.group", Work(3072, 2 * 512 + 384 + 24 + 12)),
     ],
 )
 def test_work_by_hand(line: str, work: Work) -> None:
@@ -81,7 +81,7 @@ def test_work_by_hand(line: str, work: Work) -> None:
     ("line", "name"),
     [
         ("mm:f32:nn:8x8x8", "f32"),
-        ("mm:f32:nn:8x8x8::tf32", "tf32"),
+        ("mm:f32:nn:8x8x8:math.tf32", "tf32"),
         ("mm:f32-f32-bf16:nn:8x8x8", "bf16"),
         ("mixed_mm:i8-f16-f16:nt:8x8x8", "f16"),
         ("int_mm:i8-i8-i32:nt:8x8x8", "i8"),

@@ -29,7 +29,7 @@ from pytest_gemm.speed.report.rows import Past, Run
 @pytest.mark.parametrize("width", [90, 120, 200])
 @pytest.mark.parametrize("mode", ["baseline", "against", "none"])
 def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module.Mode) -> None:
-    odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:rowwise+bias+leaky_relu-0.1:pad-lda+off-a"
+    odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:bias+leaky_relu-0.1:quant.rowwise:a.padded+offset"
     run = dataclasses.replace(example([*problems(), odd]), mode=mode)
     lines = terminal.table(run, width)
     body = lines[1 : 1 + len(run.judgements)]
@@ -40,7 +40,7 @@ def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module
             assert line.startswith(f"{judgement.case.problem} ")
         assert line.endswith(str(judgement.verdict)) == (mode != "none")
     assert body[-1].startswith("scaled_mm:f")
-    assert body[-1].split()[0].endswith("+off-a")
+    assert body[-1].split()[0].endswith("+a.offset")
 
 
 def test_shortened_problems_stay_distinct() -> None:

@@ -35,7 +35,7 @@ Store = Callable[[Array, DType], Array]
 
 # Small: a model of an arithmetic is slow, and the sums on a diagonal are all that counts.
 F32, F16, BF16 = (f"mm:{name}:nt:16x16x256" for name in ("f32", "f16", "bf16"))
-F8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x256:tensorwise"
+F8 = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:16x16x256:quant.tensorwise"
 LONG, SPLIT = "mm:bf16:nt:16x16x512", "mm:f16:nt:16x16x2304"
 I8, I8_LONG = "int_mm:i8-i8-i32:nt:32x16x2048", "int_mm:i8-i8-i32:nt:32x16x131088"
 

@@ -42,5 +42,5 @@ OP: Final = Op(
     scale_dtype=lambda out: "bf16" if out == "bf16" else "f32",
     int8=True,
     derived=qlinear.derived,
-    flags=("self", "var-b", *OUTPUTS),
+    flags=("b.alias_t", "b.argument", *OUTPUTS),
 )

@@ -17,8 +17,8 @@ from pytest_gemm.problem.ops.op import (
     uniform_float,
 )
 
-_BATCHED: Final = ("bcast-a", "bcast-b", "mid-a", "mid-b")
-_ALL: Final = ("self", "var-b", *OUTPUTS)
+_BATCHED: Final = ("a.broadcast", "b.broadcast", "a.batch_middle", "b.batch_middle")
+_ALL: Final = ("b.alias_t", "b.argument", *OUTPUTS)
 
 
 def _one_integer_side(a: str, b: str, out: str) -> bool:
@@ -38,7 +38,7 @@ PRODUCTS: Final = (
         any_float,
         FLOAT_HELP,
         lambda torch, _, t: torch.mm(t["a"], t["b"]),
-        flags=(*_ALL, *PRECISION, "again", "square"),
+        flags=(*_ALL, *PRECISION, "program.chained", "b.alias"),
     ),
     Op(
         "addmm",
@@ -56,7 +56,7 @@ PRODUCTS: Final = (
         FLOAT_HELP,
         lambda torch, _, t: torch.bmm(t["a"], t["b"]),
         constant_b=False,
-        flags=(*_ALL, *PRECISION, *_BATCHED, "again", "square"),
+        flags=(*_ALL, *PRECISION, *_BATCHED, "program.chained", "b.alias"),
     ),
     Op(
         "baddbmm",
@@ -77,7 +77,7 @@ PRODUCTS: Final = (
         layouts=(Layout.NT, Layout.TT),
         own_bias=True,
         weight=True,
-        flags=(*_ALL, *PRECISION, "again", "in-4d"),
+        flags=(*_ALL, *PRECISION, "program.chained", "a.4d"),
     ),
 )
 
@@ -97,5 +97,5 @@ MIXED_MM: Final = Op(
     "float-i8-float or i8-float-float, for example f16-i8-f16",
     _mixed,
     converts=True,
-    flags=("var-b", *OUTPUTS, *PRECISION),
+    flags=("b.argument", *OUTPUTS, *PRECISION),
 )

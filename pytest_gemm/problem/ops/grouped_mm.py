@@ -29,5 +29,5 @@ OP: Final = Op(
     constant_b=False,
     grouped=True,
     layouts=(Layout.NN, Layout.NT),
-    flags=("bcast-b", "var-b", *OUTPUTS),
+    flags=("b.broadcast", "b.argument", *OUTPUTS),
 )

@@ -17,7 +17,7 @@ def _around(_: Any, p: Any, t: Tensors, matmul: Matmul) -> Tensor:
     a = t["a"]
     c = matmul(a.flatten(0, -2), t["b"].mT)
     c = c + t["bias"] if "bias" in t else c
-    return c.unflatten(0, (2, -1)) if p.has("in-3d") else c
+    return c.unflatten(0, (2, -1)) if p.has("a.3d") else c
 
 
 def _check(p: Any) -> Complaints:
@@ -41,5 +41,5 @@ OP: Final = Op(
     own_bias=True,
     several=True,
     check=_check,
-    flags=("var-b", "in-3d", "flat", "bias-first", "bias-last", "steps-first", "steps-last"),
+    flags=("b.argument", "a.3d", "out.2d", "bias.first", "bias.last", "steps.first", "steps.last"),
 )

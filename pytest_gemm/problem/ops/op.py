@@ -25,8 +25,8 @@ UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
 FLOAT_HELP: Final = f"{UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
 
 # Flags of every op whose program has one product and one result at its end, and of those with a weight in the program.
-OUTPUTS: Final = ("res-a", "tap", "fork")
-PRECISION: Final = ("tf32", "reduced")
+OUTPUTS: Final = ("r0.alias", "program.multi_output", "program.branching")
+PRECISION: Final = ("math.tf32", "math.half_partials")
 
 
 def uniform_float(a: str, b: str, out: str) -> bool:

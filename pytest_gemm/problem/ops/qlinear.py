@@ -120,5 +120,5 @@ OP: Final = Op(
     pack=lambda torch, _, weight: torch.ops.onednn.qlinear_prepack(weight, None),
     derived=derived,
     check=_check,
-    flags=("reduce-range",),
+    flags=("a.7bit",),
 )

@@ -18,7 +18,7 @@ def _native(torch: Any, p: Any, t: Tensors) -> Tensor:
         scale_b=t["scale_b"],
         bias=t.get("bias"),
         out_dtype=dtype_of(torch, p),
-        use_fast_accum=p.has("fast-acc"),
+        use_fast_accum=p.has("math.fast_accumulate"),
     )
 
 
@@ -40,5 +40,5 @@ OP: Final = Op(
     rounds_once=True,
     layouts=(Layout.NT,),
     scales=("tensorwise", "rowwise"),
-    flags=("self", "var-b", *OUTPUTS, "fast-acc"),
+    flags=("b.alias_t", "b.argument", *OUTPUTS, "math.fast_accumulate"),
 )

@@ -20,20 +20,20 @@ def _thirds(torch: Any, p: Any, t: Tensors, matmul: Matmul) -> Tensor:
 
 
 def _native(torch: Any, p: Any, t: Tensors) -> Tensor:
-    if p.has("concat"):
+    if p.has("program.concat"):
         return _thirds(torch, p, t, torch.mm)
     return torch._weight_int8pack_mm(t["a"], t["b"], t["scale"])
 
 
 def _around(torch: Any, p: Any, t: Tensors, matmul: Matmul) -> Tensor:
-    if p.has("concat"):
+    if p.has("program.concat"):
         return _thirds(torch, p, t, matmul)
     return around_dense(torch, p, t, matmul) * t["scale"]
 
 
 def _derived(torch: Any, p: Any, t: Tensors) -> Tensors:
     """The weights of ``concat``, and their scales, one below the other; Inductor's matcher decides in which order."""
-    if not p.has("concat"):
+    if not p.has("program.concat"):
         return {}
     orders = itertools.product(("b", "scale"), itertools.permutations(range(THIRDS)))
     named = [[f"{name}{index}" for index in order] for name, order in orders]
@@ -53,5 +53,5 @@ OP: Final = Op(
     weight_scales=True,
     scale_dtype=lambda out: out,
     derived=_derived,
-    flags=("var-b", *OUTPUTS, "concat"),
+    flags=("b.argument", *OUTPUTS, "program.concat"),
 )
