@@ -79,7 +79,7 @@ def _counts(outcomes: Sequence[Outcome]) -> list[str]:
             ]
         )
     head = ["backend", *map(str, used), "problems judged", "cases judged", "distinct choices", "distinct kernels"]
-    note = "Problems by status; one counts under the worst of its cases."
+    note = "Problems by status; a problem counts under the worst of its cases."
     return ["## Counts", "", note, "", *_table(head, rows)]
 
 
@@ -138,7 +138,7 @@ def _epilogues(outcomes: Sequence[Outcome]) -> list[str]:
         first = f"`{apart[0]}`" if apart else ""
         rows.append([backend, op, epilogue, len(problems), len(apart) or "", " ".join(map(str, fusions)), first])
     note = (
-        "How many problems an epilogue has, and in how many of them another kernel came after the product's own; "
+        "Number of problems per epilogue, and in how many of them another kernel ran after the product's own; "
         "nodes that Inductor's scheduler fused into a C++ template (0 where the lowering had done so before)."
     )
     head = ["backend", "op", "epilogue", "problems", "apart", "nodes", "first apart"]

@@ -33,12 +33,12 @@ from pytest_gemm.text import show
 COLUMNS: Mapping[str, str] = {
     "no tail": "M, N and K are multiples of the block",
     "M < Mr": "fewer rows than one block has",
-    "M tail": "rows are left over after whole blocks",
-    "N tail": "columns are left over, or fewer than one block has",
+    "M tail": "rows remain after whole blocks",
+    "N tail": "columns remain after whole blocks, or fewer than one block has",
     "K tail": "K is no multiple of Kr",
-    "K steps": "a cache block holds a part of K only, so that the micro-kernel adds to what is there",
-    "K slices": "K is cut for the threads, and partial sums are added up",
-    "any M": "one artifact for any M: blockings are computed at run time",
+    "K steps": "a cache block holds a part of K only, so the micro-kernel accumulates into its result",
+    "K slices": "K is split between threads, and partial sums are added",
+    "any M": "one program for any M: blockings are computed at run time",
     "grouped": "one function computes several products of one A",
 }
 
@@ -286,8 +286,8 @@ def _page(found: Matrix, heads: Sequence[str], title: str) -> list[str]:
         f"blocking x types) were judged on {here}: {_cell(cases)} cases of {len(problems)} problems."
     )
     second = (
-        "A cell counts cases: passed, then failed (F) and known failures (K) where there are any. `left over` are the "
-        "remainders M mod Mr that were met, of those that there are."
+        "A cell counts cases: passed, then failed (F) and known failures (K) if any. `left over` lists the remainders "
+        "M mod Mr that occurred, and how many are possible."
     )
     lines += [
         *(first, "", second, ""),
