@@ -125,7 +125,7 @@ class Entry:
         reason: one sentence for the reader of a report.
         link: an issue or a commit, "" for none.
         backend, test, distribution, device, problem: patterns over the names of the case.
-        choice: patterns over the names of the candidates that were judged.
+        candidate: patterns over the names of the candidates that were judged.
         mode: patterns over the mode; the backend's own mode is "", which ``*`` matches.
         guard: the same over the side of guard pages, ``end`` or ``begin``, "" without.
         status: how it fails.
@@ -146,7 +146,7 @@ class Entry:
     distribution: Globs = ANY
     device: Globs = ANY
     problem: Globs = ANY
-    choice: Globs = ANY
+    candidate: Globs = ANY
     mode: Globs = ANY
     guard: Globs = ANY
     isa: Globs = ANY

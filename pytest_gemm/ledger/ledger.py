@@ -52,14 +52,14 @@ class Ledger:
             entry
             for entry in self.entries
             if entry.distribution.match(outcome.distribution)
-            and entry.choice.match(*outcome.candidates)
+            and entry.candidate.match(*outcome.candidates)
             and entry.mode.match(outcome.mode)
             and entry.guard.match(outcome.case.guard)
             and entry.applies(outcome.backend, problem, outcome.test, environment)
         )
 
     def applicable(
-        self, backend: str, problem: Problem, test: str, environment: Environment, choice: str = "", mode: str = ""
+        self, backend: str, problem: Problem, test: str, environment: Environment, candidate: str = "", mode: str = ""
     ) -> Entry | None:
         """The first entry by which the case, or this candidate of it, can kill the process and must not run.
 
@@ -70,7 +70,7 @@ class Ledger:
                 entry
                 for entry in self.entries
                 if entry.crashes
-                and (entry.choice.match(choice) if choice else entry.choice == ANY)
+                and (entry.candidate.match(candidate) if candidate else entry.candidate == ANY)
                 and entry.mode.match(mode)
                 and entry.applies(backend, problem, test, environment)
             ),

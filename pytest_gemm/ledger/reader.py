@@ -62,7 +62,8 @@ def read(path: Path, backends: Collection[str] | None) -> tuple[Entry, ...]:
 
 
 def _entry(file: TableFile, table: Mapping[str, Any], keys: Mapping[str, Key]) -> Entry:
-    values = file.read(table, keys, **{key: f" (it belongs into where = {{ {key} = ... }})" for key in _WHERE})
+    into = {key: f" (it belongs into where = {{ {key} = ... }})" for key in _WHERE}
+    values = file.read(table, keys, **into, choice=" (it was renamed: candidate)")
     where = values.pop("where", {})
     beside = {key: f" (it belongs beside where: {key} = ...)" for key in keys}
     where = file.read(where, _WHERE, "where", **beside)
@@ -254,7 +255,7 @@ _KEYS: Final[Mapping[str, Key]] = {
     "distribution": _globs(),
     "device": _globs(lambda: [device.value for device in Device], single=True),
     "problem": _globs(check=_check_line),
-    "choice": _globs(),
+    "candidate": _globs(),
     "mode": _globs(lambda: MODES, single=True),
     "guard": _globs(lambda: ("end", "begin"), single=True),
     "isa": _globs(_isas),

@@ -1011,7 +1011,7 @@ ENTRY = """
 id = "five-stages"
 backend = "triton"
 reason = "the fifth stage is never waited for"
-choice = "triton_mm-*,s5,*"
+candidate = "triton_mm-*,s5,*"
 """
 
 

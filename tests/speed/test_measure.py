@@ -122,7 +122,7 @@ def test_a_session_asks_the_ledger_as_a_judgement_does(
 
 
 def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed(tmp_path: Path) -> None:
-    entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
+    entry = Entry("deadly", "planted", Globs(("several",)), candidate=Globs(("medium",)), crashes=True)
     samples = judged(tmp_path, case(choices="all"), entry)
     held = Status.KNOWN_FAILURE
     assert {s.case.candidate: s.status for s in samples} == {
@@ -138,7 +138,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
 
 
 def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
-    entry = Entry("deadly", "planted", Globs(("several",)), choice=Globs(("medium",)), crashes=True)
+    entry = Entry("deadly", "planted", Globs(("several",)), candidate=Globs(("medium",)), crashes=True)
     line = ("several", MM.line)
     request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
     (sample,) = judged(tmp_path, case(), entry, request)
