@@ -1,11 +1,11 @@
-"""Two processes that time in alternation: never both at once, and neither for long.
+"""Two interleaved processes: never both time at once, and neither for long.
 
 What a neighbour on the same machine does to a kernel lasts from milliseconds to minutes.  Two sessions one after the
-other meet different neighbours, and their difference holds what the neighbours did.  Two sessions that pass a *turn* to
-and fro after every window of a fraction of a second meet the same ones.
+other meet different neighbours, which adds to their difference.  Two sessions that alternate after every window of a
+fraction of a second meet the same ones.
 
-The two ends of a socket are all that the processes share.  A process that ends, however it ends, closes its end, and
-the other one goes on alone.
+The processes share the two ends of a socket and nothing else.  A process that ends, however it ends, closes its end,
+and the other one goes on alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DONE: Final = b"d"
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends, for a process each (``pass_fds``); whoever starts the processes closes both behind it.
+    """The two ends, for a process each (``pass_fds``); the caller closes both once the processes have started.
 
     Raises:
         OSError: when the system has no descriptor left.
@@ -35,16 +35,16 @@ class Interleaving:
 
     Args:
         descriptor: of this process's end; it is owned from now on, and no process that is started later inherits it.
-        first: this side has the first turn of every round.
+        first: this side begins every round.
 
     Example::
 
-        turns = Interleaving(descriptor, first=True)
-        with turns.round():              # begins when the other side is as far, too
+        sides = Interleaving(descriptor, first=True)
+        with sides.round():              # begins when the other side is as far
             for window in windows:
-                with turns.turn():       # begins when the other side has had its turn
+                with sides.window():     # begins when the other side has ended its window
                     measure(window)
-        turns.close()
+        sides.close()
     """
 
     def __init__(self, descriptor: int, *, first: bool) -> None:
@@ -56,11 +56,11 @@ class Interleaving:
 
     @contextlib.contextmanager
     def round(self) -> Iterator[None]:
-        """What both sides do in alternation; neither begins before both are there, nor leaves before both are done."""
+        """The block in which both sides alternate; it begins when both are there and ends when both are done."""
         self._is_alone = False
         self._send(_READY)
         while not self._is_alone and self._receive() != _READY:
-            pass  # turns that were given to this side after it had finished
+            pass  # windows that were offered to this side after it had finished
         self._is_mine = self._first
         try:
             yield
@@ -70,8 +70,8 @@ class Interleaving:
                 pass
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """What one side does while the other one waits."""
+    def window(self) -> Iterator[None]:
+        """The block of one side, while the other one waits."""
         if not self._is_mine and not self._is_alone and self._receive() == _DONE:
             self._is_alone = True
         try:
@@ -81,7 +81,7 @@ class Interleaving:
             self._send(_YOURS)
 
     def close(self) -> None:
-        """This side takes no further turn."""
+        """This side has no further window."""
         self._end.close()
 
     def _send(self, word: bytes) -> None:

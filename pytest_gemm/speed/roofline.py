@@ -267,11 +267,11 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
         bandwidth = _bandwidth(device)
     finally:
         torch.set_num_threads(before)
-    missing = [f"the rate of {name}" for name, rate in rates.items() if not rate.calm]
-    missing += ["the bandwidth"] * (not bandwidth.calm)
+    missing = [f"the rate of {name}" for name, rate in rates.items() if not rate.undisturbed]
+    missing += ["the bandwidth"] * (not bandwidth.undisturbed)
     return Peaks(
-        _levelled({name: rate.value for name, rate in rates.items() if rate.calm}),
-        bandwidth.value if bandwidth.calm else 0.0,
+        _levelled({name: rate.value for name, rate in rates.items() if rate.undisturbed}),
+        bandwidth.value if bandwidth.undisturbed else 0.0,
         f"{' and '.join(missing)} could not be measured: others kept the cores busy" if missing else "",
     )
 
@@ -311,9 +311,9 @@ def _square(name: str, layout: str, size: int) -> Problem | None:
 
 
 class _Rate(NamedTuple):
-    """The best rate of some calls; ``calm``: of calls that nobody else disturbed.  A calm one is the larger."""
+    """The best rate of some calls; ``undisturbed``: of calls beside no other load, which count as the larger."""
 
-    calm: bool
+    undisturbed: bool
     value: float
 
 
@@ -346,10 +346,10 @@ def _peak_rate(device: str, name: str) -> _Rate | None:
 class _Timed:
     best: float
     total: float
-    calm: bool
+    undisturbed: bool
 
     def rate(self, amount: float) -> _Rate:
-        return _Rate(self.calm, amount / self.best)
+        return _Rate(self.undisturbed, amount / self.best)
 
 
 def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
@@ -384,10 +384,10 @@ def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
     seconds()
     found = [once() for _ in range(_LEAST_CALLS)]
     while (total := time.perf_counter() - began) < (
-        budget if (calm := [s for s, good in found if good]) else 3 * budget
+        budget if (undisturbed := [s for s, good in found if good]) else 3 * budget
     ):
         found.append(once())
-    return _Timed(min(calm or (s for s, _ in found)), total, bool(calm))
+    return _Timed(min(undisturbed or (s for s, _ in found)), total, bool(undisturbed))
 
 
 def _best_of_calls(problem: Problem, device: str, budget: float) -> _Timed:

@@ -250,7 +250,7 @@ class Meter:
         key = key_module.hardware_key("cuda" if device == "cuda" else "cpu", self._config.threads)
         if self._peaks is None and request.timed:
             dtypes = sorted({roofline.dtype_name(Problem.parse(line)) for _, line in request.cases})
-            with self._round(), self._turn():
+            with self._round(), self._alone():
                 self._peaks = roofline.measure(device, dtypes, self._config.threads)
         return Session(
             hardware=key,
@@ -295,7 +295,7 @@ class Meter:
             for window in range(self.windows):
                 for work in sorted(self._works, key=lambda work: place(work, window)):
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
-                        with self._turn():
+                        with self._alone():
                             self._begin(work.case)
                             self._window(work)
                             self._end()
@@ -308,8 +308,8 @@ class Meter:
     def _round(self) -> AbstractContextManager[None]:
         return self._interleaving.round() if self._interleaving else contextlib.nullcontext()
 
-    def _turn(self) -> AbstractContextManager[None]:
-        return self._interleaving.turn() if self._interleaving else contextlib.nullcontext()
+    def _alone(self) -> AbstractContextManager[None]:
+        return self._interleaving.window() if self._interleaving else contextlib.nullcontext()
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""

@@ -188,9 +188,9 @@ def test_a_ceiling_is_of_a_call_that_nothing_disturbed_or_is_missing(
     def passes() -> float:  # asked before and after a call; 100 ms pass in between, and 1 ms when the load has ended
         nonlocal calls, clock, waits
         calls += 1
-        calm = calls >= calm_from
-        clock += 0.001 if calm else 0.1
-        waits += 0.0 if calm else 0.05
+        undisturbed = calls >= calm_from
+        clock += 0.001 if undisturbed else 0.1
+        waits += 0.0 if undisturbed else 0.05
         return clock
 
     monkeypatch.setattr(cpu, "waited", waited)

@@ -45,8 +45,8 @@ from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.timing import cpu, plan
 
 
-class Arm:
-    turn = 1
+class Target:
+    cycle = 1
 
     def __init__(self, timer, call, each):
         self.timer, self.call, self.each = timer, call, each
@@ -62,12 +62,12 @@ class Timer:
 
     now = 0.0
 
-    def arms(self, works):
+    def targets(self, works):
         noise = random.Random(os.getpid())
         made = {}
         for name, calls in works.items():
             milliseconds = float(os.environ.get("SUBJECT_MS" if name == "subject" else "OTHER_MS", "1"))
-            made[name] = Arm(self, calls[0], milliseconds * 1e-3 * noise.gauss(1.0, 0.003))
+            made[name] = Target(self, calls[0], milliseconds * 1e-3 * noise.gauss(1.0, 0.003))
         return made
 
     def clock(self):
@@ -79,7 +79,7 @@ class Timer:
     def begin(self):
         pass
 
-    def visited(self, name):
+    def taken(self, name):
         pass
 
     def end(self):

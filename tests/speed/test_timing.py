@@ -31,7 +31,7 @@ from pytest_gemm.speed.timing import cuda as cuda_module
 from pytest_gemm.speed.timing import plan as plan_module
 from pytest_gemm.speed.timing.cuda import CudaTimer
 from pytest_gemm.speed.timing.gpu_state import GpuState
-from pytest_gemm.speed.timing.plan import Arm, Call, Conditions, Plan, Readings, TimingError
+from pytest_gemm.speed.timing.plan import Call, Conditions, Plan, Readings, Target, TimingError
 
 # Seconds of a call that begins at a given time.
 Cost = Callable[[float], float]
@@ -42,7 +42,7 @@ class VirtualTimer:
 
     def __init__(self, **costs: Cost | float) -> None:
         self.now = 0.0
-        self.visits: list[tuple[str, int, float]] = []
+        self.readings: list[tuple[str, int, float]] = []
         self.log: list[str] = []
         self.costs = {name: cost if callable(cost) else (lambda _now, c=cost: c) for name, cost in costs.items()}
         self.conditions = Conditions({"watts_max": 7.0})
@@ -54,7 +54,7 @@ class VirtualTimer:
         run.__name__ = name
         return run
 
-    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+    def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
         return {name: VirtualArm(self, calls) for name, calls in works.items()}
 
     def clock(self) -> float:
@@ -64,10 +64,10 @@ class VirtualTimer:
         return True
 
     def begin(self) -> None:
-        self.visits.clear()
+        self.readings.clear()
         self.log.append("begin")
 
-    def visited(self, name: str) -> None:
+    def taken(self, name: str) -> None:
         self.log.append(name)
 
     def end(self) -> Conditions:
@@ -86,14 +86,14 @@ class VirtualTimer:
 
 class VirtualArm:
     def __init__(self, timer: VirtualTimer, calls: Sequence[Call]) -> None:
-        self.timer, self.calls, self.turn = timer, calls, len(calls)
+        self.timer, self.calls, self.cycle = timer, calls, len(calls)
 
     def seconds(self, calls: int) -> float:
         self.calls[0]()
         started = self.timer.now
         for call in itertools.islice(itertools.cycle(self.calls), calls):
             call()
-        self.timer.visits.append((self.calls[0].__name__, calls, self.timer.now - started))
+        self.timer.readings.append((self.calls[0].__name__, calls, self.timer.now - started))
         return self.timer.now - started
 
 
@@ -101,7 +101,7 @@ class VirtualArm:
 
 
 def blocks_of(timer: VirtualTimer, length: int) -> list[tuple[str, ...]]:
-    names = [name for name, _, _ in timer.visits]
+    names = [name for name, _, _ in timer.readings]
     return [tuple(names[i : i + length]) for i in range(0, len(names), length)]
 
 
@@ -141,7 +141,7 @@ def test_an_arm_is_a_millisecond_and_whole_turns(cost: float, turn: int) -> None
     timer = VirtualTimer(subject=cost, comparator=10e-3)
     calls = [timer.call("subject") for _ in range(turn)]
     readings = blocks_module.measure(calls, timer.call("comparator"), timer=timer)
-    mine = [(calls, seconds) for name, calls, seconds in timer.visits if name == "subject"]
+    mine = [(calls, seconds) for name, calls, seconds in timer.readings if name == "subject"]
     assert all(calls == readings.calls and calls % turn == 0 for calls, _ in mine)
     assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * turn for _, seconds in mine)
     assert readings.subject == pytest.approx((cost,) * 30)
@@ -197,9 +197,9 @@ def test_a_slow_subject_beside_a_steady_comparator_is_the_subject_s_own_affair()
 
 @pytest.mark.parametrize(("comparator", "who"), [(True, "comparator"), (False, "subject")])
 def test_a_neighbour_that_does_not_go_away_disturbs(comparator: bool, who: str) -> None:
-    """Every third visit is half as slow again."""
-    visit = itertools.count()
-    noisy = VirtualTimer(subject=lambda _now: 1.5e-3 if next(visit) % 6 < 2 else 1e-3, comparator=2e-3)
+    """Every third reading is half as slow again."""
+    reading = itertools.count()
+    noisy = VirtualTimer(subject=lambda _now: 1.5e-3 if next(reading) % 6 < 2 else 1e-3, comparator=2e-3)
     if comparator:
         noisy.costs["comparator"], noisy.costs["subject"] = noisy.costs["subject"], noisy.costs["comparator"]
     readings = noisy.measure(comparator=comparator, retakes=4)
@@ -272,6 +272,7 @@ def test_the_contract_changes_with_all_that_can_change_a_figure() -> None:
         for field in dataclasses.fields(plan)
     }
     assert changed.pop("seed") == plan.contract()
+    assert plan.contract() == "edc93e76", "of the baselines that are stored"
     assert len({plan.contract(), *changed.values()}) == 1 + len(changed)
 
 
@@ -280,7 +281,7 @@ def test_the_contract_changes_with_all_that_can_change_a_figure() -> None:
     [
         ("blocks", 0, "blocks is 0; give 1 or more"),
         ("retakes", -1, "retakes is -1; give 0 or more"),
-        ("arm_seconds", 0.0, "arm_seconds is 0.0; give a positive number"),
+        ("reading_seconds", 0.0, "reading_seconds is 0.0; give a positive number"),
         ("max_seconds", math.inf, "max_seconds is inf; give a positive number"),
         ("guard", math.nan, "guard is nan; give a positive number"),
     ],
@@ -318,9 +319,9 @@ def test_the_cpu_timer_calls_in_turn_with_one_call_before_and_no_collector() -> 
 
         return run
 
-    arm = cpu.CpuTimer().arms({"subject": [call("a"), call("b")]})["subject"]
-    assert arm.turn == 2
-    assert arm.seconds(4) > 0.0
+    target = cpu.CpuTimer().targets({"subject": [call("a"), call("b")]})["subject"]
+    assert target.cycle == 2
+    assert target.seconds(4) > 0.0
     assert made == ["b", "a", "b", "a", "b"]
     assert not any(collects)
     assert gc.isenabled()
@@ -330,9 +331,9 @@ def test_the_collector_is_back_after_a_call_that_fails() -> None:
     def fail() -> None:
         raise ValueError
 
-    arm = cpu.CpuTimer().arms({"subject": [fail]})["subject"]
+    target = cpu.CpuTimer().targets({"subject": [fail]})["subject"]
     with pytest.raises(ValueError):  # noqa: PT011  # the call's own
-        arm.seconds(1)
+        target.seconds(1)
     assert gc.isenabled()
 
 
@@ -535,7 +536,7 @@ class FakeProbe:
         return next(self.states)
 
 
-PLAN = Plan(blocks=3, warm_seconds=0.0, arm_seconds=3e-3)
+PLAN = Plan(blocks=3, warm_seconds=0.0, reading_seconds=3e-3)
 
 
 def on_cuda(
@@ -552,7 +553,7 @@ def test_an_arm_on_cuda_is_a_graph_of_all_operand_sets_in_turn() -> None:
     assert readings.comparator == pytest.approx((1e-3,) * 6)
     assert readings.telemetry["graph"] == 1.0
     graphs = {tuple(graph.names) for graph in cuda.replays}
-    # The calls of the last graphs fill the arm; a visit launches its graph twice, and the second one counts.
+    # The calls of the last graphs fill the target; a reading launches its graph twice, and the second one counts.
     assert ("x", "x", "y", "y") in graphs
     assert ("c",) * 4 in graphs
     assert cuda.replays[-1] is cuda.replays[-2]
@@ -611,7 +612,7 @@ FAST, SLOW = GpuState(1980.0, 3201.0, 500.0, 60.0), GpuState(1200.0, 2619.0, 700
 )
 def test_a_throttled_gpu_disturbs(reasons: int, says: str) -> None:
     cuda = FakeCuda()
-    # Two states in turn meet subject and comparator alike: the order ABBA has an even number of visits.
+    # Two states in turn meet subject and comparator alike: the order ABBA has an even number of readings.
     probe = FakeProbe(FAST, dataclasses.replace(SLOW, reasons=reasons))
     readings = on_cuda(cuda, probe, subject=[cuda.call("s")], comparator=[cuda.call("c")])
     assert says in readings.disturbed
@@ -628,11 +629,11 @@ def test_a_power_cap_disturbs_only_when_it_meets_one_arm_more_than_the_other(mhz
     timer = CudaTimer(cuda, probe := FakeProbe())
     capped = GpuState(1500.0, reasons=0x04)
 
-    def visited(name: str) -> None:
+    def taken(name: str) -> None:
         probe.states = itertools.repeat(capped if name == "subject" else dataclasses.replace(capped, sm_mhz=mhz))
-        CudaTimer.visited(timer, name)
+        CudaTimer.taken(timer, name)
 
-    timer.visited = visited  # type: ignore[method-assign]  # the state is that of the arm
+    timer.taken = taken  # type: ignore[method-assign]  # the state is that of the target
     readings = blocks_module.measure(cuda.call("s"), cuda.call("c"), timer=timer, plan=PLAN)
     assert readings.telemetry["sw_power_cap_share"] > 0.8
     assert ("power-capped, at 1500 MHz under the subject and 1600 MHz" in readings.disturbed) == disturbs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_gemm.machine import processor
-from pytest_gemm.speed.timing.plan import Arm, Call, Conditions
+from pytest_gemm.speed.timing.plan import Call, Conditions, Target
 
 # -- the CPU ------------------------------------------------------------------------------------------------------
 
@@ -24,20 +24,20 @@ from pytest_gemm.speed.timing.plan import Arm, Call, Conditions
 LOAD_OF_OTHERS: Final = 0.10
 
 
-class _CpuArm:
+class _CpuTarget:
     """Calls on the CPU, one after the other."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.turn = len(calls)
+        self.cycle = len(calls)
         self._calls = calls
 
     def seconds(self, calls: int) -> float:
-        turns = itertools.repeat(self._calls, calls // self.turn)
+        turns = itertools.repeat(self._calls, calls // self.cycle)
         collects = gc.isenabled()
         gc.disable()
         try:
             self._calls[-1]()
-            # The loop itself costs some 30 ns a call, in both arms alike.
+            # The loop itself costs some 30 ns a call, for subject and comparator alike.
             started = time.perf_counter_ns()
             for turn in turns:
                 for call in turn:
@@ -65,7 +65,7 @@ class _CpuState:
 
 
 class CpuTimer:
-    """Times calls by the wall clock, with Python's garbage collector off in the arms.
+    """Times calls by the wall clock, with Python's garbage collector off.
 
     Telemetry: ``waited_cores``, for how many cores' worth of time this process's threads were ready to run and did not,
     because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
@@ -81,9 +81,9 @@ class CpuTimer:
         self._proc = proc
         self._before: _CpuState | None = None
 
-    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+    def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
         """Nothing has to be made ready."""
-        return {name: _CpuArm(calls) for name, calls in works.items()}
+        return {name: _CpuTarget(calls) for name, calls in works.items()}
 
     def clock(self) -> float:
         """``time.perf_counter``."""
@@ -97,8 +97,8 @@ class CpuTimer:
         """Read the counters."""
         self._before = self._state()
 
-    def visited(self, name: str) -> None:
-        """Reading counters here would disturb the next arm."""
+    def taken(self, name: str) -> None:
+        """Reading counters here would disturb the next reading."""
 
     def end(self) -> Conditions:
         """Read the counters again."""

@@ -20,7 +20,7 @@ from pytest_gemm.speed.timing.gpu_state import (
     Probe,
     probe_of,
 )
-from pytest_gemm.speed.timing.plan import Arm, Call, Calls, Conditions, TimingError
+from pytest_gemm.speed.timing.plan import Call, Calls, Conditions, Target, TimingError
 
 # -- CUDA ---------------------------------------------------------------------------------------------------------
 
@@ -92,11 +92,11 @@ class CudaRuntime:
         torch.cuda.synchronize()
 
 
-class _CudaArm:
+class _CudaTarget:
     """Calls on the device: a graph of them, or where the timer gave graphs up, launches from Python."""
 
     def __init__(self, name: str, calls: Sequence[Call], timer: CudaTimer) -> None:
-        self.turn = len(calls)
+        self.cycle = len(calls)
         self._name = name
         self._calls = calls
         self._timer = timer
@@ -121,7 +121,7 @@ class _CudaArm:
         return total
 
     def seconds(self, calls: int) -> float:
-        """See :class:`Arm`; the calls that do not count are as many again, or one turn without a graph."""
+        """See :class:`Target`; the calls that do not count are as many again, or one turn without a graph."""
         runtime = self._timer.runtime
         if self._timer.graphs and calls != self._length:
             self._capture(calls)
@@ -132,7 +132,7 @@ class _CudaArm:
             for call in itertools.islice(itertools.cycle(self._calls), count):
                 call()
 
-        return runtime.elapsed(lambda: launch(self.turn), lambda: launch(calls))
+        return runtime.elapsed(lambda: launch(self.cycle), lambda: launch(calls))
 
     def _replay(self) -> None:
         self._timer.runtime.replay(self._graph)
@@ -148,9 +148,10 @@ class _CudaArm:
             return
         self._length = calls
         expected, found = self._timer.expected_nodes.get(self._name), runtime.nodes(self._graph)
-        if expected is not None and found is not None and found < expected * (calls // self.turn):
+        if expected is not None and found is not None and found < expected * (calls // self.cycle):
             raise TimingError(
-                f"the graph of {calls} calls of the {self._name} has {found} nodes, not {expected * calls // self.turn}"
+                f"the graph of {calls} calls of the {self._name} has {found} nodes, "
+                f"not {expected * calls // self.cycle}"
             )
 
 
@@ -158,10 +159,10 @@ _SETTLED_SECONDS: Final = 0.15
 
 
 class CudaTimer:
-    """Times calls by events on the device, each arm a CUDA graph.
+    """Times calls by events on the device, each target a CUDA graph.
 
     One launch of a graph replaces the launches of its calls, so that a small kernel is timed and not Python.  Every
-    call is captured alone as well: one that launches nothing, or that is missing in the arm's graph, is an error.  When
+    call is captured alone as well: one that launches nothing, or that is missing in the graph, is an error.  When
     one of a case's calls cannot be captured, all of the case are launched from Python between the events.
 
     Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, ``memory_mhz_min``, ``watts_max``, ``celsius_max``,
@@ -180,29 +181,29 @@ class CudaTimer:
         self._states: list[tuple[str, GpuState]] = []
         self._clocks: list[tuple[float, float]] = []
 
-    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+    def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
         """Warm everything up, and capture every call once."""
         self.graphs = True
         self._clocks.clear()
-        arms = {name: _CudaArm(name, calls, self) for name, calls in works.items()}
+        targets = {name: _CudaTarget(name, calls, self) for name, calls in works.items()}
         for calls in works.values():
             self.runtime.warm(calls)
         try:
-            self.expected_nodes = {name: arm.nodes() for name, arm in arms.items()}
+            self.expected_nodes = {name: target.nodes() for name, target in targets.items()}
         except TimingError:
             raise
         except RuntimeError:
             self.give_up_graphs()
-        return arms
+        return targets
 
     def give_up_graphs(self) -> None:
-        """Launch from Python from now on: both arms, or the one with a graph would look faster than it is."""
+        """Launch from Python from now on: all targets, or the one with a graph would look faster than it is."""
         self.graphs = False
         self.expected_nodes = {}
         self.runtime.recover()
 
     def clock(self) -> float:
-        """``time.perf_counter``; every visit ends with a wait for the device."""
+        """``time.perf_counter``; every reading ends with a wait for the device."""
         return time.perf_counter()
 
     def steady(self) -> bool:
@@ -229,15 +230,15 @@ class CudaTimer:
         self._states.clear()
         self._read("")
 
-    def visited(self, name: str) -> None:
-        """Read the state again if that is quick: the clock is still what it was in the visit."""
+    def taken(self, name: str) -> None:
+        """Read the state again if that is quick: the clock is still what it was in the reading."""
         if self._probe is not None and self._probe.quick:
             self._read(name)
 
     def end(self) -> Conditions:
         """Read the state once more, and sum up."""
         self._read("")
-        # The reading before the first visit speaks of the warm-up as well; none is of an idle device.
+        # The reading before the first reading speaks of the warm-up as well; none is of an idle device.
         return _gpu_conditions(self._states, graphs=self.graphs)
 
     def _read(self, name: str) -> None:
@@ -247,11 +248,11 @@ class CudaTimer:
 
 
 def _gpu_conditions(states: Sequence[tuple[str, GpuState]], *, graphs: bool) -> Conditions:
-    """Sum up readings of the GPU, each with the name of the arm that it came after."""
+    """Sum up readings of the GPU, each with the name of the target that it came after."""
     telemetry = {"graph": float(graphs)}
 
     def known(field: str, name: str | None = None) -> list[float]:
-        found = [getattr(state, field) for arm, state in states if name is None or arm == name]
+        found = [getattr(state, field) for target, state in states if name is None or target == name]
         return [value for value in found if value is not None]
 
     for field, ends in (("sm_mhz", "min max"), ("memory_mhz", "min"), ("watts", "max"), ("celsius", "max")):
@@ -282,7 +283,7 @@ def rotation(bytes_of_operands: int, device: str) -> int:
 
     On CUDA they hold twice the L2 cache together: what a call reads was thrown out since it was last read.  At most 64,
     which leaves out products of less than about 2 MB on a GPU with 50 MB of L2.  On the CPU one: its kernels are timed
-    on what their last call left in the caches, in both arms alike.
+    on what their last call left in the caches, in both targets alike.
 
     Args:
         bytes_of_operands: of one set, its result included.

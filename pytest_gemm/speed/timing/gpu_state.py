@@ -33,7 +33,7 @@ class Probe(Protocol):
     """Reads the state of a GPU.
 
     Attributes:
-        quick: whether it takes less than a millisecond, so that it can be asked after every visit.
+        quick: whether it takes less than a millisecond, so that it can be asked after every reading.
     """
 
     quick: bool

@@ -31,22 +31,22 @@ class Plan:
     """How a case is timed.
 
     Attributes:
-        blocks: of two visits of the subject and two of the comparator.
-        arm_seconds: least time that the calls of one visit take together.
+        blocks: of two readings of the subject and two of the comparator.
+        reading_seconds: least time that the calls of one reading take together.
         warm_seconds: how long everything that is timed runs before anything counts, or up to ten times as long
             until the clock is steady.
         max_seconds: budget of a case.  A slow kernel gets fewer blocks, but never fewer than 5 (or than ``blocks``),
             and retaking ends at twice the budget.
         guard: a block is spoilt when its comparator took this much longer than the median, as a fraction.
         retakes: how many spoilt blocks may be measured again.
-        seed: of the order of visits.
+        seed: of the order of readings.
 
     Raises:
         ValueError: for a field that is out of range, by name.
     """
 
     blocks: int = 15
-    arm_seconds: float = 1e-3
+    reading_seconds: float = 1e-3
     warm_seconds: float = 0.1
     max_seconds: float = 6.0
     guard: float = 0.10
@@ -58,17 +58,19 @@ class Plan:
             value = getattr(self, name)
             if not value >= least:
                 raise ValueError(f"{name} is {value}; give {least} or more")
-        for name in ("arm_seconds", "max_seconds", "guard"):
+        for name in ("reading_seconds", "max_seconds", "guard"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; give a positive number")
 
     def contract(self) -> str:
-        """Eight letters that change with everything about the timing that can change a figure.
+        """Eight letters that change with everything about the timing that can change an estimate.
 
-        The seed cannot.  Figures of two contracts are not compared.
+        The seed cannot.  Estimates of two contracts are not compared.
         """
         facts = {"version": _VERSION, **dataclasses.asdict(self)}
+        # The name that the field had when the first baselines were recorded: their contract must not change.
+        facts["arm_seconds"] = facts.pop("reading_seconds")
         del facts["seed"]
         return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=4).hexdigest()
 
@@ -78,11 +80,11 @@ class Readings:
     """What was measured; the fields are those of ``speed.Sample``.
 
     Attributes:
-        subject: seconds a call, one for each visit in order of time.
+        subject: seconds a call, one for each reading in order of time.
         comparator: the same, as long; empty without one.
-        candidates: the same of other candidates, half as long: one visit in each block.
+        candidates: the same of other candidates, half as long: one reading in each block.
         windows: how many of the subject's readings each window holds, for readings that were merged.
-        calls: of the subject in one visit.
+        calls: of the subject in one reading.
         retaken: blocks that were thrown away and measured again.
         disturbed: why the figures are not to be trusted, as a sentence; "" when they are.
         telemetry: by name with the unit in it.
@@ -160,14 +162,14 @@ def merged(windows: Sequence[Readings]) -> Readings:
 # -- what a timer is ----------------------------------------------------------------------------------------------
 
 
-class Arm(Protocol):
+class Target(Protocol):
     """Something that a timer can time.
 
     Attributes:
-        turn: number of calls after which every set of operands was used once; calls are timed in multiples of it.
+        cycle: number of calls after which every set of operands was used once; calls are timed in multiples of it.
     """
 
-    turn: int
+    cycle: int
 
     def seconds(self, calls: int) -> float:
         """Seconds that ``calls`` calls took together, right after at least one that does not count."""
@@ -188,9 +190,9 @@ class Conditions:
 
 
 class Timer(Protocol):
-    """A clock with whatever belongs to it.  One case after the other: ``arms``, ``begin``, visits, ``end``."""
+    """A clock with whatever belongs to it.  One case after the other: ``targets``, ``begin``, readings, ``end``."""
 
-    def arms(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Arm]:
+    def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
         """Make everything of a case ready to be timed, under the same names."""
         ...
 
@@ -203,13 +205,13 @@ class Timer(Protocol):
         ...
 
     def begin(self) -> None:
-        """From here on the visits count."""
+        """From here on the readings count."""
         ...
 
-    def visited(self, name: str) -> None:
-        """An arm has just been timed."""
+    def taken(self, name: str) -> None:
+        """A reading has just been taken."""
         ...
 
     def end(self) -> Conditions:
-        """No more visits count; called after :meth:`begin` whatever happens."""
+        """No more readings count; called after :meth:`begin` whatever happens."""
         ...

@@ -37,7 +37,7 @@ def side(busy: Busy, name: str, descriptor: int, rounds: Sequence[int], *, first
         for windows in rounds:
             with mine.round():
                 for _ in range(windows):
-                    with mine.turn():
+                    with mine.window():
                         busy(name)
             busy.left.append(len(busy.done))
 
@@ -86,7 +86,7 @@ def test_the_death_of_the_other_process_ends_no_session(how: str) -> None:
 import os, sys
 from pytest_gemm.speed.lockstep import Interleaving
 turns = Interleaving(int(sys.argv[1]), first=True)
-with turns.round(), turns.turn():
+with turns.round(), turns.window():
     {how}
 """
     with subprocess.Popen([sys.executable, "-c", code, str(other.fileno())], pass_fds=[other.fileno()]):
