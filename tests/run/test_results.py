@@ -84,7 +84,7 @@ def test_the_page_counts_what_the_record_holds(record: Path, capsys: pytest.Capt
     assert row(page, "triton", "2")[1:] == ["2", "", "1", "1", "", "2", "3", "2", "1"]
     assert row(page, "cutlass", "")[1:] == ["", "1", "", "", "1", "2", "2", "1", "1"]
     assert row(page, "triton", "f16") == ["triton", "f16", "0.25", "0.5"]
-    assert row(page, "triton", "f32 tf32") == ["triton", "f32 tf32", "0.125", ""]
+    assert row(page, "triton", "f32 math.tf32") == ["triton", "f32 math.tf32", "0.125", ""]
     assert row(page, "triton", "out-of-resources")[2:4] == ["1", "triton_mm_big"]
     assert row(page, "cutlass", "drops-bias")[2:5] == ["known-failure", "all", "1"]
     assert row(page, "cutlass", "not known")[2] == "incorrect"
@@ -100,7 +100,7 @@ def test_the_page_says_which_epilogues_another_kernel_did() -> None:
         for m in (1, 2)
     ]
     page = results.page([Record(Provenance(), (apart, *fused, PASSED))], "Mine")
-    assert f"| cpp | linear | bias+relu+t+add tap | 1 | 1 | 0 | `{apart.problem}` |" in page
+    assert f"| cpp | linear | bias+relu+t+add program.multi_output | 1 | 1 | 0 | `{apart.problem}` |" in page
     assert "| cpp | linear | relu | 2 |  | 1 2 |  |" in page
     assert "## Epilogues" not in results.page([Record(Provenance(), (PASSED,))], "Mine")
 
