@@ -1,8 +1,8 @@
 """What a level of the suite holds: ``pytest-gemm list``.
 
-A problem has four facets beside its op: dtypes, layout, state of the operands (flags) and steps.  Coverage counts pairs
-of values of two facets, for each op.  A pair that no problem of a level covers is reported with a problem that would
-cover it; a pair that no problem line can have is not counted.
+A problem has four facets beside its op: dtypes, layout, flags (state of the operands, math, program) and steps.
+Coverage counts pairs of values of two facets, for each op.  A pair that no problem of a level covers is reported with a
+problem that would cover it; a pair that no problem line can have is not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import did_you_mean, show
 
-FACETS = ("dtypes", "layout", "operands", "steps")
+FACETS = ("dtypes", "layout", "flags", "steps")
 # The words for no flag and for no step.
 _PLAIN, _NONE = "plain", "none"
 # So many problems of one value are tried as places for another.
@@ -38,7 +38,7 @@ def facts(problem: Problem) -> tuple[Fact, ...]:
     return (
         ("dtypes", str(problem.dtypes)),
         ("layout", str(problem.layout)),
-        *(("operands", flag) for flag in problem.flags or (_PLAIN,)),
+        *(("flags", flag) for flag in problem.flags or (_PLAIN,)),
         *(("steps", name) for name in dict.fromkeys(step.name for step in problem.epilogue) or (_NONE,)),
     )
 
@@ -90,7 +90,7 @@ def _with(problem: Problem, fact: Fact, model: Problem) -> Problem:
     facet, value = fact
     if facet in {"dtypes", "layout"}:
         return dataclasses.replace(problem, **{facet: getattr(model, facet)})
-    if facet == "operands":
+    if facet == "flags":
         return dataclasses.replace(problem, flags=() if value == _PLAIN else (*problem.flags, value))
     steps = tuple(step for step in model.epilogue if step.name == value)
     return dataclasses.replace(problem, epilogue=(*problem.epilogue, *steps[:1]) if steps else ())

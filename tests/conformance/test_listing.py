@@ -39,7 +39,7 @@ def test_pairs_that_no_problem_covers_come_with_one_that_would() -> None:
     added = [*quick, *found.values()]
     assert not listing.uncovered(added, every)
     # A batch that is read a second time through its transpose has no broadcast operand.
-    assert frozenset((("operands", "b.alias_t"), ("layout", "nn"))) not in found
+    assert frozenset((("flags", "b.alias_t"), ("layout", "nn"))) not in found
 
 
 def test_an_op_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
