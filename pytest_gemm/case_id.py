@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import fnmatch
+from collections.abc import Sequence
 from typing import Final
 
 
@@ -34,6 +36,38 @@ class Mode(str, enum.Enum):
 
 # The modes that can be asked for.
 MODES: Final = tuple(mode.value for mode in Mode if mode is not Mode.OWN)
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateSelection:
+    """Which of a backend's candidates are judged.
+
+    Attributes:
+        text: as the option has it: ``one`` or ``winner`` (the backend selects), ``all``, a number, a pattern of names,
+            or "" for the backend's own way.
+    """
+
+    text: str = ""
+
+    @property
+    def by_backend(self) -> bool:
+        """Whether the backend selects one candidate."""
+        return self.text in {"", "one", "winner"}
+
+    @property
+    def by_name(self) -> bool:
+        """Whether it is a pattern of names."""
+        return not (self.by_backend or self.text == "all" or self.text.isdigit())
+
+    def of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The selected names; a number selects that many at even distances, the first and the last among them."""
+        if self.by_name:
+            return tuple(name for name in names if fnmatch.fnmatchcase(name, self.text))
+        count = len(names) if self.text == "all" else int(self.text)
+        if count >= len(names):
+            return tuple(names)
+        steps = max(count - 1, 1)
+        return tuple(names[round(i * (len(names) - 1) / steps)] for i in range(count))
 
 
 @dataclasses.dataclass(frozen=True, order=True)

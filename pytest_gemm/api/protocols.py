@@ -204,8 +204,3 @@ def timed(prepared: Prepared, operands: Operands) -> Iterator[Callable[[], objec
         return
     with own(operands) as call:
         yield call
-
-
-def names_candidates(wanted: str) -> bool:
-    """Whether a value of ``--gemm-choices`` is a pattern of candidates' names."""
-    return wanted not in {"", "one", "winner", "all"} and not wanted.isdigit()

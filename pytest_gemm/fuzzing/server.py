@@ -142,7 +142,7 @@ def judged(
         for outcome in [held] if held else explained(PRODUCT, case, lambda run, case=case: run.judged(case)):  # type: ignore[misc]  # bound early on purpose
             well = well and outcome.status in {Status.PASSED, Status.PRUNED}
             yield outcome
-    if well and config.choices in {"", "one", "winner"} and not judge.has_lost(device):
+    if well and case.selection.by_backend and not judge.has_lost(device):
         case = Case(backend, trial.problems[0], trial.distributions, trial.seed, device, config.choices)
         for outcome in explained(PROPERTY, case, lambda run: map(Judged, run.judge.relate(case))):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything

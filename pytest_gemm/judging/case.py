@@ -8,7 +8,7 @@ import torch
 
 from pytest_gemm.api.protocols import Backend, Prepared
 from pytest_gemm.api.request import BuildRequest, Selection
-from pytest_gemm.case_id import CaseId, Device, Mode
+from pytest_gemm.case_id import CandidateSelection, CaseId, Device, Mode
 from pytest_gemm.judging import sampled
 from pytest_gemm.numerics import span
 from pytest_gemm.operands import tensors as operands
@@ -21,13 +21,12 @@ class Case:
     """A problem on a backend, to be judged with several distributions on one artifact.
 
     Attributes:
-        backend: who computes it.
+        backend: computes it.
         problem: what is computed.
         distributions: names of distributions, judged in this order; empty: the level's choice.
         seed: of all values.
         device: where, ``cpu`` or ``cuda``.
-        choices: which of the backend's candidates, as in ``--gemm-choices``: ``one``, ``winner``, ``all``, a number, a
-            pattern of names; "": the backend's own way.
+        choices: which of the backend's candidates, as :attr:`CandidateSelection.text` has it.
         mode: how the kernel is reached.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
@@ -52,12 +51,17 @@ class Case:
         return BuildRequest(
             device=Device(self.device),
             candidate=candidate,
-            selection=Selection(self.choices if self.choices in {"one", "winner"} else ""),
+            selection=Selection(self.choices if self.selection.by_backend else ""),
             pruned=self.pruned,
             mode=Mode(self.mode),
             isa=self.isa,
             user_caches=self.user_caches,
         )
+
+    @property
+    def selection(self) -> CandidateSelection:
+        """Which of the backend's candidates are judged."""
+        return CandidateSelection(self.choices)
 
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""

@@ -6,7 +6,6 @@ Each call is guarded as :mod:`calls` says, and each answer is checked for its ty
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import CandidateBackend, Prepared, names_candidates, unsupported
+from pytest_gemm.api.protocols import CandidateBackend, Prepared, unsupported
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.calls import Misconduct, asking, calling, hand, plain
 from pytest_gemm.judging.case import Case
@@ -56,43 +55,31 @@ def check_support(case: Case) -> None:
 
 
 def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
-    """Names of the candidates to judge, a single "" where the backend has none; and those that are unsupported.
+    """Names of the candidates to judge, and those that are unsupported; a single "" where the backend selects.
 
     Raises:
         Unsupported: when none has the name that was asked for.
     """
-    wanted, backend = case.choices, case.backend
-    by_name = names_candidates(wanted)
+    wanted, backend = case.selection, case.backend
+    if wanted.by_backend:
+        return ("",), {}
     if not isinstance(backend, CandidateBackend):
-        if not by_name:
+        if not wanted.by_name:
             return ("",), {}
-        raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted}")
+        raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted.text}")
     handed = hand(given)
     with quiet(), calling(compiling=True):
-        listed = backend.candidates(case.problem, handed.operands, case.request(wanted if by_name else ""))
+        listed = backend.candidates(case.problem, handed.operands, case.request(wanted.text if wanted.by_name else ""))
         names = tuple(map(str, listed.names))
         if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
             raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
     handed.check()
-    found = selected(names, wanted) or listed.named
+    found = wanted.of(names) or listed.named
     if not found:
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        text = f"no candidate is called {wanted}; there are {', '.join(names[:_NAMES])}{more}"
+        text = f"no candidate is called {wanted.text}; there are {', '.join(names[:_NAMES])}{more}"
         raise Unsupported("no-such-choice", text)
-    return found, listed.unsupported if wanted == "all" else {}
-
-
-def selected(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """The candidates that ``all``, a number or a pattern selects; a number selects at even distances."""
-    if wanted == "all":
-        return tuple(names)
-    if not wanted.isdigit():
-        return tuple(name for name in names if fnmatch.fnmatchcase(name, wanted))
-    count = int(wanted)
-    if count >= len(names):
-        return tuple(names)
-    steps = max(count - 1, 1)
-    return tuple(names[round(i * (len(names) - 1) / steps)] for i in range(count))
+    return found, listed.unsupported if wanted.text == "all" else {}
 
 
 # -- compile and run ---------------------------------------------------------------------------------

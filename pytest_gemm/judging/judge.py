@@ -20,7 +20,7 @@ import torch
 
 from pytest_gemm.api import device_kernels
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Prepared, names_candidates
+from pytest_gemm.api.protocols import Prepared
 from pytest_gemm.case_id import Mode
 from pytest_gemm.judging import drive, faults, properties, sampled, verdict
 from pytest_gemm.judging import eager as eager_module
@@ -161,7 +161,7 @@ class Judge:
             raise Ended(attempt.end(Status.UNSUPPORTED, reason))
         attempt.distribution = case.distributions[0]
         first = self._truth(case, "", case.distributions[0]).operands
-        if case.choices in {"", "one", "winner"}:
+        if case.selection.by_backend:
             candidates: tuple[str, ...] = ("",)
             unsupported: Mapping[str, Reason] = {}
         else:
@@ -185,7 +185,7 @@ class Judge:
             if name not in done:
                 yield Judged(self._attempt(case, printable(name)).end(Status.UNSUPPORTED, why))
         # A user who names candidates may name one that is pruned; in any other run something has to be judged.
-        if pruned and len(pruned) == len(candidates) and not names_candidates(case.choices):
+        if pruned and len(pruned) == len(candidates) and not case.selection.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
 
     def _candidate(self, case: Case, candidate: str, timing: Timing | None) -> Iterator[Judged]:
@@ -337,7 +337,7 @@ class Judge:
 
         The backend selects its candidate by itself.  No reference is computed: see ``properties``.
         """
-        own = dataclasses.replace(case, choices=case.choices if case.choices in {"one", "winner"} else "")
+        own = dataclasses.replace(case, choices=case.choices if case.selection.by_backend else "")
         for judged in _threaded(case, _ended(self._relate(own))):
             yield judged.outcome
 

@@ -14,11 +14,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import Mode
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Keeper, Service
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import eager_refusal
 from pytest_gemm.text import described
 
@@ -49,8 +47,8 @@ class GuardedJudge:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""
         from pytest_gemm.operands.guard_pages import SIDES, GuardPages
 
-        backend = self._sent(case.backend)
-        refusal = backend if isinstance(backend, Reason) else self._refusal(case)
+        sent = self._sent(case)
+        refusal = sent if isinstance(sent, Reason) else self._refusal(case)
         if refusal is not None:
             return [self._outcome(case, Status.UNSUPPORTED, refusal)]
         found: list[Outcome] = []
@@ -82,25 +80,22 @@ class GuardedJudge:
             return Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
         return None
 
-    def _sent(self, backend: Backend) -> str | Reason:
-        """What the other process, which has the registered backends, is told of one; a variant is sent as it is."""
-        if backend.name in self._config.registry.names() and self._config.registry[backend.name] is backend:
-            return ""
+    def _sent(self, case: Case) -> str | Reason:
+        """The case for the other process, which has the registered backends; any other backend is sent as it is."""
+        backend, registry = case.backend, self._config.registry
+        registered = backend.name in registry.names() and registry[backend.name] is backend
+        fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
         try:
-            return base64.b64encode(pickle.dumps(backend)).decode()
+            fields["backend"] = backend.name if registered else pickle.dumps(backend)
+            return base64.b64encode(pickle.dumps(fields)).decode()
         except Exception as error:  # pickle raises whatever an object's own methods do
-            text = (
-                f"this variant of {backend.name} cannot be sent to the process in which it may die: {described(error)}"
-            )
+            text = f"this {backend.name} cannot be sent to the process in which it may die: {described(error)}"
             return Reason("guard-process", text)
 
     def _ask(self, case: Case, pages: GuardPages) -> list[Outcome] | Death:
         """The outcomes of the other process, or how it ended."""
-        # A problem is a line of text: its op has functions that no other process could be given.
-        own = {"backend": case.backend.name, "problem": case.problem.line}
-        fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)} | own
         names = None if pages.only is None else sorted(pages.only)
-        request = {"case": fields, "variant": self._sent(case.backend), "side": pages.side, "names": names}
+        request = {"case": self._sent(case), "side": pages.side, "names": names}
         outcomes, end = self._keeper.ask(request)
         return outcomes if end is None else end
 
@@ -130,7 +125,8 @@ def _signal(status: int | None) -> str:
     return signal.Signals(-status).name if status is not None and status < 0 else "it died"
 
 
-_VARIANTS: dict[str, Backend] = {}
+# Backends that were sent, by what was sent: the same one for every case, with what it has compiled.
+_SENT: dict[bytes, Backend] = {}
 _NO_EAGER: Final = "eager is not run: what ends this process has to be the case"
 
 
@@ -140,17 +136,11 @@ def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.guard_pages import GuardPages
 
-    fields, variant = request["case"], request["variant"]
-    if variant and variant not in _VARIANTS:
-        _VARIANTS[variant] = pickle.loads(base64.b64decode(variant))
-    # The same backend for every case, with what it has compiled.
-    backend = _VARIANTS[variant] if variant else service.config.registry[fields["backend"]]
-    own = {
-        "backend": backend,
-        "problem": Problem.parse(fields["problem"]),
-        "distributions": tuple(fields["distributions"]),
-        "mode": Mode(fields["mode"]),
-    }
+    fields = pickle.loads(base64.b64decode(request["case"]))
+    sent = fields.pop("backend")
+    if isinstance(sent, bytes) and sent not in _SENT:
+        _SENT[sent] = pickle.loads(sent)
+    backend = _SENT[sent] if isinstance(sent, bytes) else service.config.registry[sent]
     pages = GuardPages(request["side"], None if request["names"] is None else frozenset(request["names"]))
     judge = Judge(lambda *_: _NO_EAGER, watch=service.watch, pages=pages)
-    return (judged.outcome for judged in judge.judge(Case(**{**fields, **own})))
+    return (judged.outcome for judged in judge.judge(Case(backend, **fields)))

@@ -12,7 +12,6 @@ need one.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import multiprocessing
 import os
 import time
@@ -26,7 +25,7 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.backends.cutlass.compile_farm import Counts, Farm, Job, Store
-from pytest_gemm.case_id import Device
+from pytest_gemm.case_id import CandidateSelection, Device
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
@@ -143,11 +142,9 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
         architecture: as nvcc has it.
         wanted: as ``--gemm-choices``.
     """
-    from pytest_gemm.judging.drive import selected
-
-    by_backend = wanted in {"", "one", "winner"}
-    select = None if by_backend else functools.partial(selected, wanted=wanted)
-    request = BuildRequest(Device.CUDA, selection=Selection(wanted if by_backend else ""))
+    selection = CandidateSelection(wanted)
+    select = None if selection.by_backend else selection.of
+    request = BuildRequest(Device.CUDA, selection=Selection(wanted if selection.by_backend else ""))
     found: list[_Answer] = []
     for line in lines:
         problem = Problem.parse(line)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gemm import records as records_module
-from pytest_gemm.api.protocols import names_candidates
+from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger.entry import Entry, Environment
 from pytest_gemm.ledger.ledger import Ledger
@@ -121,9 +121,8 @@ class RunState:
     def unknown_choice(self) -> str:
         """The name in ``--gemm-choices`` that no candidate of any problem has; "" where there is none such."""
         wanted = self.config.choices
-        if not names_candidates(wanted) or not self.outcomes or any(outcome.candidate for outcome in self.outcomes):
-            return ""
-        return wanted
+        named = CandidateSelection(wanted).by_name
+        return wanted if named and self.outcomes and not any(outcome.candidate for outcome in self.outcomes) else ""
 
     def unjudged(self) -> list[str]:
         """A sentence for each named backend of which tests were run and no case was judged.

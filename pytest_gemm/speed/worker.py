@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from pytest_gemm import effect
 from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared, timed
 from pytest_gemm.api.request import DEFAULT
-from pytest_gemm.case_id import CaseId, Device
+from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
 from pytest_gemm.isolation.journal import Diary
 from pytest_gemm.isolation.limits import Watch
@@ -400,8 +400,6 @@ class Meter:
 
     def _candidates(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
         """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
-        from pytest_gemm.judging.drive import selected
-
         count, backend = self._config.speed.regret, case.backend
         if not count or not isinstance(backend, CandidateBackend):
             return {}
@@ -414,7 +412,7 @@ class Meter:
         names = others(backend.candidates(case.problem, given, case.request()).names) if not ranked else []
         found = {}
         # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
-        for name in ranked[:count] or selected(names, str(count)):
+        for name in ranked[:count] or CandidateSelection(str(count)).of(names):
             with contextlib.suppress(Pruned, Unsupported):
                 found[name] = backend.prepare(case.problem, given, case.request(name))
         return found

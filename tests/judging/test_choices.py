@@ -23,7 +23,7 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm import records as records_module
 from pytest_gemm.api.proof import Proof
-from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates, names_candidates
+from pytest_gemm.api.protocols import Availability, CandidateBackend, Candidates
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends import cutedsl, tensor_core
@@ -34,7 +34,7 @@ from pytest_gemm.backends.inductor import compilation, listing, naming, poisonin
 from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CandidateSelection, CaseId
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import drive, judge
@@ -184,7 +184,7 @@ def test_a_candidate_has_its_name_before_its_code_is_made() -> None:
     [("", False), ("one", False), ("winner", False), ("all", False), ("12", False), ("triton_mm*", True), ("1x", True)],
 )
 def test_which_values_of_the_option_are_names(value: str, is_name: bool) -> None:
-    assert names_candidates(value) == is_name
+    assert CandidateSelection(value).by_name == is_name
 
 
 # -- Inductor ------------------------------------------------------------------------------------------

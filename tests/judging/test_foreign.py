@@ -347,9 +347,9 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
     backend: Any = registry["mine"]
     prepare = backend.prepare
 
-    def leaving(problem: Problem, given: tensors.Operands) -> Any:
+    def leaving(*given: Any) -> Any:
         LEFT[name]()
-        return prepare(problem, given)
+        return prepare(*given)
 
     backend.prepare = leaving
     found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
