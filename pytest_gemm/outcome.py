@@ -44,9 +44,9 @@ class Status(enum.Enum):
     TIMED_OUT = "timed-out"
     FALLBACK = "fallback"
     MISTRUSTED = "mistrusted"  # the data could not have told right from wrong
-    PRUNED = "pruned"  # a choice that autotuning would leave out as well: it does not compile or does not fit
-    UNSUPPORTED = "unsupported"
     KNOWN_FAILURE = "known-failure"
+    PRUNED = "pruned"  # a candidate that autotuning would leave out as well: it does not compile or does not fit
+    UNSUPPORTED = "unsupported"
     NOT_RUN = "not-run"
 
     @property

@@ -1,11 +1,33 @@
-"""Text of foreign origin, made fit for a terminal and a file; hints for a word that is nearly right."""
+"""Text of foreign origin, made fit for a terminal and a file; tables; hints for a word that is nearly right."""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int], *, markdown: bool = False
+) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        head: titles of the columns.
+        rows: cells, as text.
+        right: numbers of the columns that are aligned to the right.
+        markdown: for Markdown; cells must not hold an unescaped ``|``.
+    """
+    from tabulate import tabulate
+
+    numbers = set(right)
+    aligned = ["right" if i in numbers else "left" for i in range(len(head))]
+    if markdown:
+        text = tabulate(list(rows), head, "pipe", colalign=aligned, disable_numparse=True)
+    else:  # tabulate pads the head of a plain table
+        text = tabulate([head, *rows], tablefmt="plain", colalign=aligned, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -31,6 +31,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.progress import Display
+from pytest_gemm.text import table as text_table
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.
 _CHUNK = 6
@@ -332,17 +333,13 @@ def table(harvest: Harvest) -> list[str]:
         problem = Problem.parse(line)
         groups.setdefault(f"{problem.op.name} {problem.dtypes.a.name}", []).extend(keys)
         of.update(dict.fromkeys(keys, line))
-    rows = [("for", "kernels", "cached", "refused", "MB", "seconds")]
+    head, rows = ("for", "kernels", "cached", "refused", "MB", "seconds"), []
     for name, keys in (*sorted(groups.items()), ("all", list(harvest.kernels))):
         megabytes = sum(harvest.sizes.get(key, 0) for key in keys) / 1e6
         seconds = sum(harvest.took.get(key, 0.0) for key in keys)
         cached, refused = (sum(key in those for key in keys) for those in (harvest.cached, harvest.refused))
         rows.append((name, str(len(keys)), str(cached), str(refused), f"{megabytes:.1f}", f"{seconds:.0f}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        lines.append("  ".join(cells))
+    lines = text_table(head, rows, range(1, len(head)))
     for what, those in (
         ("refused by nvcc", harvest.refused),
         ("not compiled", harvest.undone),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
 from pytest_gemm.records import ratio_text, status_of
+from pytest_gemm.text import table
 
 
 def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int]) -> str:
@@ -17,43 +18,7 @@ def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int
 
 # -- the summary -----------------------------------------------------------------------------------
 
-# The worst of several distributions is the status of a problem; earlier in this list is worse.
-SEVERITY = (
-    Status.CRASHED,
-    Status.TIMED_OUT,
-    Status.INCORRECT,
-    Status.FALLBACK,
-    Status.MISTRUSTED,
-    Status.KNOWN_FAILURE,
-    Status.PASSED,
-    Status.PRUNED,
-    Status.UNSUPPORTED,
-    Status.NOT_RUN,
-)
-
-_COLUMNS = (
-    Status.PASSED,
-    Status.INCORRECT,
-    Status.CRASHED,
-    Status.TIMED_OUT,
-    Status.FALLBACK,
-    Status.MISTRUSTED,
-    Status.KNOWN_FAILURE,
-    Status.PRUNED,
-    Status.UNSUPPORTED,
-    Status.NOT_RUN,
-)
 _ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FALLBACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned first two columns, right-aligned numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def summary(
@@ -117,14 +82,15 @@ def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
             if outcome.status is not Status.KNOWN_FAILURE:
                 worst[row] = max(worst.get(row, 0.0), outcome.ratio)
     used = {status for row in counts.values() for status in row} | _ALWAYS
-    columns = [status for status in _COLUMNS if status in used]
-    rows = [["backend", "op", *map(str, columns), "cases", "worst error/bound"]]
+    columns = [status for status in Status if status in used]
+    head = ["backend", "op", *map(str, columns), "cases", "worst error/bound"]
+    rows = []
     for key in counts:
         numbers = [str(counts[key][status] or ".") for status in columns]
         rows.append([*key, *numbers, str(cases[key]), ratio_text(worst.get(key))])
     totals = [str(sum(row[status] for row in counts.values()) or ".") for status in columns]
     rows.append(["all", "", *totals, str(sum(cases.values())), ratio_text(max(worst.values(), default=None))])
-    return [*_table(rows), "(problems; a problem counts under the worst of its cases)", ""]
+    return [*table(head, rows, range(2, len(head))), "(problems; a problem counts under the worst of its cases)", ""]
 
 
 def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:

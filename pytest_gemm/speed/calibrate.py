@@ -28,8 +28,7 @@ from pytest_gemm.speed.gate import pairs as pairs_module
 from pytest_gemm.speed.gate import stored as stored_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
-from pytest_gemm.speed.report.tables import table
-from pytest_gemm.text import show
+from pytest_gemm.text import show, table
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
 """Slow-downs that are planted, as fractions."""

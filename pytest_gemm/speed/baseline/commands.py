@@ -16,8 +16,7 @@ from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
 from pytest_gemm.speed.data import Session, read_session
-from pytest_gemm.speed.report.tables import table
-from pytest_gemm.text import did_you_mean, show
+from pytest_gemm.text import did_you_mean, show, table
 
 if TYPE_CHECKING:
     pass

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.report.rows import VERDICTS, Row, Run, rows, winners
-from pytest_gemm.speed.report.tables import table
 from pytest_gemm.speed.report.terminal import (
     AGAINST,
     accept_commands,
@@ -27,6 +26,7 @@ from pytest_gemm.speed.report.terminal import (
     winner_lines,
 )
 from pytest_gemm.speed.report.units import change_text, ratio_text, seconds_text
+from pytest_gemm.text import table
 
 # -- Markdown ------------------------------------------------------------------------------------------------
 
