@@ -1,4 +1,4 @@
 """The correctness suite: ``pytest --pyargs pytest_gemm.conformance --gemm-backends=...``.
 
-``matrix`` says which problems there are at each level; the test modules say what is asked of them.
+``cases`` has the problems, ``matrix`` reads those of a level, and the test modules check them.
 """

@@ -1,8 +1,8 @@
 """PyTorch's own tests of the C++ templates beside this suite's: ``pytest-gemm families``.
 
-The table is data, ``pytorch_families.toml``: each test function of ``test_cpu_select_algorithm.py`` with the lines that
-ask the same here.  The command prints it as a page; ``tests/conformance/test_families.py`` holds the lines against the
-matrix, so that the table cannot say what the suite no longer does.
+The table is data, ``pytorch_families.toml``: each test function of ``test_cpu_select_algorithm.py`` with the problems
+that check the same here.  The command prints it as a page.  ``tests/conformance/test_families.py`` checks that each
+problem is in the suite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = Path(__file__).with_name("pytorch_families.toml")
 _TEXT, _COUNT, _LINES = "write a text between quotes", "write a number of tests", "write a list of problem lines"
 _KEYS = {
     "test": Key(is_text, _TEXT, "name the test function"),
-    "asks": Key(is_text, _TEXT, "say what the test varies and asserts"),
+    "checks": Key(is_text, _TEXT, "say what the test varies and asserts"),
     "cases": Key(is_count, _COUNT, "say how many tests its parameters make"),
     "dynamic": Key(is_count, _COUNT),
     "lines": Key(is_texts, _LINES, read=tuple),
@@ -40,17 +40,17 @@ class Family:
 
     Attributes:
         test: its name.
-        asks: what it varies and asserts, in words.
+        checks: what it varies and asserts, in words.
         cases: how many tests its parameters make.
-        dynamic: how many more its twin for any size makes.
-        lines: problems of the matrix that ask the same.
+        dynamic: how many more its variant for dynamic shapes makes.
+        lines: problems of the matrix that check the same.
         awaiting: the same, of ops and flags that the suite does not have yet.
         options: how they are run, beside ``--gemm-backends=cpp``.
         note: what differs.
     """
 
     test: str
-    asks: str
+    checks: str
     cases: int
     dynamic: int = 0
     lines: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def page(families: Iterable[Family]) -> str:
         known += [f"`{line}` (awaited)" for line in family.awaiting]
         options = f"`{family.options.strip()}`" if family.options else ""
         beside = ". ".join(filter(None, (options, family.note)))
-        lines.append(f"| `{family.test}` | {tests} | {family.asks} | {'<br>'.join(known)} | {beside} |")
+        lines.append(f"| `{family.test}` | {tests} | {family.checks} | {'<br>'.join(known)} | {beside} |")
     return "\n".join(lines) + "\n"
 
 

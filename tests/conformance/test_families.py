@@ -35,11 +35,11 @@ def test_a_table_that_has_rotted_says_where() -> None:
     ("text", "says"),
     [
         (
-            '[[family]]\ntest = "a"\nasks = "b"\ncases = 1\nlinse = []\n',
+            '[[family]]\ntest = "a"\nchecks = "b"\ncases = 1\nlinse = []\n',
             r"families.toml:5: unknown key 'linse' \(did you mean 'lines'\?\)",
         ),
-        ('[[family]]\ntest = "a"\nasks = "b"\ncases = 1\n' * 2, r"families.toml:6: a stands twice"),
-        ('[[family]]\ntest = "a"\nasks = "b"\ncases = "1"\n', r"families.toml:4: cases is '1'; write a number"),
+        ('[[family]]\ntest = "a"\nchecks = "b"\ncases = 1\n' * 2, r"families.toml:6: a stands twice"),
+        ('[[family]]\ntest = "a"\nchecks = "b"\ncases = "1"\n', r"families.toml:4: cases is '1'; write a number"),
     ],
 )
 def test_a_file_that_is_wrong_is_told_so(tmp_path: Path, text: str, says: str) -> None:
