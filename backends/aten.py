@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
@@ -20,8 +21,6 @@ from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
-    import torch
-
     from pytest_gemm.backends.inductor.artifact import InductorPrepared
     from pytest_gemm.operands.tensors import Operands
 
@@ -205,52 +204,29 @@ def _cutlass_groups(problem: Problem) -> bool:
     return fits and torch.cuda.get_device_capability()[0] in (9, 10)
 
 
-class AtenPrepared:
+class AtenPrepared(EagerPrepared):
     """The eager program of a problem, under the settings that its flags ask for.
 
     PyTorch allows cuBLAS by default to reduce in f16 and bf16; without the flag ``reduced`` it is forbidden.
     """
 
-    def __init__(self, problem: Problem, device: str = "cpu") -> None:
-        from pytest_gemm.numerics.precision import as_allowed
-        from pytest_gemm.programs import program
+    records = True
 
-        accumulate: dict[str, Contract] = {
-            "f64": Contract("f64", "eager"),
-            "i32": Contract("i32", "eager"),
-        }
-        self.contract = as_allowed(accumulate.get(problem.dtypes.out.name, Contract("f32", "eager")), problem)
+    def __init__(self, problem: Problem, device: str = "cpu") -> None:
+        sums: dict[str, Contract] = {"f64": Contract("f64", "eager"), "i32": Contract("i32", "eager")}
+        super().__init__(problem, sums.get(problem.dtypes.out.name, Contract("f32", "eager")))
         if device == "cuda":
             library = not _cutlass_groups(problem)
             self.contract = dataclasses.replace(tensor_core.contract(problem, library=library), epilogue="eager")
-        self._problem = problem
-        self._args, self._packed = program.args, program.packed
-        self._program = program.build(problem, is_packed=True)
-        self._executed: tuple[str, ...] = ()
-
-    def run(self, operands: Operands) -> torch.Tensor:
-        """Call the program eagerly and note which products the dispatcher saw."""
-        from pytest_gemm.api.executed import record_products
-        from pytest_gemm.numerics.precision import settings
-        from pytest_gemm.operands import guard_pages
-
-        tensors = self._packed(self._problem, self._args(self._problem, operands))
-        with settings(self._problem), guard_pages.products(), record_products() as seen:
-            result: torch.Tensor = self._program(**tensors)
-        self._executed = tuple(seen)
-        return result
 
     @contextlib.contextmanager
-    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
-        """A block with the eager program; nobody notes what the dispatcher sees."""
-        import torch
+    def watched(self) -> Iterator[None]:
+        """With the products' results at guard pages, where the run places tensors there."""
+        from pytest_gemm.operands import guard_pages
 
-        from pytest_gemm.numerics.precision import settings
-
-        tensors = self._packed(self._problem, self._args(self._problem, operands))
-        with settings(self._problem), torch.no_grad():
-            yield lambda: self._program(**tensors)
+        with guard_pages.products(), super().watched():
+            yield
 
     def proof(self) -> Proof:
-        """The ATen operators that ran.  Nobody chose or generated anything."""
-        return Proof(executed=self._executed, provable=False)
+        """The ATen operators that ran.  Nothing was selected or generated."""
+        return Proof(executed=self.executed, provable=False)

@@ -5,10 +5,10 @@ It is not among the backends that ``auto`` runs: a conftest.py registers it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import DEFAULT, BuildRequest
@@ -67,18 +67,14 @@ class OneDnnBackend:
         return OneDnnPrepared(problem, self.packs)
 
 
-class OneDnnPrepared:
-    """A problem's program around oneDNN's linear."""
+class OneDnnPrepared(EagerPrepared):
+    """A problem's eager program around oneDNN's linear."""
+
+    records = True
 
     def __init__(self, problem: Problem, packs: bool) -> None:
-        from pytest_gemm.numerics import precision
-        from pytest_gemm.programs import program
-
-        self.contract = precision.as_allowed(Contract("f32", "eager"), problem)
-        self._problem, self._packs = problem, packs
-        self._settings, self._args = precision.settings, program.args
-        self._program = program.build(problem, self._product)
-        self._seen: tuple[str, ...] = ()
+        super().__init__(problem, Contract("f32", "eager"), self._product)
+        self._packs = packs
 
     def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         import torch
@@ -89,25 +85,7 @@ class OneDnnPrepared:
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a, weight, None, "none", [], "")
         return result
 
-    def run(self, operands: Operands) -> torch.Tensor:
-        """Compute the program, and note which products the dispatcher executed."""
-        from pytest_gemm.api.executed import record_products
-
-        with self._settings(self._problem), record_products() as seen:
-            result: torch.Tensor = self._program(**self._args(self._problem, operands))
-        self._seen = tuple(seen)
-        return result
-
-    @contextlib.contextmanager
-    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
-        """The program alone: nothing is recorded while it is timed."""
-        import torch
-
-        tensors = self._args(self._problem, operands)
-        with self._settings(self._problem), torch.no_grad():
-            yield lambda: self._program(**tensors)
-
     def proof(self) -> Proof:
         """oneDNN's product ran, and no other one."""
-        own = tuple(name for name in self._seen if name == _PRODUCT)
-        return Proof(own, own, own, foreign=tuple(name for name in self._seen if name != _PRODUCT))
+        own = tuple(name for name in self.executed if name == _PRODUCT)
+        return Proof(own, own, own, foreign=tuple(name for name in self.executed if name != _PRODUCT))

@@ -24,6 +24,7 @@ from unittest.mock import patch
 import torch
 
 from pytest_gemm.backends.cutlass import compile_farm
+from pytest_gemm.backends.inductor import torch_compat
 
 # -- the compiler as Inductor calls it -------------------------------------------------------------------
 
@@ -290,13 +291,5 @@ def to_the_end() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        seen: set[int] = set()
-        todo: list[BaseException | None] = [error]
-        while todo:
-            one = todo.pop()
-            if isinstance(one, _Enough):
-                return
-            if one is not None and id(one) not in seen:
-                seen.add(id(one))
-                todo += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
-        raise
+        if not any(isinstance(one, _Enough) for one in torch_compat.causes(error)):
+            raise

@@ -127,41 +127,27 @@ def _watch_modules(seen: Session) -> Iterator[None]:
 # Each is a function of a string alone, and the sum of them is half of the time that a compile takes whose
 # kernel is on disk.  The memo lasts as long as the process; torch sees it during a session only.
 
-_templates: dict[str, Any] = {}
-_expressions: dict[str, Any] = {}
+_remembering = functools.cache(functools.cache)  # one memo for each function
 
 
 @contextlib.contextmanager
 def _memoised() -> Iterator[None]:
+    from torch._inductor.codegen import cpp_template_kernel
     from torch._inductor.codegen.common import KernelTemplate
 
     with contextlib.ExitStack() as stack:
         original = inspect.getattr_static(KernelTemplate, "_template_from_string", None)
         if isinstance(original, staticmethod):
-            parse_template = original.__func__
-
-            def template(source: str) -> Any:
-                # Rendering does not change a jinja template; its environment is cached by torch itself.
-                found = _templates.get(source)
-                if found is None:
-                    found = _templates[source] = parse_template(source)
-                return found
-
-            stack.enter_context(patch.object(KernelTemplate, "_template_from_string", staticmethod(template)))
-
-        from torch._inductor.codegen import cpp_template_kernel
+            # Rendering does not change a jinja template; its environment is cached by torch itself.
+            template = staticmethod(_remembering(original.__func__))
+            stack.enter_context(patch.object(KernelTemplate, "_template_from_string", template))
 
         parse: Any = getattr(cpp_template_kernel, "parse_expr_with_index_symbols", None)
         if parse is not None:
 
             def expression(expr: Any) -> Any:
                 # The original calls itself on the items of a list through the module, hence through here.
-                if not isinstance(expr, str):
-                    return parse(expr)
-                found = _expressions.get(expr)
-                if found is None:
-                    found = _expressions[expr] = parse(expr)
-                return found
+                return _remembering(parse)(expr) if isinstance(expr, str) else parse(expr)
 
             stack.enter_context(patch.object(cpp_template_kernel, "parse_expr_with_index_symbols", expression))
 
@@ -299,10 +285,10 @@ def recompiled(error: RuntimeError) -> bool:
 
 def listed(error: BaseException) -> bool:
     """Whether ``error`` is how a listing session ends a compile; Inductor and Dynamo wrap what is raised in them."""
-    return any(isinstance(one, Listed) for one in _causes(error))
+    return any(isinstance(one, Listed) for one in causes(error))
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """An exception and all that it was raised from or wraps, each once."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
@@ -323,7 +309,7 @@ def why_pruned(error: BaseException) -> Reason | None:
     torch and triton move these exceptions between modules.  Inductor wraps what a compile raises, so the causes are
     looked at too.
     """
-    for one in _causes(error):
+    for one in causes(error):
         kind, text = type(one).__name__, str(one)
         if kind == "CUDACompileError":
             return Reason("compile-error", _compiler_message(str(getattr(one, "output", text))))

@@ -7,11 +7,11 @@ error need none.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Literal
 
+from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest
@@ -93,33 +93,12 @@ class CallableBackend:
         return Recipe(threads=torch.get_num_threads(), matmul=(code.co_filename, name))
 
 
-class CallablePrepared:
+class CallablePrepared(EagerPrepared):
     """The function inside the problem's eager program."""
 
     def __init__(self, backend: CallableBackend, problem: Problem) -> None:
-        from pytest_gemm.numerics import precision
-        from pytest_gemm.programs import program
-
-        self.contract = precision.as_allowed(backend.contract(problem), problem)
+        super().__init__(problem, backend.contract(problem), backend.matmul)
         self._name = getattr(backend.matmul, "__qualname__", type(backend.matmul).__name__)
-        self._problem = problem
-        self._program = program.build(problem, backend.matmul)
-        self._tensors, self._settings = program.args, precision.settings
-
-    def run(self, operands: Operands) -> torch.Tensor:
-        """Run the program; the function sees the operands' own strides."""
-        with self._settings(self._problem):
-            result: torch.Tensor = self._program(**self._tensors(self._problem, operands))
-        return result
-
-    @contextlib.contextmanager
-    def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
-        """A block with the program around the function."""
-        import torch
-
-        tensors = self._tensors(self._problem, operands)
-        with self._settings(self._problem), torch.no_grad():
-            yield lambda: self._program(**tensors)
 
     def proof(self) -> Proof:
         """There is nothing to prove about a function of Python: it ran because it was called."""
