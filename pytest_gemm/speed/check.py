@@ -149,7 +149,7 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
             "verdict": str(judgement.verdict),
             "verdict_code": judgement.reason.code,
             "change": judgement.change,
-            "detectable": judgement.minimum_effect,
+            "minimum_effect": judgement.minimum_effect,
             "regret": judgement.regret,
             "faster_choice": judgement.faster,
         }

@@ -239,7 +239,7 @@ def _gate(
     if not made.stored:
         made.notes.append(str(store.no_baseline(made.record)))
     elif other := record.incomparable(made.stored, first[0]):
-        made.notes.append(f"{len(other)} baselines were timed in another way and do not compare: record them anew")
+        made.notes.append(f"{len(other)} baselines were timed in another way and do not compare: record them again")
 
 
 def _against(

@@ -561,11 +561,11 @@ def test_a_session_gives_one_figure_however_often_it_timed_the_case() -> None:
 @pytest.mark.parametrize(
     ("odd", "code", "words"),
     [
-        ([], "too-few-figures", "2 of 2 sessions gave a figure, 3 are needed"),
-        ([sample(1.0, disturbed="others ran")], "too-few-figures", "2 of 3 .*1 of them disturbed: others ran"),
+        ([], "too-few-estimates", "2 of 2 sessions gave an estimate, 3 are needed"),
+        ([sample(1.0, disturbed="others ran")], "too-few-estimates", "2 of 3 .*1 of them disturbed: others ran"),
         (
             [sample(1.0, status=Status.INCORRECT, reason=Reason("x", "wrong in row 3"))],
-            "too-few-figures",
+            "too-few-estimates",
             "2 of 3 .*1 of them incorrect: wrong in row 3",
         ),
         ([sample(1.0, comparator_name="frozen")], "mixed-comparators", "differs between sessions: aten / frozen"),

@@ -40,7 +40,7 @@ def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module
             assert line.startswith(f"{judgement.case.problem} ")
         assert line.endswith(str(judgement.verdict)) == (mode != "none")
     assert body[-1].startswith("scaled_mm:f")
-    assert body[-1].split()[0].endswith("+a.offset")
+    assert body[-1].split()[0].endswith("+offset")
 
 
 def test_shortened_problems_stay_distinct() -> None:
@@ -56,7 +56,7 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
         run, judgements=[dataclasses.replace(run.judgements[0], change=0.051, low=0.032, high=0.0701)]
     )
     head, line = terminal.table(run)[:2]
-    assert " ".join(head.split()) == "problem backend time rate roof vs aten vs baseline verdict"
+    assert " ".join(head.split()) == "problem backend time rate peak vs aten vs baseline verdict"
     assert " ".join(line.split()) == f"{LINE} triton* 50.0 us 687 TFLOP/s 87% 1.21x ±6.5% +5.1% [+3.2, +7.0] slower"
 
 
@@ -368,7 +368,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
         "  slower-confirmed: slower in the screen and in 5 of 5 new processes",
         "  from 6 processes, judged by time relative to the comparator; a slow-down of 2.1% would have been seen",
         "  selection changed: was a, is b",
-        "  the selected choice takes +4.0% against c",
+        "  the selected candidate takes +4.0% against c",
         f"  if it is meant: pytest perf --gemm-record --gemm-accept={CASE} --gemm-reason=TEXT",
         "  rerun: pytest rerun",
     ]

@@ -95,7 +95,7 @@ class Baseline:
         selected: choices that the backend chose, sorted.
         tflops: 1e12 operations a second at the median, ``None`` where unknown.
         gbs: 1e9 bytes a second at the median, ``None`` where unknown.
-        roofline: share of the attainable rate, ``None`` without peaks.
+        roofline: share of the attainable rate, ``None`` without them.
         minimum_effect: smallest slow-down that the gate finds with a power of 95%, as a fraction, or ``None``.
         contract: hash of how it was timed; figures of two contracts are not compared.
         software: versions by name.

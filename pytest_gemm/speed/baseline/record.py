@@ -135,13 +135,13 @@ def recordable(
     ):
         if len(found) > 1:
             text = f"the sessions differ in their {name}: {' / '.join(sorted(found))}"
-            return Reason("mixed-sessions", text, "measure all of them anew")
+            return Reason("mixed-sessions", text, "measure all of them again")
     if force and sessions:
         return None
     if len(sessions) < k:
         return Reason("too-few-sessions", f"{len(sessions)} of {k} sessions were measured", "measure the others too")
     if sessions[0].commit.endswith("+dirty"):
-        text = f"the tree has changes that no commit has ({sessions[0].commit}), so nobody could repeat the figures"
+        text = f"working tree is dirty ({sessions[0].commit}), so the results would not be reproducible"
         return Reason("dirty-tree", text, "commit them first")
     timed = [sample for session in sessions for sample in session.samples if sample.is_timed]
     spoilt = [sample for sample in timed if sample.disturbed]
@@ -236,7 +236,7 @@ def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
         if sample.disturbed or not sample.is_timed
     )
     cause = "; {1} of them {0}".format(*causes.most_common(1)[0]) if causes else ""
-    return Reason("too-few-figures", f"{good} of {len(samples)} sessions gave a figure, {k} are needed{cause}")
+    return Reason("too-few-estimates", f"{good} of {len(samples)} sessions gave an estimate, {k} are needed{cause}")
 
 
 def _entry(samples: Sequence[Sample], session: Session, peaks: Peaks) -> Baseline:

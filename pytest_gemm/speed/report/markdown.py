@@ -109,7 +109,7 @@ def _markdown_table(run: Run, found: Sequence[Row], *, reason: bool) -> list[str
     compared = run.mode != "none"
     head = ["problem", "backend", *(["verdict"] if compared else [])]
     right = len(head)
-    head += ["time", "rate", "roofline", f"vs {_escaped(comparators(found))}"]
+    head += ["time", "rate", "peak", f"vs {_escaped(comparators(found))}"]
     head += [AGAINST[run.mode]] if compared else []
     head += ["why"] if reason else []
     body = []

@@ -246,7 +246,7 @@ def _table(run: Run, found: Iterable[Row], comparator: str) -> dict[str, Any]:
     """The heads of the columns, and the rows; numbers come with the value that they are sorted by."""
     gated = run.mode != "none"
     heads = [("problem", False), ("backend", False), *([("verdict", False)] if gated else [])]
-    heads += [("time", True), ("rate", True), ("roofline", True), (f"vs {comparator}", True)]
+    heads += [("time", True), ("rate", True), ("peak", True), (f"vs {comparator}", True)]
     heads += [("change, 95% interval", True), ("detectable", True)] if gated else []
     ran: dict[object, dict[str, None]] = defaultdict(dict)
     for session in run.sessions:

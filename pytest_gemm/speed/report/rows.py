@@ -128,8 +128,8 @@ class Row:
         flop_rate: FLOP/s (operations, for integers); ``None`` untimed.
         byte_rate: byte/s of operands read once and results written once; ``None`` untimed.
         intensity: FLOP per byte.
-        memory_bound: whether the roofline limits it by bandwidth; ``None`` without peaks.
-        attainable: the roofline's FLOP/s at this intensity, ``None`` without peaks.
+        memory_bound: whether the roofline limits it by bandwidth; ``None`` without them.
+        attainable: the roofline's FLOP/s at this intensity, ``None`` without them.
         share: part of the roofline that was reached; above 1 where the operands stay in cache.
         comparator: name of the comparator, "" without one.
         speedup: time of the comparator over time of the subject; ``None`` without one.

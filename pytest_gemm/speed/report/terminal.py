@@ -108,7 +108,7 @@ def table(run: Run, width: int = 120) -> list[str]:
     lines = _fitted(_columns(run, found, first), width)
     legend = "time: median over sessions"
     if any(row.share is not None for row in found):
-        legend += "; roof: share of the measured roofline, rate in B/s where memory limits it"
+        legend += "; peak: fraction of the measured roofline, rate in B/s where memory limits it"
     if any(share_cell(row) == "cached" for row in found):
         legend += "; cached: faster than the memory, for the operands stayed in a cache"
     if any(row.doubtful for row in found):
@@ -140,7 +140,7 @@ def _columns(run: Run, found: Sequence[Row], first: Mapping[str, str]) -> list[_
         _Column("backend", [starred(row) for row in found], left=True),
         _Column("time", [time_cell(row) for row in found]),
         _Column("rate", [rate_cell(row) for row in found], rank=1),
-        _Column("roof", [share_cell(row) for row in found], rank=2),
+        _Column("peak", [share_cell(row) for row in found], rank=2),
         _Column(f"vs {comparators(found)}", [ratio_text(row.speedup) for row in found], rank=3),
     ]
     if run.mode != "none":
@@ -281,7 +281,7 @@ def selection_lines(run: Run) -> list[str]:
         worst = "; ".join(f"{percent_text(regret)} in {where}" for regret, where in costly[:_NAMED])
         more = f", and {len(costly) - _NAMED} more" if len(costly) > _NAMED else ""
         lines.append(
-            f"the selected choice takes over {100 * _REGRET:.0f}% longer than the fastest timed candidate "
+            f"the selected candidate takes over {100 * _REGRET:.0f}% longer than the fastest timed candidate "
             f"in {len(costly)} of {plural(len(known), 'case')}: {worst}{more}"
         )
     return lines
@@ -436,7 +436,7 @@ def failure(
     if judgement.selection:
         lines.append(f"  selection changed: {judgement.selection}")
     if judgement.regret is not None and judgement.regret > 0:
-        lines.append(f"  the selected choice takes {percent_text(judgement.regret)} against {judgement.faster}")
+        lines.append(f"  the selected candidate takes {percent_text(judgement.regret)} against {judgement.faster}")
     if judgement.reason.remedy:
         lines.append(f"  remedy: {judgement.reason.remedy}")
     if record and mode == "baseline":
