@@ -2,7 +2,7 @@
 
 A user compiles with every cache of PyTorch on.  The other tests turn those off, because they compile
 once for many distributions; here they are on.  To a cache it does not matter which candidate was compiled, so
-``--gemm-choices`` is not asked.
+``--gemm-candidates`` is not asked.
 """
 
 from __future__ import annotations

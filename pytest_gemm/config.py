@@ -37,10 +37,9 @@ class SpeedConfig:
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         baselines: folder of the baselines.
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
-        accept: patterns of cases that may be recorded slower; ``reason``: why.
         against: the other environment, "" for the stored baselines.
         wait: seconds to wait for another run that times on the same device; 0: no limit.
-        samples: where session files are kept; ``None``: nowhere.
+        samples: where session files are kept; ``None``: nowhere.  A recording run always keeps them.
         report, summary: files of the HTML page and of the Markdown.
     """
 
@@ -59,8 +58,6 @@ class SpeedConfig:
     record: bool = False
     force: bool = False
     prune: bool = False
-    accept: tuple[str, ...] = ()
-    reason: str = ""
     against: str = ""
     wait: float = 3600.0
     samples: Path | None = None
@@ -84,8 +81,7 @@ class GemmConfig:
         registry: every registered backend.
         backends: the selected ones, in the order given.
         named: whether the user named them (``auto`` otherwise).
-        missing: ``fail`` or ``skip``, for a named backend that cannot run here.
-        unjudged: ``fail`` or ``allow``, for a run in which a named backend judged no case.
+        allow: what does not fail the run, some of ``options.ALLOWABLE``.
         level: ``quick``, ``full`` or ``exhaustive``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
@@ -105,21 +101,16 @@ class GemmConfig:
         lacking: those that ``all`` asked for and the CPU does not have.
         guard: ``none``, or ``pages`` around operands and results on the CPU.
         timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
-        jobs: compilers at work ahead of the tests.
-        arch: architecture to compile CUDA kernels for, "" for the device's.
         compile_only: compile what the selected cases need and run nothing.
-        doctor: say what can run here, and exit.
-        fingerprint: say how each backend computes, and exit; ``fingerprints``: where to store it; ``None``: nowhere.
-        options: every option's value as text, by its name, for backends that have options of their own.
-        typed: names of the options that the command line gives another value than their default.
-        read_by: names of the options that each backend reads itself; filled when the backends are configured.
+        options: every option's value as text, by its name.
+        settings: what ``--gemm-set`` gives, as text, by ``NAME.KEY``.
+        typed: names of the options, and of the settings, that the command line changes.
         speed: what concerns timing and its gate.
     """
 
     registry: Registry
     backends: tuple[Backend, ...]
     named: bool
-    missing: str
     level: str
     problems: tuple[Problem, ...]
     ops: tuple[str, ...]
@@ -141,28 +132,24 @@ class GemmConfig:
     reference: str = "auto"
     distributions: tuple[str, ...] = ()
     fuzz: float = 0.0
-    unjudged: str = "fail"
+    allow: frozenset[str] = frozenset()
     timeout: float = 60.0
     compile_timeout: float = 1800.0
-    jobs: int = 1
-    arch: str = ""
     compile_only: bool = False
-    doctor: bool = False
-    fingerprint: bool = False
-    fingerprints: Path | None = None
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     typed: frozenset[str] = frozenset()
-    read_by: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
 
-    def asked_for(self, kind: str) -> bool:
-        """Whether this is a run of its own kind: ``doctor``, ``fingerprint``, ``compile-only`` or ``fuzz``."""
-        return self.options.get(kind, "") not in {"", "no"}
+    @property
+    def jobs(self) -> int:
+        """Compilers at a time ahead of the tests: as a selected backend is set, or one for each core."""
+        return max((getattr(backend, "compilers", 0) for backend in self.backends), default=0) or cores()
 
     @property
-    def screen(self) -> bool:
-        """Whether a screen takes the place of the tests."""
-        return self.doctor or self.fingerprint
+    def arch(self) -> str:
+        """Architecture to compile ahead for, as a selected backend is set; "" for the device's."""
+        return next(filter(None, (str(getattr(backend, "architecture", "")) for backend in self.backends)), "")
 
     @property
     def devices(self) -> dict[str, str]:
@@ -178,6 +165,9 @@ class GemmConfig:
             return "cuda"
         return "cpu"
 
+
+SPEED_WORKER = "gemm-speed-worker"
+"""Name of pytest's plugin in a process that times; a conftest may look for it."""
 
 CONFIG = pytest.StashKey[GemmConfig]()
 """Where a run keeps what it was asked for."""

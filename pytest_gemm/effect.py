@@ -1,7 +1,8 @@
 """Options that a run would ignore.  Typed on the command line, each of them is an error.
 
-Whether an option has an effect is asked of the selected backends before the tests are collected, and of the collected
-tests before the first one runs.  An option in the ini file is a default for many runs, and no run has to heed all.
+Whether an option has an effect depends on the selected backends, which are known before the tests are collected, and on
+the collected tests, which are known before the first one runs.  An option in the ini file is a default for many runs,
+and no run has to heed all.
 """
 
 from __future__ import annotations
@@ -13,44 +14,20 @@ import pytest
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.api.settings import configure, settings_of
 from pytest_gemm.config import GemmConfig, cores
-from pytest_gemm.options import OPTIONS, named_choices
+from pytest_gemm.options import BY_NAME, SPEED, default_candidates
+from pytest_gemm.text import shown
 
 # Options that have no effect on a timed case: it is timed in its backend's own way, see docs/speed.md.
-_NOT_TIMED: Final = ("distributions", "modes", "isa", "guard", "coverage", "defects")
-
-# Options that a run of its own kind heeds; all others have no effect there.
-_BACKENDS: Final = frozenset({"backends", "missing", "device", "threads", "compile-timeout"})
-_HEEDED: Final[Mapping[str, frozenset[str]]] = {
-    "doctor": _BACKENDS | {"doctor"},
-    "fingerprint": _BACKENDS | {"fingerprint", "level", "baselines"},
-}
+_NOT_TIMED: Final = ("distributions", "modes", "isa", "guard")
 # Options that have no effect in a run of its own kind.
 _IGNORED: Final[Mapping[str, tuple[str, ...]]] = {
     "compile-only": (
-        *("timeout", "reference", "known-failures", "artifacts", "defects", "coverage", "guard", "modes", "isa"),
-        *("record", "force", "accept", "prune", "against", "samples", "report", "summary"),
+        *("timeout", "reference", "known-failures", "output", "guard", "modes", "isa"),
+        *("record", "against"),
     ),
-    "fuzz": ("modes", "reference", "guard", "coverage", "defects"),
+    "fuzz": ("modes", "reference", "guard"),
 }
-
-
-# Options that set what backends declare as settings of their own: the key of each.
-_OF_BACKENDS: Final[Mapping[str, str]] = {
-    "triton-space": "space",
-    "cutlass-allow": "allow",
-    "cutlass-swizzles": "swizzles",
-    "cutlass-level": "level",
-    "kernel-cache": "cache",
-}
-
-
-def read_by(backend: Backend, options: Mapping[str, str]) -> frozenset[str]:
-    """Configure a backend, and return the names of the options that concern it."""
-    names = {name: key for name, key in _OF_BACKENDS.items() if key in settings_of(backend)}
-    configure(backend, {key: options[name] for name, key in names.items()})
-    return frozenset(names)
 
 
 def _on_cpu(config: GemmConfig, backend: Backend) -> bool:
@@ -70,31 +47,35 @@ def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
     return config.choices in {"one", "winner", "all"} or _has_candidates(config, backend)
 
 
-# What a backend has to be for an option to have an effect on it: in words, and the question.
+# What a backend has to be for an option to have an effect on it: in words, and as a predicate.
 _WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = {
     "isa": ("generates code for the CPU", _generates),
-    "coverage": ("generates code for the CPU", _generates),
-    "choices": ("has autotune candidates", _has_chosen),
+    "candidates": ("has autotune candidates", _has_chosen),
     "regret": ("has autotune candidates", _has_candidates),
-    "guard": ("computes on the CPU", _on_cpu),
-    "windows": ("computes on the CPU", _on_cpu),
-    "arch": ("compiles ahead of the tests", lambda _, backend: hasattr(backend, "compiles_ahead")),
+    "guard": ("computes on the CPU", lambda config, b: config.guard != "pages" or _on_cpu(config, b)),
+    "speed.windows": ("computes on the CPU", _on_cpu),
     "comparator": ("is another one than the comparator", lambda config, b: b.name != config.speed.comparator),
 }
 
 
 def applies(name: str, config: GemmConfig, backend: Backend) -> bool:
-    """Whether an option can have an effect on the cases of a backend."""
-    if name in _OF_BACKENDS:
-        return name in config.read_by.get(backend.name, frozenset())
-    return name not in _WANTS or _WANTS[name][1](config, backend)
+    """Whether an option or a setting can have an effect on the cases of a backend."""
+    if name in _WANTS:
+        return _WANTS[name][1](config, backend)
+    owner, dot, _ = name.partition(".")
+    return not dot or owner in {backend.name, "run", "speed"}
 
 
-def _refused(config: GemmConfig, name: str, why: str, remedy: str = "") -> pytest.UsageError:
-    from pytest_gemm.options import shown
+def _written(config: GemmConfig, name: str) -> str:
+    """An option or a setting as the user wrote it."""
+    if "." in name:
+        return f"--gemm-set={name}={shown(config.settings[name])}"
+    return f"--gemm-{name}={shown(config.options[name])}"
 
+
+def _has_no_effect(config: GemmConfig, name: str, why: str, remedy: str = "") -> pytest.UsageError:
     remedy = f"{remedy}, or leave it out" if remedy else "leave it out"
-    return pytest.UsageError(f"--gemm-{name}={shown(config.options[name])} has no effect: {why}; {remedy}")
+    return pytest.UsageError(f"{_written(config, name)} has no effect: {why}; {remedy}")
 
 
 def check_backends(config: GemmConfig) -> None:
@@ -103,23 +84,19 @@ def check_backends(config: GemmConfig) -> None:
     Raises:
         pytest.UsageError: naming the option and why it has no effect.
     """
-    kind = next((one for one in ("doctor", "fingerprint", "compile-only", "fuzz") if config.asked_for(one)), "")
-    for name in sorted(config.typed):
-        heeded = (
-            name in _HEEDED[kind] or name in _OF_BACKENDS if kind in _HEEDED else name not in _IGNORED.get(kind, ())
-        )
-        if not heeded:
-            raise _refused(config, name, f"--gemm-{kind} ignores it")
+    kind = "compile-only" if config.compile_only else "fuzz" if config.fuzz else ""
+    for name in sorted(config.typed & {*_IGNORED.get(kind, ())}):
+        raise _has_no_effect(config, name, f"--gemm-{kind} ignores it")
     if kind == "fuzz" and len(config.thread_axis) > 1:
-        raise _refused(config, "threads", "--gemm-fuzz has one number of threads", "give one")
-    for name in sorted(config.typed & {*_WANTS, *_OF_BACKENDS}):
+        raise _has_no_effect(config, "threads", "--gemm-fuzz has one number of threads", "give one")
+    for name in sorted(config.typed):
         if any(applies(name, config, backend) for backend in config.backends):
             continue
-        wanted = f"reads --gemm-{name}" if name in _OF_BACKENDS else _WANTS[name][0]
+        wanted = _WANTS[name][0] if name in _WANTS else "reads it"
         here = ", ".join(backend.name for backend in config.backends)
         others = ", ".join(backend.name for backend in config.registry if applies(name, config, backend))
         remedy = f"add one of {others} to --gemm-backends" if others else ""
-        raise _refused(config, name, f"no selected backend ({here}) {wanted}", remedy)
+        raise _has_no_effect(config, name, f"no selected backend ({here}) {wanted}", remedy)
 
 
 def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> None:
@@ -134,19 +111,19 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
     Raises:
         pytest.UsageError: naming the option and why it has no effect.
     """
-    from pytest_gemm.options import SPEED
-
     if not tests:
         return
-    speed = [option.name for option in SPEED if option.name in config.typed]
+    own = [option.name for option in SPEED if option.name in config.typed]
+    speed = own + sorted(name for name in config.typed if name.startswith("speed."))
     if speed and not timed:
         why = f"none of the {tests} collected test(s) is timed"
-        raise _refused(config, speed[0], why, "name timed tests (pytest perf, or pytest --pyargs pytest_gemm.perf)")
+        remedy = "name timed tests (pytest perf, or pytest --pyargs pytest_gemm.perf)"
+        raise _has_no_effect(config, speed[0], why, remedy)
     several = ("threads",) if len(config.thread_axis) > 1 else ()
     idle = [name for name in (*_NOT_TIMED, *several) if name in config.typed]
     if idle and timed and timed == cases:
         why = "all collected cases are timed, each in its backend's own way and with one number of threads"
-        raise _refused(config, idle[0], why)
+        raise _has_no_effect(config, idle[0], why)
 
 
 def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) -> tuple[str, ...]:
@@ -157,27 +134,24 @@ def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) 
         backend: the one that is run again, without the options that have no effect on it; "": any.
         timed: whether it is timed again, which needs the options of speed.
     """
-    options = []
-    if config.level != "quick":
-        options.append(f"--gemm-level={config.level}")
-    if config.threads != cores():
-        options.append(f"--gemm-threads={config.threads}")
-    if config.ledger_given:
-        options.append(f"--gemm-known-failures={config.ledger_given}")
-    if config.device != "auto":
-        options.append(f"--gemm-device={config.device}")
-    if config.choices != named_choices("", config.level):
-        options.append(f"--gemm-choices={config.choices}")
-    if config.reference != "auto":
-        options.append(f"--gemm-reference={config.reference}")
-    if (space := config.options.get("triton-space", "default")) != "default":
-        options.append(f"--gemm-triton-space={space}")
-    speed = {"comparator", "windows", "against" if config.speed.against else "baselines"} if timed else set()
-    plain = [o for o in OPTIONS if o.name.startswith("cutlass-") or o.name in speed]
-    given = {option.flag: config.options.get(option.name, option.default) for option in plain}
-    options += [f"{o.flag}={given[o.flag]}" for o in plain if given[o.flag] != o.default]
-    if backend:
-        again = config.registry[backend]
-        named = [(option, option.partition("=")[0].removeprefix("--gemm-")) for option in options]
-        options = [option for option, name in named if applies(name, config, again)]
-    return tuple(options)
+    again = config.registry[backend] if backend else None
+    speed = config.speed
+    given = {
+        "level": (config.level, "quick"),
+        "threads": (str(config.threads), str(cores())),
+        "known-failures": (config.ledger_given, ""),
+        "device": (config.device, "auto"),
+        "candidates": (config.choices, default_candidates(config.level)),
+        "reference": (config.reference, "auto"),
+    }
+    if timed:
+        place = "against" if speed.against else "baselines"
+        given |= {name: (config.options.get(name, ""), BY_NAME[name].default) for name in ("comparator", place)}
+    found = {name: f"--gemm-{name}={text}" for name, (text, default) in given.items() if text != default and text}
+    owners = {one.name for one in config.backends} | ({"speed"} if timed else set())
+    found |= {
+        name: f"--gemm-set={name}={text}"
+        for name, text in config.settings.items()
+        if name.partition(".")[0] in owners and not name.endswith((".cache", ".jobs", ".wait"))
+    }
+    return tuple(text for name, text in found.items() if again is None or applies(name, config, again))

@@ -1,43 +1,34 @@
-"""The options of pytest: names, help and types."""
+"""The options of pytest as one table: names, defaults and help.  Every pytest run imports this module; it is light.
+
+How the values are read and checked stands in ``settings.py``.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pytest
-
-from pytest_gemm.case_id import MODES
-from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.text import did_you_mean
-
-# Characters of a value that a message repeats.
-_SHOWN = 200
-# The most threads or processes that may be asked for; more is taken for a typing error.
-MANY = 1024
-# Of a whole number; Python reads no more than a few thousand.
-DIGITS = 30
-# Seconds: thirty years.  More is a number that clocks and locks do not take.
-LONGEST = 1e9
-
+if TYPE_CHECKING:
+    import pytest
 
 # The tools of NVIDIA's compute-sanitizer.
 TOOLS: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
+# What a run may be told not to fail for.
+ALLOWABLE: Final = ("missing", "unjudged", "slower", "no-baseline")
+# How a recording may be done.
+RECORDING: Final = ("force", "prune")
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """A command line option with its ini twin.
+class Option(NamedTuple):
+    """A command line option with its ini key.
 
     Attributes:
         name: without dashes and prefix, ``backends`` for ``--gemm-backends``.
         default: what holds when neither is given, as text.
         metavar, help: for ``pytest --help``.
         choices: allowed values, when they are few.
-        switch: ``--gemm-doctor`` alone means yes.
-        adds_up: a list of which a user who gives the option twice means both.
+        switch: ``--gemm-record`` alone means yes.
+        repeat: what a second one on the command line means: the last one counts ("last"), it is an error because
+            the option is a list ("error"), or it adds to the first ("append").
     """
 
     name: str
@@ -46,7 +37,7 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     switch: bool = False
-    adds_up: bool = False
+    repeat: str = "last"
 
     @property
     def flag(self) -> str:
@@ -59,256 +50,122 @@ class Option:
         return f"gemm_{self.name.replace('-', '_')}"
 
 
-_RUN = (
-    Option("backends", "auto", "LIST", "backends to run, comma separated; auto: every one that can run here"),
-    Option(
-        "missing",
-        "fail",
-        "fail|skip",
-        "a named backend that cannot run here fails the run, or is only shown",
-        ("fail", "skip"),
-    ),
-    Option("level", "quick", "quick|full|exhaustive", "how much of the matrix", LEVELS),
-    Option(
-        "choices",
-        "",
-        "one|winner|all|N|NAME",
-        "which of a backend's autotune candidates are judged: one that follows from the problem's line, the one that "
-        "autotuning picks, all, N spread over them, or those of a name (a shell pattern); default: each backend's "
-        "own at quick, all from full on",
-    ),
-    Option(
-        "triton-space",
-        "default",
-        "default|exhaustive",
-        "which tiles, stages and warps are Triton candidates: a selection of Inductor's own, or all that it knows",
-        ("default", "exhaustive"),
-    ),
-    Option(
-        "problem",
-        "",
-        "LINE",
-        "run just this problem (several: separate by commas), in every test that takes it",
-        adds_up=True,
-    ),
-    Option("ops", "", "LIST", "only problems of these ops, comma separated", adds_up=True),
-    Option(
-        "distributions",
-        "",
-        "LIST",
-        "only these distributions, comma separated; default: the level's most telling ones",
-        adds_up=True,
-    ),
-    Option("seed", "0", "N", "seed of all values, and of what --gemm-fuzz draws"),
-    Option(
-        "fuzz",
-        "",
-        "SECONDS",
-        "draw problems until this time is up, shared by the selected backends, instead of running the matrix; "
-        "needs Hypothesis",
-    ),
-    Option(
-        "modes",
-        "",
-        "LIST",
-        f"how kernels are reached: {', '.join(MODES)}; default: each backend's own way",
-        adds_up=True,
-    ),
-    Option(
-        "isa",
-        "",
-        "LIST",
-        f"instruction sets that cpp generates code for: native, {', '.join(ISAS)}, or all that this CPU executes; "
-        "default: native, the CPU's own",
-        adds_up=True,
-    ),
-    Option(
-        "guard",
-        "none",
-        "none|pages",
-        "pages: operands and results on the CPU end, then begin, at pages that nobody may touch; in another process",
-        ("none", "pages"),
-    ),
-    Option(
-        "sanitizer",
-        "none",
-        "TOOL",
-        f"run below NVIDIA's compute-sanitizer: {', '.join(TOOLS)}",
-        ("none", *TOOLS),
-    ),
-    Option("device", "auto", "DEV", "cpu or cuda; auto: where each backend belongs", ("auto", "cpu", "cuda")),
-    Option(
-        "threads",
-        "",
-        "N|LIST",
-        "CPU threads of each test process, all: the cores; of several, 1,2,all say, each problem is judged with each; "
-        "default: the cores divided by the xdist workers",
-    ),
-    Option("timeout", "60", "SECONDS", "time limit of one run of a kernel; with -n the worker is replaced, 0: none"),
-    Option("compile-timeout", "1800", "SECONDS", "time limit of one compile, 0: none"),
-    Option("jobs", "", "N", "compilers at work ahead of the tests; default: the cores"),
-    Option("arch", "", "ARCH", "architecture to compile CUDA kernels for, 90a for instance; default: the device's"),
-    Option("kernel-cache", "", "DIR", "where compiled CUDA kernels are kept, by content; can be copied to a machine"),
-    Option("cutlass-allow", "", "REGEX", "which CUTLASS configurations are candidates; default: those that use TMA"),
-    Option("cutlass-swizzles", "1", "LIST", "orders of the tiles that CUTLASS candidates come in: 1, 2, 4, 8"),
-    Option("cutlass-level", "", "DIGITS", "instantiation level of CUTLASS's generator, 0000 to 9999"),
-    Option(
-        "compile-only",
-        "no",
-        "yes|no",
-        "compile what the selected cases need into the kernel cache and run nothing; needs no GPU",
-        ("yes", "no"),
-        switch=True,
-    ),
-    Option(
-        "supervise",
-        "yes",
-        "yes|no",
-        "watch over the run from another process, so that a kernel that ends pytest leaves a report and a red run",
-        ("yes", "no"),
-    ),
-    Option(
-        "unjudged",
-        "fail",
-        "fail|allow",
-        "a run in which a named backend judged no case fails, or may end well",
-        ("fail", "allow"),
-    ),
-    Option(
-        "doctor",
-        "no",
-        "yes|no",
-        "say of every backend whether it can run here, what is missing, and try one product; then exit",
-        ("yes", "no"),
-        switch=True,
-    ),
-    Option(
-        "fingerprint",
-        "no",
-        "FOLDER|yes|no",
-        "ask every backend small products that tell its arithmetic, and hold that to what it declares; then exit.  "
-        "With a folder the answers are stored there, by hardware",
-        switch=True,
-    ),
-    Option(
-        "reference",
-        "auto",
-        "full|sampled|auto",
-        "what a result is held against: the whole reference, or that of some rows and columns beside checks of all "
-        "elements; auto: the latter for large problems",
-        ("full", "sampled", "auto"),
-    ),
-    Option("known-failures", "", "FILE|none", "the ledger of known failures; default: the one that is shipped"),
-    Option("run-record", "", "FILE", "write every outcome as a JSON line"),
-    Option(
-        "coverage",
-        "",
-        "FILE",
-        "write which micro-kernels of the C++ templates were judged with which tails; Markdown, or JSON by the suffix",
-    ),
-    Option("artifacts", "", "DIR", "keep for each failure a report, a script, an error map, code and tensors"),
-    Option("defects", "", "DIR", "write a standalone script for each entry of the ledger that the run meets"),
+CASES: Final = (
+    Option("backends", "auto", "LIST", "backends to run [auto: all that can run here]"),
+    Option("level", "quick", "LEVEL", "quick, full or exhaustive [quick]", ("quick", "full", "exhaustive")),
+    Option("problem", "", "LINES", "only these problems", repeat="error"),
+    Option("ops", "", "LIST", "only problems of these ops", repeat="error"),
+    Option("distributions", "", "LIST", "input distributions [chosen by the level]", repeat="error"),
+    Option("candidates", "", "WHICH", "autotune candidates: one, winner, all, N or a pattern"),
+    Option("modes", "", "LIST", "execution modes: eager, static, dynamic, aoti, ...", repeat="error"),
+    Option("isa", "", "LIST", "CPU instruction sets to generate for [native]", repeat="error"),
+    Option("device", "auto", "DEV", "cpu or cuda [auto: each backend's]", ("auto", "cpu", "cuda")),
+    Option("threads", "", "LIST", "CPU threads, one or several numbers or all"),
+    Option("seed", "0", "N", "seed of all random values [0]"),
+    Option("fuzz", "", "SECONDS", "random problems for so long instead of the suite"),
 )
-# Those of timed tests.
-SPEED = (
+CORRECTNESS: Final = (
+    Option("reference", "auto", "KIND", "full, sampled or auto [auto]", ("full", "sampled", "auto")),
+    Option("known-failures", "", "FILE", "ledger of known failures, or none [the shipped one]"),
     Option(
-        "shapes",
-        "",
-        "LIST",
-        "sets of shapes and files of sets that the speed suite times; default: the level's",
-        adds_up=True,
+        "guard", "none", "KIND", f"pages, or a compute-sanitizer tool: {', '.join(TOOLS)}", ("none", "pages", *TOOLS)
     ),
-    Option("comparator", "aten", "NAME", "backend that is timed beside each subject; none: raw times only"),
-    Option("sessions", "", "N", "fresh processes that time every case; default: the gate's number, 12 to record"),
-    Option("windows", "32", "N", "on a CPU: spans of a session in which each case is timed, 3 or more"),
-    Option("regret", "0", "N", "also time N other candidates of each problem: how much does the pick lose?"),
-    Option("gate", "fail", "fail|report", "a slower case fails the run, or is only shown", ("fail", "report")),
-    Option(
-        "no-baseline",
-        "fail",
-        "fail|show",
-        "a case that has no baseline on this hardware fails the run, or is only shown",
-        ("fail", "show"),
-    ),
-    Option(
-        "undecided",
-        "show",
-        "fail|show",
-        "a case that the measurement cannot decide fails the run, or is only shown",
-        ("fail", "show"),
-    ),
-    Option(
-        "undecided-share",
-        "90",
-        "PERCENT",
-        "the run fails when more than this share of the cases that were compared stay undecided; 100: never",
-    ),
-    Option("baselines", "baselines", "DIR", "where baselines are kept, relative to the root of the tests"),
-    Option(
-        "record", "no", "yes|no", "write the baselines of this hardware instead of judging", ("yes", "no"), switch=True
-    ),
-    Option(
-        "force", "no", "yes|no", "record from a changed tree or a disturbed machine too", ("yes", "no"), switch=True
-    ),
-    Option(
-        "accept", "", "LIST", "cases that may be recorded although they got slower, names or patterns", adds_up=True
-    ),
-    Option("reason", "", "TEXT", "why; kept in the baseline of an accepted case"),
-    Option(
-        "prune", "no", "yes|no", "with --gemm-record: drop baselines of cases that are gone", ("yes", "no"), switch=True
-    ),
-    Option(
-        "against",
-        "",
-        "ENV",
-        "judge against another environment in alternating processes, not against baselines: an interpreter, a virtual "
-        "environment, a wheel, or a folder to import from first",
-    ),
-    Option("wait", "3600", "SECONDS", "how long to wait for another run that times on the same device, 0: no limit"),
-    Option("samples", "", "DIR", "keep every reading: a file for each session"),
-    Option("report", "", "FILE", "write the speed report as one HTML page"),
-    Option("summary", "", "FILE", "append the speed report as Markdown, to a CI job's summary for instance"),
+    Option("timeout", "60", "RUN[,COMPILE]", "limits in seconds, 0: none [60,1800]"),
+    Option("allow", "", "LIST", f"do not fail for: {', '.join(ALLOWABLE)}", repeat="error"),
+    Option("output", "", "DIR", "folder for records, failures, samples and reports"),
+    Option("compile-only", "no", "yes|no", "compile the CUDA kernels of the cases, run nothing", ("yes", "no"), True),
+    Option("set", "", "NAME.KEY=VALUE", "a setting of a backend, of run or of speed", repeat="append"),
 )
-OPTIONS = (*_RUN, *SPEED)
+SPEED: Final = (
+    Option("shapes", "", "LIST", "sets of shapes, or files of sets, to time", repeat="error"),
+    Option("comparator", "aten", "NAME", "backend timed beside each subject, or none [aten]"),
+    Option("sessions", "", "N", "timing processes [as many as the gate needs]"),
+    Option("baselines", "baselines", "DIR", "folder of the stored baselines [baselines]"),
+    Option("record", "no", "HOW", "store baselines: yes, force, prune or force,prune", (), True),
+    Option("against", "", "ENV", "compare with another environment, not with baselines"),
+    Option("undecided", "90", "PERCENT", "share of the cases that may stay undecided [90]"),
+    Option("regret", "0", "N", "time N further candidates of each problem [0]"),
+)
 
+OPTIONS: Final = (*CASES, *CORRECTNESS, *SPEED)
+BY_NAME: Final = {option.name: option for option in OPTIONS}
+_GROUPS: Final = (
+    ("gemm: which cases (every gemm option has an ini key, gemm_level = full)", CASES),
+    ("gemm: correctness", CORRECTNESS),
+    ("gemm: speed", SPEED),
+)
 
-def wrong(flag: str, text: str, says: str) -> pytest.UsageError:
-    """The error for a value; ``flag`` is for a text that does not know where it was given."""
-    return pytest.UsageError(f"{getattr(text, 'source', flag)}={shown(text)}: {says}")
-
-
-def shown(text: str) -> str:
-    """A value for a message: what cannot be printed is escaped, and of a long one the middle is left out."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN // 2]}...{line[-_SHOWN // 4 :]}"
+# Options of earlier versions, and what to write instead.
+RENAMED: Final = {
+    "choices": "use --gemm-candidates",
+    "missing": "use --gemm-allow=missing to let a named backend be missing",
+    "unjudged": "use --gemm-allow=unjudged to let a backend judge no case",
+    "gate": "use --gemm-allow=slower to let slower cases pass",
+    "no-baseline": "use --gemm-allow=no-baseline to let cases without a baseline pass",
+    "undecided-share": "use --gemm-undecided=PERCENT",
+    "sanitizer": "use --gemm-guard=TOOL",
+    "compile-timeout": "use --gemm-timeout=RUN,COMPILE",
+    "run-record": "use --gemm-output=DIR (the record is DIR/run.jsonl)",
+    "artifacts": "use --gemm-output=DIR (failures are in DIR/failures)",
+    "defects": "use --gemm-output=DIR (the scripts are in DIR/known-failures)",
+    "coverage": "use --gemm-output=DIR (the matrix is DIR/coverage.md)",
+    "samples": "use --gemm-output=DIR (the samples are in DIR/samples)",
+    "report": "use --gemm-output=DIR (the page is DIR/report.html)",
+    "summary": "use --gemm-output=DIR (the summary is DIR/summary.md)",
+    "force": "use --gemm-record=force",
+    "prune": "use --gemm-record=prune",
+    "accept": "record without it, then run: pytest-gemm baseline accept CASE --reason TEXT",
+    "reason": "record without it, then run: pytest-gemm baseline accept CASE --reason TEXT",
+    "triton-space": "use --gemm-set=triton.space=VALUE",
+    "cutlass-allow": "use --gemm-set=cutlass.allow=REGEX",
+    "cutlass-swizzles": "use --gemm-set=cutlass.swizzles=LIST",
+    "cutlass-level": "use --gemm-set=cutlass.level=DIGITS",
+    "kernel-cache": "use --gemm-set=cutlass.cache=DIR",
+    "arch": "use --gemm-set=cutlass.arch=ARCH",
+    "jobs": "use --gemm-set=cutlass.jobs=N",
+    "windows": "use --gemm-set=speed.windows=N",
+    "wait": "use --gemm-set=speed.wait=SECONDS",
+    "supervise": "use --gemm-set=run.supervise=no",
+    "doctor": "use the command: pytest-gemm doctor",
+    "fingerprint": "use the command: pytest-gemm fingerprint",
+}
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
-    group = parser.getgroup("gemm", "GEMM backends")
+    """Declare the options."""
+    for title, options in _GROUPS:
+        group = parser.getgroup(title, title)
+        for option in options:
+            switch = {"nargs": "?", "const": "yes"} if option.switch else {}
+            action = {"action": "append"} if option.repeat == "append" else {}
+            group.addoption(
+                option.flag, dest=option.ini, metavar=option.metavar, default=None, help=option.help, **switch, **action
+            )
+
+
+def add_ini_keys(parser: pytest.Parser) -> None:
+    """Declare the ini keys; not where ``--help`` is shown, which would list every option twice."""
     for option in OPTIONS:
-        default = option.default or "none"
-        switch = {"nargs": "?", "const": "yes"} if option.switch else {}
-        group.addoption(
-            option.flag,
-            dest=option.ini,
-            metavar=option.metavar,
-            default=None,
-            help=f"{option.help} [{default}]",
-            **switch,
-        )
-        parser.addini(option.ini, f"default of {option.flag}", default=option.default)
+        if option.repeat == "append":
+            parser.addini(option.ini, f"lines of {option.flag}", "linelist", [])
+        else:
+            parser.addini(option.ini, f"default of {option.flag}", default=option.default)
 
 
-def named_choices(text: str, level: str) -> str:
-    """Which candidates of a backend are judged: one, winner or all."""
-    if not text:
-        return "" if level == "quick" else "all"
-    words = ("one", "winner", "all")
-    number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
-    looks_so = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
-    if not number and (looks_so or (text not in words and (hint := did_you_mean(text.lower(), words)))):
-        hint = "" if looks_so else hint
-        says = f"give one, winner, all, a number from 1 on, or a candidate's name{hint}"
-        raise wrong("--gemm-choices", text, says)
-    return str(text)
+def renamed(word: str) -> str:
+    """What to write instead of an option or ini key of an earlier version; "" for any other word."""
+    name = word.partition("=")[0].removeprefix("--").replace("_", "-").removeprefix("gemm-")
+    return RENAMED.get(name, "")
+
+
+def is_any_given(config: pytest.Config) -> bool:
+    """Whether the command line or the ini file gives one of these options."""
+    return any(
+        config.getoption(option.ini) is not None or (config.getini(option.ini) or "") != option.default
+        for option in OPTIONS
+    )
+
+
+def default_candidates(level: str) -> str:
+    """Which candidates are judged where the user names none: "" for each backend's own."""
+    return "" if level == "quick" else "all"

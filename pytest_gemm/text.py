@@ -42,6 +42,16 @@ def show(text: str) -> None:
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
+# Characters of a user's value that a message repeats.
+_SHOWN = 200
+
+
+def shown(text: str) -> str:
+    """A user's value for a message: what cannot be printed is escaped, and the middle of a long one is left out."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN // 2]}...{line[-_SHOWN // 4 :]}"
+
+
 # Characters of a foreign text that are kept, and of an outcome's details.
 _MOST = 4000
 DETAILS = 20_000

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_gemm.isolation.journal import Diaries
-from pytest_gemm.options import OPTIONS
+from pytest_gemm.options import is_any_given
 from pytest_gemm.selection import split_id
 
 
@@ -31,14 +31,6 @@ def scope(nodeid: str) -> str:
     return (problem.with_m(0) if problem.has("m.dynamic") else problem).line
 
 
-def asked_for(config: pytest.Config) -> bool:
-    """Whether this is a run of GEMM tests: somebody else's run is scheduled as xdist does."""
-    return any(
-        config.getoption(option.ini) is not None or str(config.getini(option.ini)) != option.default
-        for option in OPTIONS
-    )
-
-
 # Whom of xdist's schedulers ours goes by, for each "--dist" with scopes; the others keep their own.
 _SCHEDULERS = {
     "load": "LoadScopeScheduling",
@@ -50,7 +42,7 @@ _SCHEDULERS = {
 
 def replaces_workers(config: pytest.Config) -> bool:
     """Whether the tests are handed out here, so that a worker may die and another one goes on with its test."""
-    return asked_for(config) and str(config.getoption("dist", "no")) in _SCHEDULERS
+    return is_any_given(config) and str(config.getoption("dist", "no")) in _SCHEDULERS
 
 
 def allow_crashes(config: pytest.Config) -> None:
@@ -59,7 +51,7 @@ def allow_crashes(config: pytest.Config) -> None:
     xdist stops the run after four crashes a worker otherwise, and a backend that crashes in ten cases would keep
     the others from being judged.
     """
-    if asked_for(config) and getattr(config.option, "maxworkerrestart", "") is None:
+    if is_any_given(config) and getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = str(10**6)
 
 
@@ -99,7 +91,7 @@ def pin(config: pytest.Config, specs: Iterable[Any]) -> str:
     """
     found = gpus(os.environ)
     here = [spec for spec in specs if spec.popen]
-    if len(found) < 2 or not asked_for(config):
+    if len(found) < 2 or not is_any_given(config):
         return ""
     for i, spec in enumerate(here):
         spec.env["CUDA_VISIBLE_DEVICES"] = found[i % len(found)]

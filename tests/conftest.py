@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
+import pytest_gemm.hooks  # noqa: F401  # before an inner run loads it: pytester forgets what is imported later
+
 # Eager ATen is a control in many tests.  oneDNN's AMX kernels have a defect, which the ledger knows
 # (aten-amx-nan-in-the-row-before); without them a control is right on every machine.  Read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")

@@ -34,7 +34,7 @@ import pytest
 def test_product(gemm_case, gemm_check):
     gemm_check(gemm_case)
 """
-OPTIONS: Final = ("-p", "no:cacheprovider", "--gemm-choices=all", "--gemm-timeout=2", "--gemm-compile-timeout=20")
+OPTIONS: Final = ("-p", "no:cacheprovider", "--gemm-candidates=all", "--gemm-timeout=2,20")
 _SAID: Final = 100
 
 
@@ -85,7 +85,7 @@ def run(folder: Path, group: Sequence[Fault], workers: int) -> Run:
     for name in ("CI", "BUILD_NUMBER"):
         environment.pop(name, None)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--gemm-backends={','.join([*names, 'correct'])}"]
-    command += ["--gemm-run-record=run.jsonl", *([f"-n{workers}"] if workers else [])]
+    command += ["--gemm-output=.", *([f"-n{workers}"] if workers else [])]
     try:
         done = subprocess.run(
             command,

@@ -124,7 +124,7 @@ _CACHE: Blocks = (2, 2, 8)
 
 
 def variants(kernel: str, m: int, n: int, k: int, threads: int) -> tuple[Axes, ...]:
-    """The axes that ``--gemm-choices=all`` adds to Inductor's own pick: few, and each a way through other code.
+    """The axes that ``--gemm-candidates=all`` adds to Inductor's own pick: few, and each a way through other code.
 
     Cache blocks in every dimension; the threads along M only (some of them have nothing to do where M is small) and
     along K only; and K slices where Inductor's heuristic makes any when it is allowed to.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
-from pytest_gemm.api.settings import Setting, natural
+from pytest_gemm.api.settings import Setting, folder, natural
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutlass import compile_farm
 from pytest_gemm.backends.inductor.backend import (
@@ -180,7 +180,7 @@ class CutlassBackend(InductorBackend):
         "swizzles": Setting("1", "LIST", "orders of the tiles that candidates come in: some of 1, 2, 4, 8", _swizzles),
         "level": Setting("", "DIGITS", "instantiation level of CUTLASS's generator, 0000 to 9999", _level),
         "arch": Setting("", "ARCH", "to compile for, 90a say; default: the device's", _architecture),
-        "cache": Setting("", "DIR", "folder of compiled kernels, by content; valid on another machine, too"),
+        "cache": Setting("", "DIR", "folder of compiled kernels, by content; valid on another machine, too", folder),
         "jobs": Setting("", "N", "compilers at a time; default: one for each core", natural),
     }
     allowlist: str = r"align(8|16)_.*warpspecialized.*epi_tma"
@@ -194,7 +194,7 @@ class CutlassBackend(InductorBackend):
         """Take the settings."""
         self.allowlist = values["allow"] or type(self).allowlist
         self.swizzles, self.level, self.architecture = values["swizzles"], values["level"], values["arch"]
-        self.kernel_cache = Path(values["cache"]).absolute() if values["cache"] else None
+        self.kernel_cache = values["cache"]
         self.compilers = values["jobs"]
 
     @functools.cached_property
@@ -209,7 +209,8 @@ class CutlassBackend(InductorBackend):
         ahead = self.installation()
         if reason := no_cuda():
             if reason.code == "no-cuda-device" and ahead.ok:
-                remedy = f"{reason.remedy}; --gemm-compile-only --gemm-arch=90a compiles its kernels here, for a Hopper"
+                here = "--gemm-compile-only --gemm-set=cutlass.arch=90a compiles its kernels here, for a Hopper"
+                remedy = f"{reason.remedy}; {here}"
                 reason = dataclasses.replace(reason, remedy=remedy)
             return Availability(reason)
         return ahead

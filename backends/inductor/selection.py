@@ -51,7 +51,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def choice_names(choices: Iterable[Any]) -> tuple[str, ...]:
-    """The candidates of one selection by what they are, no two alike: what ``--gemm-choices`` takes.
+    """The candidates of one selection by what they are, no two alike: what ``--gemm-candidates`` takes.
 
     ``CppMicroGemmFP32Vec-8x48x1`` (register blocking), ``triton_mm-64x128x32,s4,w8`` (tile in the order M, N, K,
     stages, warps), ``decompose_k_mm_16_split``, a CUTLASS configuration with ``,swizzle=1``.

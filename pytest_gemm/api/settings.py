@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pytest_gemm.text import did_you_mean
@@ -79,6 +80,21 @@ def natural(text: str) -> int:
     if text and not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= 1 << 16):
         raise ValueError("give a whole number, 1 or more")
     return int(text or 0)
+
+
+def folder(text: str) -> Path | None:
+    """A folder that can be written, which is made where there is none; ``None`` of an empty text."""
+    if not text:
+        return None
+    path = Path(text).absolute()
+    probe = path / ".pytest-gemm-probe"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot be written ({error.strerror}); name a folder of yours") from None
+    return path
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

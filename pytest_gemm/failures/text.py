@@ -44,7 +44,7 @@ class Rerun:
         return " ".join(map(shlex.quote, words))
 
 
-_CHOICES = "--gemm-choices="
+_CHOICES = "--gemm-candidates="
 _THREADS = "--gemm-threads="
 
 

@@ -81,14 +81,14 @@ class FuzzCheck:
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]
             self.judged["outcomes"] += map(records.to_record, outcomes)
         self._save(backend, found.defects)
-        if not set(found.cases) - {Status.UNSUPPORTED} and self._config.unjudged == "fail":
+        if not set(found.cases) - {Status.UNSUPPORTED} and "unjudged" not in self._config.allow:
             text = f"fuzzing judged no case of {backend.name}: it takes no problem that was drawn"
-            pytest.fail(f"{text}; --gemm-unjudged=allow accepts that", pytrace=False)
+            pytest.fail(f"{text}; --gemm-allow=unjudged accepts that", pytrace=False)
         if found.defects:
             pytest.fail("\n".join(fuzz.failure(defect, self.rerun) for defect in found.defects), pytrace=False)
 
     def _save(self, backend: Backend, defects: Iterable[fuzz.Defect]) -> None:
-        """What ``--gemm-artifacts`` asks for, of each in its smallest form, which is judged once more for it."""
+        """What ``--gemm-output`` asks for, of each in its smallest form, which is judged once more for it."""
         folder = self._config.artifacts
         if folder is None:
             return
@@ -107,9 +107,7 @@ class FuzzCheck:
         problem, distribution = Problem.parse(last.problem), last.distribution or trial.distributions[0]
         case = Case(backend, problem, (distribution,), trial.seed, self._config.device_of(backend), last.candidate)
         evidence = Evidence(tensors.make(problem, distribution, trial.seed, case.device))
-        self.judged["lost"][f"--gemm-artifacts={folder}"] = artifacts.save(
-            folder, [Judged(last, evidence)], case, rerun
-        )
+        self.judged["lost"][str(folder)] = artifacts.save(folder, [Judged(last, evidence)], case, rerun)
 
     def _tell(self, found: fuzz.Findings, defect: fuzz.Defect | None) -> None:
         with self._uncaptured():

@@ -67,7 +67,7 @@ class Elsewhere:
         Args:
             backend: whose kernels they are.
             trial: what to judge.
-            rerun: how to run it again; with it, what fails is kept in the folder of ``--gemm-artifacts``.
+            rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
 
         Raises:
             RuntimeError: when there is nobody any more to judge.
@@ -119,7 +119,7 @@ def judged(
         backend: whose kernels they are.
         trial: what to judge.
         begin: is called with the environment before each problem is judged.
-        rerun: how to run it again; with it, what fails is kept in the folder of ``--gemm-artifacts``.
+        rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
     """
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.run.orchestrator import Orchestrator

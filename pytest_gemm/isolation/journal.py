@@ -81,7 +81,7 @@ def death(words: Words, status: int | None) -> Outcome:
     assert doing is not None, "a death without an activity is nobody's case"
     seconds = Seconds()
     if words.ended == "timed-out":
-        option = "--gemm-timeout" if doing.phase.is_run else "--gemm-compile-timeout"
+        option = "--gemm-timeout=RUN" if doing.phase.is_run else "--gemm-timeout=RUN,COMPILE"
         text = f"no end in {doing.phase} within {words.limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
         part = _SECONDS.get(doing.phase, "reference")

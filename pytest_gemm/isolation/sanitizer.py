@@ -1,4 +1,4 @@
-"""The run under NVIDIA's compute-sanitizer, as one command: ``pytest --gemm-sanitizer=memcheck ...``.
+"""The run under NVIDIA's compute-sanitizer, as one command: ``pytest --gemm-guard=memcheck ...``.
 
 pytest starts itself again below the tool, which watches every kernel of every process.  PyTorch's caching allocator is
 turned off there: it hands out parts of large blocks, and a kernel that leaves its operand is still inside the block.
@@ -40,7 +40,7 @@ def find(environment: Mapping[str, str] = os.environ) -> str:
     found = shutil.which("compute-sanitizer", path=places)
     if found is None:
         raise pytest.UsageError(
-            "--gemm-sanitizer: compute-sanitizer is neither on PATH nor in CUDA_HOME/bin or /usr/local/cuda/bin; "
+            "--gemm-guard: compute-sanitizer is neither on PATH nor in CUDA_HOME/bin or /usr/local/cuda/bin; "
             "it comes with the CUDA toolkit (package cuda-sanitizer-MAJOR-MINOR)"
         )
     return found
@@ -48,7 +48,7 @@ def find(environment: Mapping[str, str] = os.environ) -> str:
 
 def command(tool: str, arguments: Sequence[str], folder: Path, sanitizer: str) -> list[str]:
     """The command that runs pytest with these arguments below the tool, with a log for each process in ``folder``."""
-    watched = [sys.executable, "-m", "pytest", *arguments, "--gemm-supervise=no", "--gemm-sanitizer=none"]
+    watched = [sys.executable, "-m", "pytest", *arguments, "--gemm-set=run.supervise=no", "--gemm-guard=none"]
     options = ["--tool", tool, "--target-processes", "all", "--error-exitcode", str(_FOUND)]
     if tool == "memcheck":
         # Libraries ask the driver for entries that it may not have; what a call of PyTorch's meets, PyTorch raises.
@@ -74,7 +74,7 @@ def run(tool: str, arguments: Sequence[str], here: Path) -> int:
 
     Args:
         tool: one of :data:`TOOLS`.
-        arguments: of the command line, ``--gemm-sanitizer`` among them.
+        arguments: of the command line, ``--gemm-guard`` among them.
         here: folder in which the command was given.
 
     Raises:

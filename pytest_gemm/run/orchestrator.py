@@ -59,9 +59,9 @@ class Orchestrator:
         folder, known = self.config.artifacts, self.config.defects
         lost = {}
         if folder is not None:
-            lost[f"--gemm-artifacts={folder}"] = artifacts.save(folder, found, case, rerun, warm)
+            lost[str(folder)] = artifacts.save(folder, found, case, rerun, warm)
         if known is not None:
             for judged in found:
                 if judged.outcome.known_failure and (why := artifacts.save_defect(known, judged, case, warm)):
-                    lost[f"--gemm-defects={known}"] = why
+                    lost[str(known)] = why
         return {option: why for option, why in lost.items() if why}

@@ -195,7 +195,7 @@ def _refused(outcomes: Sequence[Outcome]) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``pytest-gemm results``."""
-    parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
+    parser.add_argument("records", nargs="+", type=Path, help="run.jsonl of --gemm-output")
     parser.add_argument("--title", default="Results", help="heading of the page")
 
 

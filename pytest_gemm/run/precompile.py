@@ -109,7 +109,7 @@ class Harvest:
 
 
 def architecture_of(config: GemmConfig) -> str:
-    """What to compile for: ``--gemm-arch``, or the architecture of this machine's first device; "" if unknown."""
+    """What to compile for: as a backend is set, or the architecture of this machine's first device; "" if unknown."""
     if config.arch:
         return config.arch
     gpu = gpus.visible_gpu()
@@ -141,7 +141,7 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
         backend: who is asked.
         lines: the problems.
         architecture: as nvcc has it.
-        wanted: as ``--gemm-choices``.
+        wanted: as ``--gemm-candidates``.
     """
     selection = CandidateSelection(wanted)
     select = None if selection.by_backend else selection.of
@@ -184,7 +184,8 @@ def run(config: GemmConfig, wanted: Iterable[tuple[str, Problem]], display: Disp
         if not architecture:
             why = "NVML does not report the device to compile for"
             if config.compile_only:
-                raise pytest.UsageError(f"--gemm-compile-only: {why}; name its architecture, with --gemm-arch=90a say")
+                named = f"--gemm-set={name}.arch=90a for instance"
+                raise pytest.UsageError(f"--gemm-compile-only: {why}; name its architecture, {named}")
             display.line(f"{name}: {why}, so nothing is compiled ahead of the tests")
             continue
         harvest = compile_for(config, backend, problems, architecture, display)

@@ -44,8 +44,8 @@ class RunState:
         use: how the ledger's entries fared.
         narrowed: only a part of the tests was asked for, so that no entry can be called stale.
         notes: further facts of the run as a whole, one sentence each, for the summary and the record.
-        lost: why a file is not complete that was asked for, by the option with its value; makes the run red.
-        undecided: the timed cases as a whole were left undecided, beyond what ``--gemm-undecided-share`` allows.
+        lost: why a file is not complete that was asked for, by their paths; makes the run red.
+        undecided: the timed cases as a whole were left undecided, beyond what ``--gemm-undecided`` allows.
         asked: names of the backends of which a test was run.
         reruns: attempts at a test that another one followed, as pytest-rerunfailures makes them; they do not count.
     """
@@ -81,20 +81,20 @@ class RunState:
     def _record(self, records: Callable[[], Iterable[Mapping[str, Any]]], mode: str = "a") -> None:
         """Add lines to the run record, unless it has lost some before: behind half a line nothing can be read."""
         path = self.config.run_record
-        if path is not None and f"--gemm-run-record={path}" not in self.lost:
-            with self.writing("--gemm-run-record", path), path.open(mode, encoding="utf-8") as file:
+        if path is not None and str(path) not in self.lost:
+            with self.writing(path), path.open(mode, encoding="utf-8") as file:
                 file.writelines(map(records_module.record_line, records()))
 
     @contextlib.contextmanager
-    def writing(self, option: str, path: Path) -> Iterator[None]:
-        """A file that an option asks for is written in the block; where that fails the run goes on, and ends red."""
+    def writing(self, path: Path) -> Iterator[None]:
+        """A file of ``--gemm-output`` is written in the block; where that fails the run goes on, and ends red."""
         try:
             yield
         except OSError as error:
-            self.lose({f"{option}={path}": error.strerror or str(error)})
+            self.lose({str(path): error.strerror or str(error)})
 
     def lose(self, lost: Mapping[str, str]) -> None:
-        """Note why files are not complete, by the option with its value; "" for one that is."""
+        """Note why files are not complete, by their paths; "" for one that is."""
         for name, why in lost.items():
             if why:
                 self.lost.setdefault(name, why)
@@ -119,7 +119,7 @@ class RunState:
         return tuple(entry.id for entry in self.use.stale(self.config.ledger))
 
     def unknown_choice(self) -> str:
-        """The name in ``--gemm-choices`` that no candidate of any problem has; "" where there is none such."""
+        """The name in ``--gemm-candidates`` that no candidate of any problem has; "" where there is none such."""
         wanted = self.config.choices
         named = CandidateSelection(wanted).by_name
         return wanted if named and self.outcomes and not any(outcome.candidate for outcome in self.outcomes) else ""
@@ -129,7 +129,7 @@ class RunState:
 
         With ``auto`` that is an error where it holds for all of them.
         """
-        if self.config.unjudged == "allow" or self.config.fuzz:
+        if "unjudged" in self.config.allow or self.config.fuzz:
             return []
         judged = {outcome.backend for outcome in self.outcomes if terminal.is_judged(outcome)}
         without = sorted(self.asked - judged)
@@ -137,7 +137,7 @@ class RunState:
             return []
         return [
             f"{name} judged no case: {terminal.why_unjudged([o for o in self.outcomes if o.backend == name])}; "
-            "--gemm-unjudged=allow accepts that"
+            "--gemm-allow=unjudged accepts that"
             for name in without
         ]
 
@@ -156,14 +156,16 @@ class RunState:
             )
         )
         if wanted := self.unknown_choice():
-            lines.append(f"--gemm-choices={wanted}: no candidate of any problem is called so; the refusals list names")
+            lines.append(
+                f"--gemm-candidates={wanted}: no candidate of any problem is called so; the refusals list names"
+            )
         return lines + self.unjudged()
 
     @property
     def is_red(self) -> bool:
         """Whether something that is no test's failure must turn the run red all the same."""
         lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
-        missing = bool(self.missing) and self.config.missing == "fail"
+        missing = bool(self.missing) and "missing" not in self.config.allow
         red = bool(self.lost) or lost or missing or self.undecided
         return red or bool(self.stale_entries() or self.unknown_choice() or self.unjudged())
 

@@ -62,7 +62,7 @@ def measure(
     """
     if config.speed.prune and not whole:
         raise pytest.UsageError(
-            "--gemm-prune drops what the suite no longer has, so it needs the whole suite: give "
+            "--gemm-record=prune drops what the suite no longer has, so it needs the whole suite: give "
             "--gemm-level=exhaustive and nothing that selects a part of it, or drop single cases with "
             "pytest-gemm baseline prune"
         )
@@ -141,15 +141,14 @@ def _cut_short(config: GemmConfig, runner: Runner, made: Measured, project: Proj
     """What is left of a run that does not come to its end, and the command that records from it."""
     speed, done = config.speed, len(made.sessions)
     if not speed.record:
-        kept = f"are in {speed.samples}" if speed.samples else "are not kept; --gemm-samples=DIR keeps them"
+        kept = f"are in {speed.samples}" if speed.samples else "are not kept; --gemm-output=DIR keeps them"
         what, whose = ("session is", "its") if done == 1 else ("sessions are", "their")
         return [f"cut short on {made.device}: {done} {what} complete" + (f", {whose} samples {kept}" if done else "")]
     asked = speed.sessions or entry.SESSIONS
     first = f"the recording on {made.device} was cut short: {done} of {asked} sessions are complete"
     if not done:
         return [f"{first}, so there is nothing to record from"]
-    folder = runner.rescued()
-    stay = "" if speed.samples else ", a folder that stays until you delete it"
+    folder = runner.samples
     words = [
         "pytest-gemm",
         "baseline",
@@ -160,9 +159,8 @@ def _cut_short(config: GemmConfig, runner: Runner, made: Measured, project: Proj
     place = speed.baselines.absolute()
     if place != Path(project.folder).absolute() / "baselines":
         words.append(f"--baselines={place}")
-    words += ["--force"] * speed.force + [f"--accept={case}" for case in speed.accept]
-    words += [f"--reason={speed.reason}"] * bool(speed.reason)
-    return [f"{first}; their samples are in {folder}{stay}", f"to record from these: {shlex.join(words)}"]
+    words += ["--force"] * speed.force
+    return [f"{first}; their samples are in {folder}", f"to record from these: {shlex.join(words)}"]
 
 
 class _Clock:
@@ -307,7 +305,7 @@ def _tidy(config: GemmConfig, store: store_module.Store, cases: Collection[Timed
     else:
         names = ", ".join(map(str, gone[:3])) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
         made.notes.append(
-            f"{len(gone)} baselines are of no case of the suite ({names}): --gemm-record --gemm-prune drops them"
+            f"{len(gone)} baselines are of no case of the suite ({names}): --gemm-record=prune drops them"
         )
 
 
@@ -322,8 +320,6 @@ def _record(config: GemmConfig, store: store_module.Store, made: Measured, polic
         policy,
         k=speed.sessions or entry.SESSIONS,
         force=speed.force,
-        accept=speed.accept,
-        reason=speed.reason,
     )
     if lines := done.lines():
         made.notes += [f"baselines in {store.place}:", *lines]

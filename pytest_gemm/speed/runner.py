@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,7 +121,7 @@ def timed_apart(device: str, display: Display, wait: float = 0.0) -> Iterator[No
     gpu = gpus.visible_gpu() if device == "cuda" else None
 
     def waiting(holder: str, seconds: float) -> None:
-        limit = f" of {wait:g} s (--gemm-wait)" if wait else " s"
+        limit = f" of {wait:g} s (speed.wait)" if wait else " s"
         display.progress(f"speed: {holder} is timing on {device}; waiting for it, {seconds:.0f}{limit}")
 
     with contextlib.ExitStack() as stack:
@@ -133,7 +132,7 @@ def timed_apart(device: str, display: Display, wait: float = 0.0) -> Iterator[No
             # Timing beside another run would give figures of both: going on without the lock is no choice.
             raise pytest.UsageError(
                 f"speed: {error}: another run is timing on {device}; wait until it ends or end it, "
-                "or raise --gemm-wait (seconds, 0: without a limit)"
+                "or raise --gemm-set=speed.wait (seconds, 0: without a limit)"
             ) from None
         except OSError as error:
             raise pytest.UsageError(f"speed: the lock of {device} cannot be taken: {error}") from None
@@ -150,8 +149,10 @@ class Runner:
         self._device = device
         self._scratch = scratch
         self._count = 0
-        self._samples = config.speed.samples or scratch / f"samples-{device}"
-        self._samples.mkdir(parents=True, exist_ok=True)
+        self.samples = config.speed.samples or scratch / f"samples-{device}"
+        self.samples.mkdir(parents=True, exist_ok=True)
+        for earlier in self.samples.glob(f"{device}-*.jsonl"):  # of another run
+            earlier.unlink()
         self.commit = _commit(config.speed.root)
         self.failed: dict[Timed, Sample] = {}
         self._pinned: dict[str, dict[str, tuple[str, ...]]] = {"head": {}, "base": {}}
@@ -300,17 +301,10 @@ class Runner:
             self.peaks = session.peaks
         self._note_failures(session.samples)
         try:
-            one.keep(self._samples / f"{self._device}-{group.name}-{index:03}.jsonl")
+            one.keep(self.samples / f"{self._device}-{group.name}-{index:03}.jsonl")
         except OSError as error:  # the session itself has been read
-            self.lost.setdefault(f"--gemm-samples={self._samples}", error.strerror or str(error))
+            self.lost.setdefault(str(self.samples), error.strerror or str(error))
         return session
-
-    def rescued(self) -> Path:
-        """Folder of the samples so far, which outlives the run: the user's, or else one among the temporary ones."""
-        if self._config.speed.samples is None:
-            safe = Path(tempfile.mkdtemp(prefix="pytest-gemm-samples-"))
-            self._samples = Path(shutil.copytree(self._samples, safe, dirs_exist_ok=True))
-        return self._samples
 
     def _shuffled(self, cases: Sequence[Timed], index: int) -> list[Timed]:
         """Another order each time, so that no case always comes after the same one.

@@ -40,6 +40,11 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-gemm"
 
 
+def last_recording() -> Path:
+    """Where a recording run keeps its samples, for ``pytest-gemm baseline accept``, if no other folder is named."""
+    return home() / "last-recording"
+
+
 _shared: Final[dict[Path, int]] = {}
 
 

@@ -24,6 +24,8 @@ USAGE_ERROR: Final = 4
 
 # Name -> module, and one line of help.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "doctor": ("pytest_gemm.tools.doctor", "show which backends can run here, and try one product of each"),
+    "fingerprint": ("pytest_gemm.tools.fingerprint_report", "show how each backend computes, and what has changed"),
     "results": ("pytest_gemm.run.page", "write run records as a Markdown page"),
     "coverage": ("pytest_gemm.tools.coverage", "list which C++ micro-kernels the cases of run records reached"),
     "baseline": ("pytest_gemm.speed.baseline.commands", "show, diff, prune, record and merge speed baselines"),

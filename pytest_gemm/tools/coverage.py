@@ -1,6 +1,6 @@
 """Which micro-kernels of the C++ templates were judged, and with which tails: a matrix from outcomes or run records.
 
-``pytest --gemm-coverage=FILE`` writes it at the end of a run, ``pytest-gemm coverage RECORD...`` makes
+A run with ``--gemm-output=DIR`` writes it as ``DIR/coverage.md``, ``pytest-gemm coverage RECORD...`` makes
 it of run records.  A row is a micro-kernel with its register blocking and its types, a column a part of the template's
 code.
 It counts what the generated code says (``Outcome.configuration``), not what was asked for.
@@ -245,7 +245,7 @@ def _why(
         return f"{words} ({count} problem{'s' if count > 1 else ''})"
     if row.dtypes not in met:
         return "no problem of the run has a product of these types"
-    return "not asked for, --gemm-choices=all has it"
+    return "not asked for, --gemm-candidates=all has it"
 
 
 def _lower(levels: Sequence[str]) -> list[str]:
@@ -360,7 +360,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def write(path: Path, outcomes: Iterable[Outcome]) -> None:
-    """Write the matrix of ``--gemm-coverage``, as Markdown or by the file's suffix."""
+    """Write the matrix of a run, as Markdown or by the file's suffix."""
     found = matrix(outcomes, [isa_module.isa_level(processor.cpu().flags)])
     path.write_text(text(found, path.suffix), encoding="utf-8")
 
@@ -388,7 +388,7 @@ def explained(record: record_module.Record, ledger: Ledger) -> list[Outcome]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``pytest-gemm coverage``."""
-    parser.add_argument("records", nargs="+", type=Path, help="files written by --gemm-run-record")
+    parser.add_argument("records", nargs="+", type=Path, help="run.jsonl of --gemm-output")
     parser.add_argument("--title", default="", help="heading of the page")
     parser.add_argument("--json", action="store_true", help="the data instead of a page")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""``pytest --gemm-doctor``: one screen that says of every backend whether it can run here, and tries one product.
+"""``pytest-gemm doctor``: one screen that shows of every backend whether it can run here, and tries one product.
 
 Each question is asked in a child process of its own, forked before this one has imported torch: a kernel that kills
 its process, or never returns, is then one line of the screen.
@@ -6,6 +6,7 @@ its process, or never returns, is then one line of the screen.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gemm import __version__
 from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.tools import screen_of_backends
 
 if TYPE_CHECKING:
     from pytest_gemm.api.protocols import Backend
@@ -30,6 +32,16 @@ if TYPE_CHECKING:
 _SMOKE: Final = ("mm:f16:nt:128x96x64", "mm:f32:nn:128x96x64", "mm:f64:nn:128x96x64", "int_mm:i8-i8-i32:nt:128x96x64")
 
 _WIDTH: Final = 118
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm doctor``."""
+    screen_of_backends.add_arguments(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Show the screen; returns 1 where something is broken or a named backend cannot run."""
+    return screen_of_backends.show(given, report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +94,7 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
 
     Returns:
         Whether all is well: every smoke product is right, and every backend that was named can run
-        (``--gemm-missing=skip`` forgives that).
+        (``--allow-missing`` forgives that).
     """
     for line in machine():
         write(line)
@@ -91,7 +103,7 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
     for found in examine(config):
         for line in screen(found):
             write(line)
-        excused = found.available or not config.named or config.missing == "skip"
+        excused = found.available or not config.named or "missing" in config.allow
         healthy = healthy and found.healthy and excused
     return healthy
 

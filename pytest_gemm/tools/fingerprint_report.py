@@ -1,4 +1,4 @@
-"""``pytest --gemm-fingerprint``: how each backend computes, as tables that a kernel engineer reads, and as files.
+"""``pytest-gemm fingerprint``: how each backend computes, as tables that a kernel engineer reads, and as files.
 
 Each backend is asked in a process of its own, as by the doctor, and writes down a column as soon as it is known: a
 kernel that kills its process costs the columns after it.  A file holds the fingerprint of a backend on one hardware
@@ -7,8 +7,10 @@ key, beside its baselines; the next run says what an update has changed.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import tempfile
@@ -23,8 +25,9 @@ import pytest
 from pytest_gemm import __version__
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software as software_module
+from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.storage import files
-from pytest_gemm.tools import doctor
+from pytest_gemm.tools import doctor, screen_of_backends
 from pytest_gemm.tools.fingerprint import changes, take
 from pytest_gemm.tools.probes import PROBES, Print
 
@@ -35,6 +38,23 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 118
 _FORMAT: Final = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``pytest-gemm fingerprint``."""
+    screen_of_backends.add_arguments(parser)
+    parser.add_argument("--level", default="quick", choices=LEVELS, help="how many columns (default: quick)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="store the fingerprints there, by hardware key")
+    parser.add_argument(
+        "--baselines", default="baselines", metavar="DIR", help="stored ones to compare with (default: baselines)"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Show how each backend computes; returns 1 for a finding, and where a named backend cannot run."""
+    options = (f"--gemm-level={given.level}", f"--gemm-baselines={given.baselines}")
+    output = given.output.absolute() if given.output else None
+    return screen_of_backends.show(given, functools.partial(report, output=output), options)
 
 
 @dataclasses.dataclass
@@ -66,19 +86,20 @@ class Fingerprint:
         return not self.broken and not any(found.findings for found in self.prints)
 
 
-def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
+def report(config: GemmConfig, write: Callable[[str], object], output: Path | None = None) -> bool:
     """Write everything, backend by backend, and store it where that was asked for.
 
     Args:
         config: which backends are asked, at which level, and where to store.
         write: takes a line.
+        output: folder to store them in; ``None``: nowhere.
 
     Returns:
         Whether all is well: no finding, nothing broken, and every backend that was named can run
-        (``--gemm-missing=skip`` forgives that).
+        (``--allow-missing`` forgives that).
     """
     healthy = True
-    stored = {backend.name: _stored(config, backend) for backend in config.backends}
+    stored = {backend.name: _stored(config, backend, output) for backend in config.backends}
     for backend in config.backends:
         started = time.perf_counter()
         found = _ask(config, backend)
@@ -87,12 +108,12 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
         head = f"{found.backend} on {found.device} ({found.key})"
         if found.missing:
             write(f"{head}: cannot run: {found.missing}")
-            healthy = healthy and not (config.named and config.missing == "fail")
+            healthy = healthy and not (config.named and "missing" not in config.allow)
             continue
         products = sum(one.products for one in found.prints)
         write(f"{head}: {products} products in {seconds:.0f} s")
         lines = [*table(found.prints), *sentences(found)]
-        for line in lines + _compared(config, stored[backend.name], found):
+        for line in lines + _compared(config, stored[backend.name], found, output):
             write(line)
         healthy = healthy and found.sound
     return healthy
@@ -102,25 +123,25 @@ def _key(config: GemmConfig, device: str) -> str:
     return key_module.hardware_key("cuda" if device == "cuda" else "cpu", config.speed.threads)
 
 
-def _stored(config: GemmConfig, backend: Backend) -> Fingerprint | None:
+def _stored(config: GemmConfig, backend: Backend, output: Path | None) -> Fingerprint | None:
     """The stored fingerprint of a backend.
 
     Raises:
         pytest.UsageError: when it cannot be read; before anything is asked, which takes minutes.
     """
-    path = path_of(config.fingerprints or config.speed.baselines, _key(config, config.device_of(backend)), backend.name)
+    path = path_of(output or config.speed.baselines, _key(config, config.device_of(backend)), backend.name)
     try:
         return load(path)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise pytest.UsageError(f"--gemm-fingerprint: {path}: {why}; restore the file, or delete it") from None
+        raise pytest.UsageError(f"{path}: {why}; restore the file, or delete it") from None
 
 
-def _compared(config: GemmConfig, old: Fingerprint | None, found: Fingerprint) -> list[str]:
+def _compared(config: GemmConfig, old: Fingerprint | None, found: Fingerprint, output: Path | None) -> list[str]:
     """What changed against the stored fingerprint; stores the new one where that was asked for."""
-    path = path_of(config.fingerprints or config.speed.baselines, found.key, found.backend)
+    path = path_of(output or config.speed.baselines, found.key, found.backend)
     lines = _comparison(old, found) if old is not None else []
-    if config.fingerprints is not None and found.prints:
+    if output is not None and found.prints:
         if found.broken:
             lines.append(f"not stored, for it is not complete: {path}")
         else:

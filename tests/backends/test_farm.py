@@ -723,9 +723,9 @@ def test_compile_only_compiles_and_runs_nothing(
     monkeypatch.setenv("CUDACXX", nvcc.path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(nvcc.folder.parent / "cache"))  # not where pytest collects
     problems = f"--gemm-problem={','.join(LINES[:4])}"
-    options = ("--gemm-arch=90a", "--gemm-kernel-cache=kernels", "--gemm-cutlass-allow=pingpong")
+    options = ("--gemm-set=cutlass.arch=90a", "--gemm-set=cutlass.cache=kernels", "--gemm-set=cutlass.allow=pingpong")
     wanted = ("--gemm-compile-only", *options, problems)
-    result = project.runpytest_inprocess("--gemm-backends=aten,cutlass", *wanted, "--gemm-run-record=run.jsonl")
+    result = project.runpytest_inprocess("--gemm-backends=aten,cutlass", *wanted, "--gemm-output=.")
     assert result.ret == 0
     stored = list((project.path / "kernels").glob("*.json"))
     assert len(stored) == nvcc.calls >= 3
@@ -758,7 +758,10 @@ def test_a_compiler_that_does_not_work_turns_compile_only_red(
     monkeypatch.setenv("CUDACXX", nvcc.path)
     nvcc.set("dies", "nvcc fatal   : Cannot find the host compiler")
     result = project.runpytest_inprocess(
-        "--gemm-backends=cutlass", "--gemm-compile-only", "--gemm-arch=90a", "--gemm-kernel-cache=kernels"
+        "--gemm-backends=cutlass",
+        "--gemm-compile-only",
+        "--gemm-set=cutlass.arch=90a",
+        "--gemm-set=cutlass.cache=kernels",
     )
     assert result.ret == 1
     result.stdout.fnmatch_lines(["not compiled: cutlass3x_*, for mm:f16:nt:64x96x128: *Cannot find the host compiler"])
@@ -768,16 +771,18 @@ def test_a_compiler_that_does_not_work_turns_compile_only_red(
 def test_compile_only_without_a_device_asks_for_the_architecture(project: pytest.Pytester) -> None:
     result = project.runpytest_inprocess("--gemm-compile-only")
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["*--gemm-compile-only: there is no CUDA device here to compile for*--gemm-arch=90a*"])
+    result.stderr.fnmatch_lines(
+        ["*--gemm-compile-only: there is no CUDA device here to compile for*=cutlass.arch=90a*"]
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--gemm-cutlass-allow=(", "*--gemm-cutlass-allow=(: not a regular expression:*"),
-        ("--gemm-cutlass-swizzles=3", "*--gemm-cutlass-swizzles=3: name some of 1, 2, 4, 8*"),
-        ("--gemm-cutlass-level=all", "*--gemm-cutlass-level=all: give up to four digits*"),
-        ("--gemm-kernel-cache=/proc/no", "*--gemm-kernel-cache=/proc/no: cannot be written*"),
+        ("--gemm-set=cutlass.allow=(", "*--gemm-set=cutlass.allow=(: not a regular expression:*"),
+        ("--gemm-set=cutlass.swizzles=3", "*--gemm-set=cutlass.swizzles=3: name some of 1, 2, 4, 8*"),
+        ("--gemm-set=cutlass.level=all", "*--gemm-set=cutlass.level=all: give up to four digits*"),
+        ("--gemm-set=cutlass.cache=/proc/no", "*--gemm-set=cutlass.cache=/proc/no: cannot be written*"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(project: pytest.Pytester, option: str, message: str) -> None:
@@ -787,7 +792,7 @@ def test_a_wrong_option_is_named_with_what_would_be_right(project: pytest.Pytest
 
 
 def test_compile_only_is_not_shared_out_to_workers(project: pytest.Pytester) -> None:
-    result = project.runpytest_inprocess("--gemm-compile-only", "--gemm-arch=90a", "-n2")
+    result = project.runpytest_inprocess("--gemm-compile-only", "--gemm-set=cutlass.arch=90a", "-n2")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*--gemm-compile-only takes all cores by itself: leave out -n*"])
 
@@ -825,10 +830,14 @@ def test_a_rerun_line_repeats_the_choice_of_kernels(pytester: pytest.Pytester) -
             registry["zero"].__class__ = Zero
     """)
     pytester.makepyfile(test_it=TEST)
-    options = ("--gemm-cutlass-allow=stream_k|pingpong", "--gemm-cutlass-swizzles=1,2", "--gemm-cutlass-level=0000")
+    options = (
+        "--gemm-set=cutlass.allow=stream_k|pingpong",
+        "--gemm-set=cutlass.swizzles=1,2",
+        "--gemm-set=cutlass.level=0000",
+    )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--gemm-backends=zero", *options)
     result.stdout.fnmatch_lines(
-        ["*rerun: pytest *'--gemm-cutlass-allow=stream_k|pingpong' * --gemm-cutlass-level=0000"]
+        ["*rerun: pytest *'--gemm-set=cutlass.allow=stream_k|pingpong' * --gemm-set=cutlass.level=0000"]
     )
 
 
@@ -896,7 +905,7 @@ def test_kernels_are_compiled_before_the_tests_with_and_without_workers(
             registry.add(Planted())
     """)
     pytester.makepyfile(plant=PLANTED, test_it=TEST)
-    arguments = (workers, "-p", "no:cacheprovider", "--gemm-backends=planted", "--gemm-arch=90a")
+    arguments = (workers, "-p", "no:cacheprovider", "--gemm-backends=planted", "--gemm-set=cutlass.arch=90a")
     result = pytester.runpytest_subprocess(*arguments)
     result.assert_outcomes(passed=4)
     assert nvcc.calls == 3, "two problems have one kernel"

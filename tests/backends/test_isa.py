@@ -36,6 +36,7 @@ from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import RunState
+from pytest_gemm.settings import Given
 from pytest_gemm.tools import doctor
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
@@ -116,7 +117,7 @@ def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
 def test_the_levels_that_are_asked_for(
     text: str, here: tuple[str, ...], isas: tuple[str, ...], lacking: tuple[str, ...]
 ) -> None:
-    assert settings_module._isas(text, isa_module.isas(here)) == (isas, lacking)
+    assert settings_module._isas(Given.of(text, "--gemm-isa"), isa_module.isas(here)) == (isas, lacking)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_level_that_is_unknown_or_not_in_the_cpu_is_a_usage_error(
     text: str, here: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(pytest.UsageError, match=told):
-        settings_module._isas(text, isa_module.isas(here))
+        settings_module._isas(Given.of(text, "--gemm-isa"), isa_module.isas(here))
 
 
 def test_what_all_left_out_is_said_in_the_summary() -> None:

@@ -21,7 +21,6 @@ import torch._inductor.compile_fx  # first: what is below it imports each other 
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codegen import cpp_micro_gemm
 
-from pytest_gemm import settings
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Candidates
 from pytest_gemm.api.request import BuildRequest
@@ -442,7 +441,7 @@ def test_the_matrix_counts_what_the_code_says_and_tells_why_the_rest_was_not_rea
     assert reference.columns["K slices"] == Counter(known=1)
     assert [row.why for row in found.rows if row.isa == "neon"] == ["needs neon; judged on avx2"]
     assert {key: row.why for key, row in rows.items() if row.why} == {
-        ("CppMicroGemmFP32Vec-8x8x1", "f32-f32-f32"): "not asked for, --gemm-choices=all has it",
+        ("CppMicroGemmFP32Vec-8x8x1", "f32-f32-f32"): "not asked for, --gemm-candidates=all has it",
         (VEC, "bf16-i8-f32"): "Inductor's check_it refuses the problem (1 problem)",
         (VEC, "f16-f16-f32"): "no problem of the run has a product of these types",
         ("CppMicroGemmFP32Vec-8x48x1", "f32-f32-f32"): "needs avx512; judged on avx2",
@@ -506,9 +505,3 @@ def test_a_later_ledger_explains_what_a_record_holds(tmp_path: Path, asks: str, 
         (Status.KNOWN_FAILURE, "it") if known else (Status.INCORRECT, ""),
         (Status.PASSED, ""),
     ]
-
-
-def test_a_coverage_file_says_by_its_name_what_it_is() -> None:
-    with pytest.raises(pytest.UsageError, match=r"--gemm-coverage=m.txt: give a file that ends with .md"):
-        settings._coverage("m.txt")
-    assert settings._coverage("") is None

@@ -370,12 +370,12 @@ USER = """
 def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(USER)
     fuzzing = ("--pyargs", "pytest_gemm.conformance", "--gemm-fuzz=1", "--gemm-ops=mm", "--gemm-threads=1")
-    options = ("--gemm-backends=deadly,doubled", "--gemm-artifacts=left")
+    options = ("--gemm-backends=deadly,doubled", "--gemm-output=left")
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *fuzzing, *options)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.assert_outcomes(failed=2)
     out = done.stdout.str()
-    left = {path.name.split("-")[0]: path for path in (pytester.path / "left").iterdir()}
+    left = {path.name.split("-")[0]: path for path in (pytester.path / "left" / "failures").iterdir()}
     assert sorted(left) == ["deadly", "doubled"]
     for name, ending in (("deadly", "died in run: SIGSEGV"), ("doubled", "incorrect")):
         said = (left[name] / "report.txt").read_text()

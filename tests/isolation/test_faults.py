@@ -154,7 +154,7 @@ TEST = """
         gemm_check(gemm_case)
 """
 
-LIMITS = ("--gemm-timeout=1", "--gemm-compile-timeout=3")
+LIMITS = ("--gemm-timeout=1,3",)
 
 
 def project(pytester: pytest.Pytester, plan: str, sizes: range) -> pytest.Pytester:
@@ -167,7 +167,7 @@ def project(pytester: pytest.Pytester, plan: str, sizes: range) -> pytest.Pytest
 def run(pytester: pytest.Pytester, *args: str, backends: str = "planted,correct") -> tuple[Any, list[dict[str, Any]]]:
     """An inner run in a process of its own; its result and the outcomes in its record."""
     record = pytester.path / "run.jsonl"
-    options = (f"--gemm-backends={backends}", f"--gemm-run-record={record}", "-p", "no:cacheprovider", *LIMITS)
+    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider", *LIMITS)
     result = pytester.runpytest_subprocess(*options, *args, timeout=400)  # of a loaded machine; what hangs has no end
     return result, statuses(record)
 
@@ -179,7 +179,7 @@ def run_here(
     for module, name in ((faults, "device_error"), (reference, "reference")):
         monkeypatch.setattr(module, name, getattr(module, name))  # what the project plants there goes with the test
     record = pytester.path / "run.jsonl"
-    options = (f"--gemm-backends={backends}", f"--gemm-run-record={record}", "-p", "no:cacheprovider")
+    options = (f"--gemm-backends={backends}", "--gemm-output=.", "-p", "no:cacheprovider")
     return pytester.runpytest_inprocess(*options, *args), statuses(record)
 
 
@@ -266,7 +266,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
     assert "mm:f32:nn:40x16x32 on planted: timed-out: no end in run within 1 s" in text
     assert "remedy: raise --gemm-timeout if it is only slow" in text
     assert "mm:f32:nn:48x16x32 on planted: timed-out: no end in compile within 3 s" in text
-    assert "remedy: raise --gemm-compile-timeout if it is only slow" in text
+    assert "remedy: raise --gemm-timeout=RUN,COMPILE if it is only slow" in text
     assert "in endless_with_the_lock" in text
     assert "out of memory in run: 4 PiB asked for, the machine has " in text
     assert "an illegal memory access was encountered; the process has lost the device" in text
@@ -278,7 +278,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
 def test_the_other_choices_of_the_problem_are_judged_behind_the_fault(pytester: pytest.Pytester) -> None:
     plan = '8: ("second", segfault), 16: ("second", endless), 24: ("fourth", lose_the_device)'
     project(pytester, plan, range(8, 25, 8))
-    result, outcomes = run(pytester, "-n2", "--gemm-choices=all", backends="choosing")
+    result, outcomes = run(pytester, "-n2", "--gemm-candidates=all", backends="choosing")
     assert result.ret == 1
     result.assert_outcomes(failed=3)
     for m, bad, status in ((8, "second", "crashed"), (16, "second", "timed-out"), (24, "fourth", "crashed")):
@@ -289,8 +289,8 @@ def test_the_other_choices_of_the_problem_are_judged_behind_the_fault(pytester: 
     result.stdout.fnmatch_lines_random(
         [
             "*  candidate second",
-            "*  rerun: pytest *--gemm-problem=mm:f32:nn:8x16x32 *--gemm-choices=second",
-            "*  rerun: pytest *--gemm-problem=mm:f32:nn:24x16x32 *--gemm-choices=fourth",
+            "*  rerun: pytest *--gemm-problem=mm:f32:nn:8x16x32 *--gemm-candidates=second",
+            "*  rerun: pytest *--gemm-problem=mm:f32:nn:24x16x32 *--gemm-candidates=fourth",
         ]
     )
 
@@ -778,7 +778,7 @@ def test_each_fault_of_a_gpu_is_one_case_and_everything_else_is_judged(pytester:
     )
     lines = ", ".join(f"'mm:f32:nn:{m}x64x64'" for m in range(8, 97, 8))
     pytester.makepyfile(test_it=TEST.format(problems=lines))
-    options = ("--gemm-timeout=20", "--gemm-compile-timeout=60")
+    options = ("--gemm-timeout=20,60",)
     result, outcomes = run(pytester, workers, *options, backends="planted-cuda,correct-cuda")
     assert result.ret == 1
     result.assert_outcomes(passed=12 + 8, failed=4)

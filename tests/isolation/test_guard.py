@@ -98,7 +98,7 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_corr
 ) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)
-    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-run-record=run.jsonl", *workers)
+    options = ("-p", "no:cacheprovider", "--gemm-guard=pages", "--gemm-output=.", *workers)
     names = "correct,nameless,reads-on,leaves"
     result = pytester.runpytest_subprocess(*options, f"--gemm-backends={names}", timeout=300)
     assert result.ret == 1
@@ -162,12 +162,12 @@ def test_the_sanitizer_runs_pytest_below_it_and_says_what_it_found(
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert sanitizer.run("memcheck", ["conformance", "--gemm-sanitizer=memcheck"], tmp_path) == 1
+    assert sanitizer.run("memcheck", ["conformance", "--gemm-guard=memcheck"], tmp_path) == 1
     assert "2 x Invalid __global__ read of size 4 bytes in triton_mm_kernel" in capsys.readouterr().out
     called = (tmp_path / "called").read_text()
     assert called.startswith("1 --tool memcheck ")
     assert "--report-api-errors no" in called  # a library may ask the driver for an entry that it lacks
-    options = "--gemm-sanitizer=memcheck --gemm-supervise=no --gemm-sanitizer=none"
+    options = "--gemm-guard=memcheck --gemm-set=run.supervise=no --gemm-guard=none"
     assert called.rstrip().endswith(f"-m pytest conformance {options}")
 
 

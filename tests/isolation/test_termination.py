@@ -66,11 +66,11 @@ def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
         "-p",
         "no:cacheprovider",
         "--gemm-backends=slow",
-        "--gemm-run-record=run",
+        "--gemm-output=.",
     ]
     with (pytester.path / "log").open("wb") as log:
         run = subprocess.Popen([*command, *more], stdout=log, stderr=log)
-        record = pytester.path / "run"
+        record = pytester.path / "run.jsonl"
         until(lambda: record.exists() and record.read_text().count("\n") > 1, 200.0)  # the first test is over
         until(lambda: (pytester.path / "log").read_text() and len(list(pytester.path.glob("pid-*"))) > len(more) // 2)
         time.sleep(0.5)

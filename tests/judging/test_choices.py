@@ -1093,8 +1093,8 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
         project,
         "--gemm-backends=fake",
         "--gemm-problem=mm:f32:nn:8x16x32",
-        "--gemm-choices=all",
-        f"--gemm-run-record={record}",
+        "--gemm-candidates=all",
+        "--gemm-output=.",
         f"--junit-xml={junit}",
     )
     assert result.ret == 1
@@ -1103,12 +1103,12 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
         [
             "mm:f32:nn:8x16x32 on fake: incorrect: *",
             "  candidate bad-off",
-            "  rerun: pytest * --gemm-choices=bad-off",
+            "  rerun: pytest * --gemm-candidates=bad-off",
             "fake: 3 different candidates and 3 kernels judged, 3 with their problems",
             "fake pruned 1 (1 different) for out-of-resources: big-unfit: out of resource: shared memory",
         ]
     )
-    assert "--gemm-choices=all" not in result.stdout.str()
+    assert "--gemm-candidates=all" not in result.stdout.str()
     statuses = {(r["candidate"], r["status"]) for r in records(record)}
     assert statuses == {
         ("good-1", "passed"),
@@ -1126,7 +1126,7 @@ def test_a_wrong_candidate_is_named_and_rerun_by_its_name(project: pytest.Pytest
 
 
 def test_a_pattern_takes_the_candidates_that_it_matches(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake,other", "--gemm-choices=good-*", "--gemm-unjudged=allow", "-v")
+    result = run(project, "--gemm-backends=fake,other", "--gemm-candidates=good-*", "--gemm-allow=unjudged", "-v")
     assert result.ret == 0
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["unsupported"]) == (2, 2)  # "other" has none of these
@@ -1134,25 +1134,25 @@ def test_a_pattern_takes_the_candidates_that_it_matches(project: pytest.Pytester
 
 
 def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake,other", "--gemm-choices=goood-*")
+    result = run(project, "--gemm-backends=fake,other", "--gemm-candidates=goood-*")
     assert result.ret == 1
     outcomes = result.parseoutcomes()
     assert outcomes["unsupported"] == 4
     assert "failed" not in outcomes
-    result.stdout.fnmatch_lines(["--gemm-choices=goood-[*]: no candidate of any problem is called so*"])
+    result.stdout.fnmatch_lines(["--gemm-candidates=goood-[*]: no candidate of any problem is called so*"])
 
 
 def test_a_pruned_candidate_by_name_is_shown_and_no_failure(project: pytest.Pytester) -> None:
-    asked = ("--gemm-backends=fake", "--gemm-choices=big*", "--gemm-problem=mm:f32:nn:8x16x32")
+    asked = ("--gemm-backends=fake", "--gemm-candidates=big*", "--gemm-problem=mm:f32:nn:8x16x32")
     assert run(project, *asked).ret == 1  # nothing was judged
-    result = run(project, *asked, "--gemm-unjudged=allow", "-v")
+    result = run(project, *asked, "--gemm-allow=unjudged", "-v")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*PRUNED*"])
     assert result.parseoutcomes()["pruned"] == 1
 
 
 def test_a_pruned_candidate_beside_one_that_passes_is_a_pass(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake", "--gemm-choices=*[1t]", "--gemm-problem=mm:f32:nn:8x16x32")
+    result = run(project, "--gemm-backends=fake", "--gemm-candidates=*[1t]", "--gemm-problem=mm:f32:nn:8x16x32")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["fake pruned 1 (1 different) for out-of-resources: big-unfit: *"])
 
@@ -1164,32 +1164,32 @@ def test_a_case_of_which_every_candidate_is_pruned_fails(project: pytest.Pyteste
     result.stdout.fnmatch_lines(["* on fake: crashed: every candidate that was tried was pruned (2 out-of-resources)*"])
     (line,) = (text for text in result.outlines if "rerun: pytest" in text)
     assert "--gemm-level=full" in line
-    assert "--gemm-choices" not in line  # all of them are this level's own
+    assert "--gemm-candidates" not in line  # all of them are this level's own
 
 
 def test_the_default_is_the_own_way_at_quick_and_all_from_full_on(project: pytest.Pytester) -> None:
     record = project.path / "run.jsonl"
-    common = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={record}")
+    common = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
     assert run(project, *common).ret == 0
     assert {r["candidate"] for r in records(record)} == {"", "big-unfit"}
     result = run(project, *common, "--gemm-level=full")
     assert result.ret == 1
     assert {r["candidate"] for r in records(record)} == {"good-1", "good-2", "bad-off", "big-unfit"}
-    result.stdout.fnmatch_lines(["  rerun: * --gemm-level=full * --gemm-choices=bad-off"])
+    result.stdout.fnmatch_lines(["  rerun: * --gemm-level=full * --gemm-candidates=bad-off"])
 
 
 def test_the_winner_of_a_benchmark_is_rerun_by_its_name() -> None:
     outcome = Outcome(CaseId("triton", MM.line), "rand", 0, Status.INCORRECT, chosen=("triton_mm-64x64x32,s5,w8",))
-    rerun = text_module.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-choices=winner"))
-    assert rerun.line(outcome).endswith(" --gemm-threads=3 --gemm-choices=triton_mm-64x64x32,s5,w8")
-    by_rule = dataclasses.replace(rerun, options=("--gemm-choices=one",))
-    assert by_rule.line(outcome).endswith(" --gemm-choices=one")
+    rerun = text_module.Rerun("test_it.py", ("--gemm-threads=3", "--gemm-candidates=winner"))
+    assert rerun.line(outcome).endswith(" --gemm-threads=3 --gemm-candidates=triton_mm-64x64x32,s5,w8")
+    by_rule = dataclasses.replace(rerun, options=("--gemm-candidates=one",))
+    assert by_rule.line(outcome).endswith(" --gemm-candidates=one")
 
 
 def test_no_candidates_at_all_is_a_usage_error(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=fake", "--gemm-choices=0")
+    result = run(project, "--gemm-backends=fake", "--gemm-candidates=0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gemm-choices=0: give one, winner, all, a number from 1 on*"])
+    result.stderr.fnmatch_lines(["*--gemm-candidates=0: give one, winner, all, a number from 1 on*"])
 
 
 def test_a_record_has_the_candidates_and_is_read_again() -> None:
@@ -1202,13 +1202,13 @@ def test_a_record_has_the_candidates_and_is_read_again() -> None:
 
 def test_artifacts_of_candidates_lie_beside_each_other(project: pytest.Pytester) -> None:
     project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("a-off", "b-off")))
-    folder = project.path / "artifacts"
+    folder = project.path / "failures"
     run(
         project,
         "--gemm-backends=fake",
         "--gemm-problem=mm:f32:nn:8x16x32",
-        "--gemm-choices=all",
-        f"--gemm-artifacts={folder}",
+        "--gemm-candidates=all",
+        "--gemm-output=.",
     )
     names = [place.name for place in folder.iterdir()]
     assert any("a-off" in name for name in names)
@@ -1221,8 +1221,8 @@ def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(pro
     ledger.write_text(
         '[[known-failure]]\nid = "kills"\nbackend = "fake"\nreason = "it aborts"\nchoice = "*-off"\ncrashes = true\n'
     )
-    options = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-choices=all")
-    result = run(project, *options, f"--gemm-run-record={record}", f"--gemm-known-failures={ledger}")
+    options = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-candidates=all")
+    result = run(project, *options, "--gemm-output=.", f"--gemm-known-failures={ledger}")
     assert result.ret == 0
     found = {(r["candidate"], r["status"], (r["reason"] or {}).get("code")) for r in records(record)}
     assert found == {

@@ -262,7 +262,7 @@ def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parents[1]))))
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
-    command += [f"--gemm-backends={','.join(BY_STATUS)}", "--gemm-run-record=run.jsonl"]
+    command += [f"--gemm-backends={','.join(BY_STATUS)}", "--gemm-output=."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]

@@ -213,8 +213,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 HERE = [
     (0, "--gemm-backends=mine", "mine *mm *"),
     (0, "--gemm-backends=off --gemm-known-failures=known.toml", "known failure off-by-one: 2 problem(s)"),
-    (0, "--gemm-backends=refusing --gemm-unjudged=allow", "refusing refused 2: nothing is taken"),
-    (0, "--gemm-backends=mine,absent --gemm-missing=skip", "absent did not run: there is no board"),
+    (0, "--gemm-backends=refusing --gemm-allow=unjudged", "refusing refused 2: nothing is taken"),
+    (0, "--gemm-backends=mine,absent --gemm-allow=missing", "absent did not run: there is no board"),
     (0, "--gemm-backends=mine,refusing -k mine", "*2 passed, 2 deselected*"),
     (1, "--gemm-backends=off", "*on off: incorrect: *"),
     (1, "--gemm-backends=crash", "*on crash: crashed: RuntimeError in run: out of registers"),
@@ -229,7 +229,7 @@ HERE = [
     (1, "--gemm-backends=absent,mine", "absent did not run: there is no board"),
     (1, "--gemm-backends=silent,mine", "silent did not run: availability() of silent raised Skipped: no board"),
     (1, "--gemm-backends=odd,mine", "odd did not run: availability() of odd returned NoneType"),
-    (1, "--gemm-backends=picky --gemm-choices=no_such_candidate", "picky judged no case: 2 unsupported (*"),
+    (1, "--gemm-backends=picky --gemm-candidates=no_such_candidate", "picky judged no case: 2 unsupported (*"),
     (1, "--gemm-backends=mine --gemm-known-failures=stale.toml", "known failure 'off-by-one' passed everywhere*"),
     (1, "--gemm-backends=mine,refusing", "refusing judged no case: 2 unsupported (nothing is taken); *"),
     (1, "--gemm-backends=mine,late", "late judged no case: 2 unsupported (nothing can be compiled); *"),
@@ -237,7 +237,7 @@ HERE = [
     (2, "--gemm-backends=mine test_marker.py", "*no keyword 'problem' (did you mean 'problems'?)*"),
     (3, "--gemm-backends=mine -p broken_plugin", "INTERNALERROR> *planted in a plugin*"),
     (4, "--gemm-backends=mien", "*did you mean 'mine'?*"),
-    (4, "--gemm-unjudged=maybe", "*--gemm-unjudged=maybe: not a value; choose one of fail, allow"),
+    (4, "--gemm-allow=maybe", "*--gemm-allow=maybe: unknown word 'maybe'*"),
     (4, "--gemm-problem=mm:f32:nq:1x1x1", "*layout*"),
     (4, "--gemm-known-failures=all.toml", "*all.toml:4: the entry matches every case; name the backend*"),
     (4, "-p broken_registration", "*pytest_gemm_register_backends raised Skipped: no library"),
@@ -332,7 +332,7 @@ def test_the_table_of_the_readme_has_each_status_and_no_other() -> None:
 
 def test_what_is_known_is_said_when_a_kernel_ends_the_process(project: pytest.Pytester) -> None:
     """What failed before, what had been judged, what is not run; the case is in the run record."""
-    options = ("-p", "no:cacheprovider", "--gemm-backends=off,leaves,mine", "--gemm-run-record=run.jsonl")
+    options = ("-p", "no:cacheprovider", "--gemm-backends=off,leaves,mine", "--gemm-output=.")
     result = project.runpytest_subprocess(*options, timeout=300)
     assert result.ret == 1
     result.stderr.fnmatch_lines(
@@ -366,7 +366,7 @@ def test_a_program_that_calls_pytest_is_not_forked(project: pytest.Pytester) -> 
     assert result.ret == 0
 
 
-@pytest.mark.parametrize("option", ["--gemm-supervise=no", "--pdb"])
+@pytest.mark.parametrize("option", ["--gemm-set=run.supervise=no", "--pdb"])
 def test_the_supervision_can_be_left_out(project: pytest.Pytester, option: str) -> None:
     result = project.runpytest_subprocess(option, "--gemm-backends=becomes-another", timeout=300)
     assert result.ret == 0  # what it is there for
@@ -410,7 +410,7 @@ def test_a_rerun_counts_once(project: pytest.Pytester) -> None:
         file.write("\n_register = pytest_gemm_register_backends\n")
         file.write("\ndef pytest_gemm_register_backends(registry):\n")
         file.write("    _register(registry)\n    registry.add_callable('at-first', at_first)\n")
-    options = ("-p", "no:cacheprovider", "--gemm-backends=at-first", "--reruns=1", "--gemm-run-record=run.jsonl")
+    options = ("-p", "no:cacheprovider", "--gemm-backends=at-first", "--reruns=1", "--gemm-output=.")
     result = project.runpytest_subprocess(*options, f"--junit-xml={project.path / 'junit.xml'}", timeout=300)
     assert result.ret == 0
     outcomes = result.parseoutcomes()

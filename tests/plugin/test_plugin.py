@@ -118,14 +118,14 @@ def test_ini_twins_and_the_command_line_wins(project: pytest.Pytester) -> None:
 
 
 def test_the_seed_changes_the_values_and_the_level_the_number_of_distributions(project: pytest.Pytester) -> None:
-    quick, full = project.path / "quick.jsonl", project.path / "full.jsonl"
-    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-run-record={quick}")
+    quick, full = project.path / "quick" / "run.jsonl", project.path / "full" / "run.jsonl"
+    run(project, "--gemm-backends=mine", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=quick")
     run(
         project,
         "--gemm-backends=mine",
         "--gemm-problem=mm:f32:nn:8x16x32",
         "--gemm-level=full",
-        f"--gemm-run-record={full}",
+        "--gemm-output=full",
     )
     assert len(records(quick)) == 4
     assert len(records(full)) == 6
@@ -161,7 +161,7 @@ def test_a_rerun_line_reproduces_its_failure(project: pytest.Pytester) -> None:
 
 def test_an_exception_is_one_crashed_case_and_the_run_goes_on(project: pytest.Pytester) -> None:
     record = project.path / "run.jsonl"
-    result = run(project, "--gemm-backends=crash,mine", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result = run(project, "--gemm-backends=crash,mine", "--gemm-ops=mm", "--gemm-output=.")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*on crash: crashed: RuntimeError in run: out of registers", "*rerun: pytest *"])
     by_backend = {(r["backend"], r["status"]) for r in records(record)}
@@ -212,8 +212,8 @@ def test_junit_says_backend_kernel_status_and_error(project: pytest.Pytester) ->
 
 
 def test_artifacts_hold_report_and_tensors(project: pytest.Pytester) -> None:
-    folder = project.path / "artifacts"
-    run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", f"--gemm-artifacts={folder}")
+    folder = project.path / "failures"
+    run(project, "--gemm-backends=off", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
     place = sorted(folder.iterdir())[0]
     assert "on off: incorrect" in (place / "report.txt").read_text()
     tensors = torch.load(place / "tensors.pt")
@@ -266,14 +266,13 @@ def test_a_narrowed_run_cannot_call_an_entry_stale(project: pytest.Pytester) -> 
         ("--gemm-problem=mm:f32:nq:1x1x1", ["--gemm-problem", "layout", "nn nt tn tt", "^"]),
         ("--gemm-ops=mm,nm", ["--gemm-ops", "'nm'", "addmm"]),
         ("--gemm-level=fast", ["--gemm-level=fast", "quick, full, exhaustive"]),
-        ("--gemm-missing=no", ["--gemm-missing=no", "fail, skip"]),
+        ("--gemm-allow=no", ["--gemm-allow=no", "missing, unjudged"]),
         ("--gemm-device=tpu", ["--gemm-device=tpu", "cpu"]),
         ("--gemm-seed=-1", ["--gemm-seed=-1", "whole number"]),
         ("--gemm-threads=0", ["--gemm-threads=0", "1 or more"]),
         ("--gemm-known-failures=absent.toml", ["--gemm-known-failures", "absent.toml"]),
         ("--gemm-known-failures=broken.toml", ["--gemm-known-failures", "broken.toml", "3"]),
-        ("--gemm-run-record=/proc/no/run.jsonl", ["--gemm-run-record=/proc/no/run.jsonl", "cannot be written"]),
-        ("--gemm-artifacts=/proc/no", ["--gemm-artifacts=/proc/no", "cannot be written"]),
+        ("--gemm-output=/proc/no", ["--gemm-output=/proc/no", "cannot be written"]),
     ],
 )
 def test_a_wrong_option_is_a_usage_error_in_one_paragraph(
@@ -358,7 +357,7 @@ def test_a_missing_backend_fails_the_run_under_xdist_too(project: pytest.Pyteste
 def test_missing_skip_only_shows_it(project: pytest.Pytester) -> None:
     project.makeconftest(ABSENT)
     # The tests run oneDNN without AMX, so that an entry about that would be stale.
-    result = run(project, "--gemm-backends=absent,aten", "--gemm-missing=skip", "--gemm-known-failures=none")
+    result = run(project, "--gemm-backends=absent,aten", "--gemm-allow=missing", "--gemm-known-failures=none")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["absent did not run: there is no board"])
 
@@ -378,13 +377,13 @@ def test_two_workers_divide_the_cores_and_their_outcomes_are_put_together(projec
     project.makepyfile(
         test_threads="""
         def test_threads(gemm_check, gemm_config):
-            import pytest_gemm.settings
+            import pytest_gemm.config
             import torch
             assert gemm_config.threads == torch.get_num_threads() == max(1, pytest_gemm.config.cores() // 2)
         """
     )
     record = project.path / "run.jsonl"
-    result = run(project, "-n2", "--gemm-backends=mine,off", "--gemm-ops=mm", f"--gemm-run-record={record}")
+    result = run(project, "-n2", "--gemm-backends=mine,off", "--gemm-ops=mm", "--gemm-output=.")
     result.assert_outcomes(passed=2 + 1, failed=2)
     result.stdout.fnmatch_lines(["mine *mm *2 *", "off *mm *2 *", "*4 problems judged*"])
     assert len({(r["backend"], r["problem"]) for r in records(record)}) == 4

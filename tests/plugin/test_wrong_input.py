@@ -19,10 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gemm import config, effect
+from pytest_gemm import effect, plugin
 from pytest_gemm import options as options_module
 from pytest_gemm.machine import isa
+from pytest_gemm.text import shown
 from pytest_gemm.tools import cli
+
+for _module, _ in cli.COMMANDS.values():  # pytester forgets what is imported later, and numpy is imported once only
+    importlib.import_module(_module)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,10 +67,7 @@ class Wrong:
 
 def wrong(*rows: tuple[str, ...]) -> list[object]:
     """Parameters of a test; without a phrase the message repeats the last word of what is given."""
-    return [
-        pytest.param(Wrong(row[0], row[1:] or (shlex.split(row[0])[-1],)), id=options_module.shown(row[0]))
-        for row in rows
-    ]
+    return [pytest.param(Wrong(row[0], row[1:] or (shlex.split(row[0])[-1],)), id=shown(row[0])) for row in rows]
 
 
 # -- values of options -------------------------------------------------------------------------------
@@ -84,20 +85,22 @@ VALUES = wrong(
     ("--gemm-backends=auto,aten", "give auto alone"),
     ("--gemm-backends='aten mine'", "unknown backend 'aten mine'"),
     ("--gemm-backends='aten;mine'", "unknown backend 'aten;mine'"),
-    ("--gemm-missing=no", "--gemm-missing=no", "fail, skip"),
-    ("--gemm-missing=Skip", "did you mean 'skip'?"),
+    ("--gemm-allow=nothing", "--gemm-allow=nothing", "missing, unjudged, slower, no-baseline"),
+    ("--gemm-allow=Missing", "did you mean 'missing'?"),
+    ("--gemm-allow=slower,slower", "slower is given twice"),
+    ("--gemm-allow=slower --gemm-allow=missing", "--gemm-allow is given twice, slower and missing"),
     ("--gemm-level=fast", "--gemm-level=fast", "quick, full, exhaustive"),
     ("--gemm-level=Quick", "did you mean 'quick'?"),
     ("--gemm-level=", "--gemm-level= is empty", "quick"),
     ("--gemm-level", "--gemm-level: expected one argument"),
-    ("--gemm-choices=0", "--gemm-choices=0", "a number from 1"),
-    ("--gemm-choices=-3", "--gemm-choices=-3"),
-    ("--gemm-choices=1.5", "--gemm-choices=1.5"),
-    ("--gemm-choices=²", "--gemm-choices=²"),
-    ("--gemm-choices=" + "9" * 5000, "--gemm-choices=999", "...", "a number from 1"),
-    ("--gemm-choices=All", "did you mean 'all'?"),
-    ("--gemm-choices=winer", "did you mean 'winner'?"),
-    ("--gemm-triton-space=all", "default, exhaustive"),
+    ("--gemm-candidates=0", "--gemm-candidates=0", "a number from 1"),
+    ("--gemm-candidates=-3", "--gemm-candidates=-3"),
+    ("--gemm-candidates=1.5", "--gemm-candidates=1.5"),
+    ("--gemm-candidates=²", "--gemm-candidates=²"),
+    ("--gemm-candidates=" + "9" * 5000, "--gemm-candidates=999", "...", "a number from 1"),
+    ("--gemm-candidates=All", "did you mean 'all'?"),
+    ("--gemm-candidates=winer", "did you mean 'winner'?"),
+    ("--gemm-set=triton.space=all", "--gemm-set: triton.space='all'", "default, exhaustive"),
     ("--gemm-problem=", "--gemm-problem= is empty"),
     ("--gemm-problem=mm:f32:nn:8x8x8,", "--gemm-problem=mm:f32:nn:8x8x8,: one of the values"),
     ("--gemm-problem=mm:f32:nn:8x8x8,mm:f32:nn:8x8x8", "mm:f32:nn:8x8x8 is given twice"),
@@ -149,7 +152,7 @@ VALUES = wrong(
     ("--gemm-isa=AVX2", "did you mean 'avx2'?"),
     ("--gemm-isa=",),
     ("--gemm-guard=page", "did you mean 'pages'?"),
-    ("--gemm-sanitizer=memchek", "--gemm-sanitizer=memchek", "did you mean 'memcheck'?"),
+    ("--gemm-guard=memchek", "--gemm-guard=memchek", "did you mean 'memcheck'?"),
     ("--gemm-device=tpu", "auto, cpu, cuda"),
     ("--gemm-device=CUDA", "did you mean 'cuda'?"),
     ("--gemm-device=cuda:0", "did you mean 'cuda'?"),
@@ -166,121 +169,98 @@ VALUES = wrong(
     ("--gemm-timeout=" + "9" * 400, "1000000000 at most"),
     ("--gemm-timeout=-1",),
     ("--gemm-timeout=1m",),
-    ("--gemm-compile-timeout=99999999999", "1000000000 at most"),
-    ("--gemm-jobs=0",),
-    ("--gemm-jobs=all",),
-    ("--gemm-jobs=1000000", "at most"),
-    ("--gemm-arch=sm_90a", "90a for instance"),
-    ("--gemm-arch=00",),
-    ("--gemm-kernel-cache=/proc/no", "cannot be written"),
-    ("--gemm-cutlass-allow='('", "not a regular expression"),
-    ("--gemm-cutlass-allow='a{99999999999}'", "not a regular expression"),
-    ("--gemm-cutlass-swizzles=3", "1, 2, 4, 8"),
-    ("--gemm-cutlass-swizzles=1,,2", "empty"),
-    ("--gemm-cutlass-level=12345", "four digits"),
+    ("--gemm-timeout=60,99999999999", "1000000000 at most"),
+    ("--gemm-timeout=60,", "RUN or RUN,COMPILE"),
+    ("--gemm-timeout=1,2,3", "RUN or RUN,COMPILE"),
+    ("--gemm-set=cutlass.jobs=0", "cutlass.jobs='0'", "1 or more"),
+    ("--gemm-set=cutlass.jobs=all", "cutlass.jobs='all'"),
+    ("--gemm-set=cutlass.arch=sm_90a", "90a for instance"),
+    ("--gemm-set=cutlass.arch=00", "cutlass.arch='00'"),
+    ("--gemm-set=cutlass.cache=/proc/no", "cannot be written"),
+    ("--gemm-set=cutlass.allow='('", "not a regular expression"),
+    ("--gemm-set=cutlass.allow='a{99999999999}'", "not a regular expression"),
+    ("--gemm-set=cutlass.swizzles=3", "1, 2, 4, 8"),
+    ("--gemm-set=cutlass.swizzles=1,,2", "1, 2, 4, 8"),
+    ("--gemm-set=cutlass.level=12345", "four digits"),
+    ("--gemm-set=cutlass.levl=2", "cutlass has no setting 'levl' (did you mean 'level'?)", "allow, swizzles"),
+    ("--gemm-set=cutlas.level=2", "'cutlas' has no settings (did you mean 'cutlass'?)", "run, speed"),
+    ("--gemm-set=level=2", "--gemm-set=level=2: give it as NAME.KEY=VALUE"),
+    ("--gemm-set=run.supervise=maybe", "--gemm-set=run.supervise=maybe: give one of yes, no"),
     ("--gemm-compile-only=maybe", "yes, no"),
-    ("--gemm-doctor=maybe", "yes, no"),
-    ("--gemm-doctor test_it.py", "--gemm-doctor test_it.py", "put the option last"),
-    ("--gemm-fingerprint test_it.py", "--gemm-fingerprint test_it.py", "put the option last"),
-    ("--gemm-fingerprint=",),
-    ("--gemm-fingerprint=/proc/no", "cannot be written"),
     ("--gemm-reference=half", "full, sampled, auto"),
     ("--gemm-known-failures=", "--gemm-known-failures= is empty"),
     ("--gemm-known-failures=absent.toml", "--gemm-known-failures: absent.toml: cannot be read"),
     ("--gemm-known-failures=folder", "--gemm-known-failures: folder: is no regular file"),
-    ("--gemm-run-record=", "--gemm-run-record= is empty"),
-    ("--gemm-run-record=/proc/no/run.jsonl", "cannot be written"),
-    ("--gemm-run-record=folder", "cannot be written (Is a directory)"),
-    ("--gemm-run-record=" + "n" * 5000, "cannot be written (File name too long)"),
-    ("--gemm-coverage=c.txt", ".md"),
-    ("--gemm-artifacts=/proc/no", "cannot be written"),
-    ("--gemm-artifacts=test_it.py", "cannot be written"),
-    ("--gemm-defects=test_it.py", "cannot be written"),
+    ("--gemm-output=", "--gemm-output= is empty"),
+    ("--gemm-output=/proc/no", "cannot be written"),
+    ("--gemm-output=test_it.py", "cannot be written"),
+    ("--gemm-output=" + "n" * 5000, "cannot be written (File name too long)"),
     ("--gemm-shapes=", "--gemm-shapes= is empty"),
     ("--gemm-shapes=llama,,x", "empty"),
     ("--gemm-comparator=atan", "--gemm-comparator=atan", "did you mean 'aten'?"),
     ("--gemm-comparator=None", "did you mean 'none'?"),
     ("--gemm-sessions=0",),
     ("--gemm-sessions=1000000", "10000 at most"),
-    ("--gemm-windows=2", "3 or more"),
-    ("--gemm-windows=many",),
+    ("--gemm-set=speed.windows=2", "3 or more"),
+    ("--gemm-set=speed.windows=many",),
     ("--gemm-regret=-1",),
-    ("--gemm-gate=maybe", "fail, report"),
-    ("--gemm-gate=Report", "did you mean 'report'?"),
-    ("--gemm-no-baseline=ignore", "fail, show"),
     ("--gemm-baselines=", "--gemm-baselines= is empty"),
-    ("--gemm-record=maybe", "yes, no"),
+    ("--gemm-record=maybe", "force,prune"),
+    ("--gemm-record=forse", "did you mean 'force'?"),
     ("--gemm-record test_it.py", "put the option last"),
-    ("--gemm-samples=/proc/no", "cannot be written"),
-    ("--gemm-report=/proc/no.html", "cannot be written"),
-    ("--gemm-summary=folder", "cannot be written"),
     ("--gemm-levl=full", "--gemm-levl=full", "did you mean '--gemm-level'?"),
     ("--gemm-problems=mm:f32:nn:8x8x8", "did you mean '--gemm-problem'?"),
     ("--gemm_seed=1", "did you mean '--gemm-seed'?"),
     ("--gemm-verbose", "there is no option --gemm-verbose"),
     ("--gemm-problem=mm:f32:nn:8x8x8\N{ZERO WIDTH SPACE}", "\\u200b", "cannot be printed"),
-    ("--gemm-run-record=$'run\x1b[2J'", "\\x1b[2J", "cannot be printed"),
-    ("--gemm-artifacts='a\udcffb'", "\\udcff", "cannot be printed"),
+    ("--gemm-output=$'run\x1b[2J'", "\\x1b[2J", "cannot be printed"),
+    ("--gemm-output='a\udcffb'", "\\udcff", "cannot be printed"),
 )
 
 # -- options that contradict each other, or that the run would ignore ----------------------------------
 
 COMBINATIONS = wrong(
-    ("--gemm-backends=auto --gemm-missing=fail", "--gemm-missing=fail", "name the backends"),
     ("--gemm-problem=mm:f32:nn:8x8x8 --gemm-ops=addmm", "--gemm-ops=addmm: excludes all of --gemm-problem=mm:f32"),
     ("--gemm-problem=mm:f32:nn:8x8x8 --gemm-shapes=core", "leave out --gemm-shapes"),
-    ("--gemm-run-record=out.md --gemm-coverage=out.md", "--gemm-coverage=out.md: --gemm-run-record names this file"),
-    ("--gemm-report=out --gemm-summary=out", "--gemm-summary=out: --gemm-report names this file"),
-    ("--gemm-known-failures=empty.toml --gemm-run-record=empty.toml", "--gemm-known-failures names this file too"),
     ("--gemm-fuzz=60 --gemm-problem=mm:f32:nn:8x8x8", "leave out --gemm-problem"),
     ("--gemm-fuzz=60 --gemm-isa=native", "leave out --gemm-isa"),
     ("--gemm-fuzz=60 --gemm-modes=aoti", "--gemm-modes=aoti has no effect: --gemm-fuzz ignores it"),
     ("--gemm-fuzz=60 --gemm-reference=full", "--gemm-reference=full has no effect"),
     ("--gemm-fuzz=60 --gemm-guard=pages", "--gemm-guard=pages has no effect"),
-    ("--gemm-fuzz=60 --gemm-coverage=c.md", "--gemm-coverage=c.md has no effect"),
-    ("--gemm-fuzz=60 --gemm-defects=folder", "--gemm-defects=folder has no effect"),
     ("--gemm-fuzz=60 --gemm-threads=1,2", "--gemm-threads=1,2 has no effect"),
     ("--gemm-fuzz=60 -n 2", "leave out -n"),
-    ("--gemm-doctor --gemm-problem=mm:f32:nn:8x8x8", "--gemm-problem=mm:f32:nn:8x8x8 has no effect: --gemm-doctor"),
-    ("--gemm-doctor --gemm-run-record=r", "--gemm-run-record=r has no effect"),
-    ("--gemm-doctor --gemm-fuzz=60", "--gemm-fuzz=60 has no effect"),
-    ("--gemm-doctor -n 2", "leave out -n"),
-    ("--gemm-doctor --gemm-fingerprint", "a screen each"),
-    ("--gemm-fingerprint -n 2", "leave out -n"),
-    ("--gemm-fingerprint --gemm-isa=native", "leave out --gemm-isa"),
-    ("--gemm-fingerprint --gemm-ops=mm", "--gemm-ops=mm has no effect: --gemm-fingerprint"),
     ("--gemm-compile-only --gemm-device=cpu", "--gemm-compile-only: there is no CUDA device here"),
-    ("--gemm-compile-only --gemm-arch=90a -n 2", "leave out -n"),
-    ("--gemm-compile-only --gemm-arch=90a --gemm-artifacts=a", "--gemm-artifacts=a has no effect"),
-    ("--gemm-compile-only --gemm-arch=90a --gemm-record", "--gemm-record=yes has no effect"),
-    ("--gemm-sanitizer=memcheck --gemm-device=cpu", "--gemm-sanitizer=memcheck", "leave out --gemm-device=cpu"),
-    ("--gemm-sanitizer=memcheck --gemm-record", "--gemm-sanitizer=memcheck", "leave out --gemm-record"),
-    ("--gemm-sanitizer=memcheck --gemm-against=x", "leave out --gemm-against"),
+    ("--gemm-compile-only --gemm-set=cutlass.arch=90a -n 2", "leave out -n"),
+    ("--gemm-compile-only --gemm-set=cutlass.arch=90a --gemm-output=folder", "--gemm-output=folder has no effect"),
+    ("--gemm-compile-only --gemm-set=cutlass.arch=90a --gemm-record", "--gemm-record=yes has no effect"),
+    ("--gemm-guard=memcheck --gemm-device=cpu", "--gemm-guard=memcheck", "leave out --gemm-device=cpu"),
+    ("--gemm-guard=memcheck --gemm-record", "--gemm-guard=memcheck", "leave out --gemm-record"),
+    ("--gemm-guard=memcheck --gemm-against=x", "leave out --gemm-against"),
     ("--gemm-record --gemm-against=x", "leave one out"),
-    ("--gemm-force", "add --gemm-record"),
-    ("--gemm-prune", "add --gemm-record"),
-    ("--gemm-accept=x", "add --gemm-record"),
-    ("--gemm-accept=x --gemm-record", "--gemm-reason=TEXT"),
-    ("--gemm-accept=x --gemm-accept=y --gemm-record --gemm-reason=z", "--gemm-accept is given twice, x and y"),
-    ("--gemm-reason=x", "--gemm-reason=x", "--gemm-accept=LIST"),
-    ("--gemm-reason=x --gemm-record", "--gemm-accept=LIST"),
     ("--gemm-against=x --gemm-sessions=1", "--gemm-sessions=1", "2 sessions"),
     # No selected backend heeds them.
     ("--gemm-backends=aten --gemm-isa=avx2", "--gemm-isa=avx2 has no effect", "(aten)", "add one of cpp"),
     ("--gemm-backends=cpp --gemm-isa=native --gemm-device=cuda", "--gemm-isa=native has no effect"),
-    ("--gemm-backends=mine --gemm-choices=3", "--gemm-choices=3 has no effect", "(mine)", "cpp, triton"),
-    ("--gemm-backends=aten --gemm-coverage=c.md", "--gemm-coverage=c.md has no effect", "add one of cpp"),
-    ("--gemm-backends=aten --gemm-triton-space=exhaustive", "add one of triton"),
-    ("--gemm-backends=aten --gemm-cutlass-allow=x", "--gemm-cutlass-allow=x has no effect", "add one of cutlass"),
-    ("--gemm-backends=triton --gemm-cutlass-level=2", "--gemm-cutlass-level=2 has no effect"),
-    ("--gemm-backends=cpp --gemm-cutlass-swizzles=1,2", "--gemm-cutlass-swizzles=1,2 has no effect"),
-    ("--gemm-backends=aten --gemm-kernel-cache=folder", "--gemm-kernel-cache=folder has no effect"),
-    ("--gemm-backends=cpp --gemm-arch=90a", "--gemm-arch=90a has no effect", "add one of cutlass"),
+    ("--gemm-backends=mine --gemm-candidates=3", "--gemm-candidates=3 has no effect", "(mine)", "cpp, triton"),
+    ("--gemm-backends=aten --gemm-set=triton.space=exhaustive", "add one of triton"),
+    (
+        "--gemm-backends=aten --gemm-set=cutlass.allow=x",
+        "--gemm-set=cutlass.allow=x has no effect",
+        "add one of cutlass",
+    ),
+    ("--gemm-backends=triton --gemm-set=cutlass.level=2", "--gemm-set=cutlass.level=2 has no effect"),
+    ("--gemm-backends=cpp --gemm-set=cutlass.swizzles=1,2", "--gemm-set=cutlass.swizzles=1,2 has no effect"),
+    ("--gemm-backends=aten --gemm-set=cutlass.cache=folder", "--gemm-set=cutlass.cache=folder has no effect"),
+    (
+        "--gemm-backends=cpp --gemm-set=cutlass.arch=90a",
+        "--gemm-set=cutlass.arch=90a has no effect",
+        "add one of cutlass",
+    ),
     ("--gemm-guard=pages --gemm-device=cuda", "--gemm-guard=pages has no effect", "computes on the CPU"),
     ("--gemm-backends=mine --gemm-comparator=mine", "--gemm-comparator=mine has no effect"),
     ("--gemm-backends=aten --gemm-comparator=aten", "--gemm-comparator=aten has no effect"),
     ("--gemm-backends=mine --gemm-regret=2", "--gemm-regret=2 has no effect"),
-    ("--gemm-windows=16 --gemm-device=cuda", "--gemm-windows=16 has no effect"),
+    ("--gemm-set=speed.windows=16 --gemm-device=cuda", "--gemm-set=speed.windows=16 has no effect"),
     # No collected test is timed.
     *(
         (
@@ -290,14 +270,9 @@ COMBINATIONS = wrong(
         for option, given in (
             ("--gemm-record", "=yes"),
             ("--gemm-against=x", ""),
-            ("--gemm-report=r.html", ""),
-            ("--gemm-summary=s.md", ""),
-            ("--gemm-samples=folder", ""),
             ("--gemm-sessions=3", ""),
-            ("--gemm-windows=16", ""),
+            ("--gemm-set=speed.windows=16", ""),
             ("--gemm-comparator=none", ""),
-            ("--gemm-gate=report", ""),
-            ("--gemm-no-baseline=show", ""),
             ("--gemm-baselines=folder", ""),
             ("--gemm-shapes=core", ""),
         )
@@ -310,7 +285,6 @@ TIMED_ONLY = wrong(
     ("--gemm-modes=eager", "--gemm-modes=eager has no effect: all collected cases are timed"),
     ("--gemm-threads=1,2", "--gemm-threads=1,2 has no effect: all collected cases are timed"),
     ("--gemm-guard=pages", "--gemm-guard=pages has no effect"),
-    ("--gemm-defects=folder", "--gemm-defects=folder has no effect"),
 )
 
 # Those that know the distributions, and so torch.
@@ -326,7 +300,7 @@ DISTRIBUTIONS = wrong(
 # -- ini files ------------------------------------------------------------------------------------------
 
 INI = wrong(
-    ("gemm_levl = full", "gemm_levl (ini): there is no such key (did you mean 'gemm_level'?)"),
+    ("gemm_levl = full", "gemm_levl (ini): there is no key gemm_levl (did you mean 'gemm_level'?)"),
     ("gemm_backend = aten", "did you mean 'gemm_backends'?"),
     ("gemm-level = full", "gemm-level (ini)"),
     ("gemm_level = fast", "gemm_level (ini)=fast: not a value"),
@@ -339,11 +313,10 @@ INI = wrong(
     ("gemm_ops =\n  mm\n  addmm", "gemm_ops (ini)=mm addmm"),
     ("gemm_problem = mm:f32:nq:8x8x8", "gemm_problem (ini): layout"),
     ("gemm_known_failures = absent.toml", "gemm_known_failures (ini): absent.toml"),
-    ("gemm_run_record = /proc/no", "gemm_run_record (ini)=/proc/no: cannot be written"),
-    ("gemm_artifacts = /proc/no", "gemm_artifacts (ini)=/proc/no: cannot be written"),
+    ("gemm_output = /proc/no", "gemm_output (ini)=/proc/no: cannot be written"),
     ("gemm_comparator = nobody", "gemm_comparator (ini)=nobody"),
-    ("gemm_cutlass_level = x", "gemm_cutlass_level (ini)=x"),
-    ("gemm_reason = because", "gemm_reason (ini)=because"),
+    ("gemm_set =\n  cutlass.level=x", "gemm_set (ini): cutlass.level='x'"),
+    ("gemm_set = level", "gemm_set (ini)=level: give it as NAME.KEY=VALUE"),
     ("gemm_level = fu\x07ll", "gemm_level (ini)=fu\\x07ll", "cannot be printed"),
 )
 
@@ -466,10 +439,29 @@ COMMANDS = wrong(
     ("calibrate sessions", "sessions/1.jsonl"),
     ("baseline record sessions", "sessions/1.jsonl"),
     ("baseline record nowhere --sessions=0", "--sessions=0: give 1 or more"),
-    ("baseline record nowhere --accept=x", "--accept names cases", "give both"),
+    ("baseline accept x --samples=nowhere", "required", "--reason"),
+    ("baseline accept x --samples=nowhere --reason=y", "nowhere", "holds no sessions"),
     ("families all", "unrecognized arguments: all"),
 )
 
+
+# -- options of earlier versions ------------------------------------------------------------------------------
+
+RENAMED = wrong(
+    *(
+        (f"--gemm-{name}=1", f"ERROR: --gemm-{name} was renamed; use")
+        for name in options_module.RENAMED
+        if name not in {"accept", "reason"}
+    ),
+    *((f"--gemm-{name}=1", "pytest-gemm baseline accept CASE --reason TEXT") for name in ("accept", "reason")),
+    ("--gemm-run-record", "use --gemm-output=DIR (the record is DIR/run.jsonl)"),
+)
+RENAMED_KEYS = wrong(
+    *(
+        (f"gemm_{name.replace('-', '_')} = 1", f"gemm_{name.replace('-', '_')} (ini) was renamed; ")
+        for name in options_module.RENAMED
+    ),
+)
 
 # -- what other changes of the same release answer: pass once these are merged ------------
 
@@ -510,12 +502,11 @@ SHAPES = wrong(  # shapes files
     (f'{SET}level = "fast"\nproblems = ["mm:f32:nn:8x8x8"]\n', "shapes.toml", "fast"),
 )
 SHARES = wrong(  # the gate
-    ("--gemm-undecided=maybe", "fail, show"),
-    ("--gemm-undecided-share=101",),
-    ("--gemm-undecided-share=nan",),
-    ("--gemm-unjudged=maybe", "fail, allow"),
-    ("--gemm-wait=soon",),
-    ("--gemm-backends=mine --gemm-undecided=fail", "--gemm-undecided=fail has no effect"),
+    ("--gemm-undecided=maybe", "a percentage"),
+    ("--gemm-undecided=101",),
+    ("--gemm-undecided=nan",),
+    ("--gemm-set=speed.wait=soon", "--gemm-set=speed.wait=soon: give seconds"),
+    ("--gemm-backends=mine --gemm-undecided=0", "--gemm-undecided=0 has no effect"),
 )
 RAISING_HOOKS = wrong(  # a hook that raises
     ("registry.add_callable('x')", "conftest.py:", "missing 1 required positional argument"),
@@ -564,7 +555,7 @@ def assert_refused(result: pytest.RunResult, says: Iterable[str]) -> None:
         assert word not in result.stdout.str()
 
 
-@pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES])
+@pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES, *RENAMED])
 def test_a_wrong_command_line(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *_words(case.given)), case.says)
 
@@ -579,7 +570,7 @@ def test_an_option_that_no_timed_test_heeds(project: pytest.Pytester, case: Wron
     assert_refused(run(project, "--gemm-backends=mine", *shlex.split(case.given)), case.says)
 
 
-@pytest.mark.parametrize("case", INI)
+@pytest.mark.parametrize("case", [*INI, *RENAMED_KEYS])
 def test_a_wrong_value_in_the_ini_file(project: pytest.Pytester, case: Wrong) -> None:
     project.makeini(f"[pytest]\n{case.given}\n")
     assert_refused(run(project), case.says)
@@ -673,7 +664,7 @@ def test_the_documents_have_all_options_and_no_others() -> None:
         if line.startswith("| `--gemm-")
     )
     named = set(re.findall(r"--gemm-[a-z-]*[a-z]", rows))
-    own = {option.flag for option in options_module.OPTIONS}  # the run's, not a user's
+    own = {option.flag for option in options_module.OPTIONS}
     assert named == own
     for option in options_module.OPTIONS:
         for values in re.findall(rf"{option.flag}=([a-z]+(?:\\\|[a-z]+)+)`", rows):
@@ -689,7 +680,7 @@ def test_an_empty_value_in_the_ini_file_stands_for_the_default(project: pytest.P
 
 def test_an_ini_file_may_have_options_that_this_run_ignores(project: pytest.Pytester) -> None:
     project.makeini(
-        "[pytest]\ngemm_sessions = 5\ngemm_choices = all\ngemm_isa = native\naddopts = --gemm-gate=report\n"
+        "[pytest]\ngemm_sessions = 5\ngemm_candidates = all\ngemm_isa = native\naddopts = --gemm-allow=slower\n"
     )
     assert run(project, "--gemm-backends=mine").ret == 0
 
@@ -709,11 +700,11 @@ def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.
 
 
 def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
-    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-choices=3", "--gemm-cutlass-level=2")
-    settings = next(value for value in registry.stash._storage.values() if isinstance(value, config.GemmConfig))
+    registry = project.parseconfigure("--gemm-backends=auto", "--gemm-candidates=3", "--gemm-set=cutlass.level=2")
+    settings = plugin.run_of(registry).settings
     assert effect.rerun_options(settings, "mine", timed=False) == ()
-    assert effect.rerun_options(settings, "cpp", timed=False) == ("--gemm-choices=3",)
-    assert set(effect.rerun_options(settings, "cutlass")) == {"--gemm-choices=3", "--gemm-cutlass-level=2"}
+    assert effect.rerun_options(settings, "cpp", timed=False) == ("--gemm-candidates=3",)
+    assert set(effect.rerun_options(settings, "cutlass")) == {"--gemm-candidates=3", "--gemm-set=cutlass.level=2"}
 
 
 # -- as a user meets it -----------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = No
     request = request or Request((line,), "cpu", timed=False)
     registry = Registry()
     registry.add(asked.backend)
-    config = GemmConfig(registry, (), False, "fail", "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None)
+    config = GemmConfig(registry, (), False, "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None)
 
     def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -344,7 +344,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
     registry = Registry()
     registry.add(Several())
-    speed = SpeedConfig(record=True, sessions=5, accept=("a *",), reason="so be it", baselines=tmp_path / "b")
+    speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b")
     speed = dataclasses.replace(speed, samples=tmp_path / "mine" if kept else None)
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
@@ -352,12 +352,10 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
         controller.measure(config, [("several", MM.line)], Project(str(tmp_path)), display, whole=False)
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
-    assert ("stays until you delete it" in first) is not kept
     _, _, line = then.partition(": to record from these: ")
     program, command, *words = shlex.split(line)
     assert (program, command, words[0]) == ("pytest-gemm", "baseline", "record")
     assert (words[1] == str(tmp_path / "mine")) is kept
-    assert words[-2:] == ["--accept=a *", "--reason=so be it"]
     assert not (tmp_path / "b").exists()
     assert cli.main([command, *words]) == 0
     ((key, stored),) = store.Store(tmp_path / "b", "amd").load("several").items()
@@ -369,7 +367,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     [
         (True, False, 0, "0 of 5 sessions are complete, so there is nothing to record from"),
         (False, False, 0, "cut short on cpu: 0 sessions are complete"),
-        (False, False, 1, "1 session is complete, its samples are not kept; --gemm-samples=DIR keeps them"),
+        (False, False, 1, "1 session is complete, its samples are not kept; --gemm-output=DIR keeps them"),
         (False, True, 2, "2 sessions are complete, their samples are in "),
     ],
 )

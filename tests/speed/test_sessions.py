@@ -34,6 +34,7 @@ from pytest_gemm.speed.group import Group
 from pytest_gemm.speed.request import Project, Request
 from pytest_gemm.speed.worker import Meter
 from pytest_gemm.storage import files
+from pytest_gemm.tools import cli
 
 # Sessions that compile, judge and time, by a clock of their own.
 TIMED = """
@@ -230,7 +231,7 @@ def with_problems(project: pytest.Pytester, *lines: str) -> None:
 
 def run(project: pytest.Pytester, *args: str, sessions: int = 2) -> pytest.RunResult:
     """A run in this process; its sessions are processes."""
-    common = ("--gemm-windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1")
+    common = ("--gemm-set=speed.windows=3", f"--gemm-sessions={sessions}", "--gemm-threads=1")
     return project.runpytest_inprocess(*common, *args)
 
 
@@ -253,7 +254,7 @@ def test_a_session_has_the_options_of_conftests_and_none_that_report(timing_proj
             "        config.rootpath.joinpath('seen').write_text(repr(seen))\n"
         )
     given = ("--mine=7", "--junitxml=r.xml", "--maxfail=3", "-k", "speed")
-    assert run(timing_project, "--gemm-backends=correct", "--gemm-no-baseline=show", *given, sessions=1).ret == 0
+    assert run(timing_project, "--gemm-backends=correct", "--gemm-allow=no-baseline", *given, sessions=1).ret == 0
     assert (timing_project.path / "seen").read_text() == "('7', None, None)"
 
 
@@ -298,8 +299,8 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     result = run(
         timing_project,
         "--gemm-backends=correct,wrong",
-        "--gemm-gate=report",
-        f"--gemm-samples={folder}",
+        "--gemm-allow=slower",
+        "--gemm-output=.",
         f"--benchmark-json={record}",
     )
     result.assert_outcomes(failed=1)
@@ -323,7 +324,7 @@ def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pyte
     result = run(project, "--gemm-backends=correct", sessions=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: no-baseline*", "*--gemm-record*"])
-    result = run(project, "--gemm-backends=correct", "--gemm-no-baseline=show", sessions=1)
+    result = run(project, "--gemm-backends=correct", "--gemm-allow=no-baseline", sessions=1)
     assert result.ret == 0
     result.assert_outcomes()  # neither passed nor failed: "no-baseline" is a word of its own
     result.stdout.fnmatch_lines(["*1 no-baseline*"])
@@ -345,22 +346,16 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 1
     assert file.read_text() == before
-    result = run(
-        project,
-        "--gemm-backends=correct",
-        "--gemm-record",
-        "--gemm-accept=correct-*",
-        "--gemm-reason=safer",
-        sessions=5,
-    )
-    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*to store it: pytest-gemm baseline accept *"])
+    words = ("baseline", "accept", "correct-*", "--reason=safer", "--sessions=5", "--force")
+    assert cli.main(words) == 0
     assert "safer" in file.read_text()
 
 
 def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.Pytester) -> None:
     with_problems(timing_project, *LINES)
     folder = timing_project.path / "samples"
-    result = run(timing_project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-samples={folder}", sessions=1)
+    result = run(timing_project, "--gemm-backends=dies", "--gemm-allow=slower", "--gemm-output=.", sessions=1)
     result.assert_outcomes(failed=1, passed=0)
     result.stdout.fnmatch_lines(
         [f"*{LINES[1]} on dies: crashed: the process that timed it ended with signal 9 (SIGKILL)*"]
@@ -378,7 +373,7 @@ def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytest
         f'problem = "{LINES[1]}"\ntest = "test_speed"\n'
     )
     result = run(
-        timing_project, "--gemm-backends=dies", "--gemm-gate=report", f"--gemm-known-failures={ledger}", sessions=1
+        timing_project, "--gemm-backends=dies", "--gemm-allow=slower", f"--gemm-known-failures={ledger}", sessions=1
     )
     result.stdout.fnmatch_lines(
         ["*not timed, known-failure: deadly: not run, it can kill the process: planted*", "*known failure deadly: 1*"]
@@ -398,7 +393,7 @@ def pytest_collection(session):
 """
     timing_project.makeconftest(BACKENDS + TIMED + losing)
     folder = timing_project.path / "samples"
-    result = run(timing_project, "--gemm-backends=loses", "--gemm-gate=report", f"--gemm-samples={folder}", sessions=1)
+    result = run(timing_project, "--gemm-backends=loses", "--gemm-allow=slower", "--gemm-output=.", sessions=1)
     result.assert_outcomes(failed=1, passed=0)
     result.stdout.fnmatch_lines([f"*{LINES[1]} on loses: crashed: RuntimeError in run*the context is gone*"])
     timed = {s.case.problem for session in kept(folder) for s in session.samples if s.is_timed}
@@ -408,7 +403,7 @@ def pytest_collection(session):
 def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
     with_problems(project, *LINES[::2])
     folder = project.path / "samples"
-    result = run(project, "-n2", "--gemm-backends=correct", "--gemm-gate=report", f"--gemm-samples={folder}")
+    result = run(project, "-n2", "--gemm-backends=correct", "--gemm-allow=slower", "--gemm-output=.")
     assert result.ret == 0
     assert len(kept(folder)) == 2
     result.stdout.fnmatch_lines(["*GEMM speed on *", "*2 no-baseline*"])
@@ -416,7 +411,7 @@ def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytes
 
 def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) -> None:
     folder = project.path / "samples"
-    result = run(project, "--gemm-backends=correct", f"--gemm-against={sys.executable}", f"--gemm-samples={folder}")
+    result = run(project, "--gemm-backends=correct", f"--gemm-against={sys.executable}", "--gemm-output=.")
     assert result.ret == 0
     found = kept(folder)
     assert sorted(s.group for s in found) == ["base", "base", "head", "head"]
@@ -427,13 +422,11 @@ def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--gemm-accept=x"], r"--gemm-accept says how to record: add --gemm-record"),
-        (["--gemm-record", "--gemm-accept=x"], r"--gemm-accept needs a --gemm-reason"),
         (["--gemm-record", "--gemm-against=x"], r"leave one out"),
         (["--gemm-comparator=cublas"], r"--gemm-comparator=cublas: no such backend .*known: none, aten"),
         (["--gemm-against=x", "--gemm-sessions=1"], r"takes 2 sessions of each at least"),
-        (["--gemm-windows=2"], r"--gemm-windows=2: give a whole number, 3 or more"),
-        (["--gemm-gate=maybe"], r"choose one of fail, report"),
+        (["--gemm-set=speed.windows=2"], r"--gemm-set=speed.windows=2: give a whole number, 3 or more"),
+        (["--gemm-record=maybe"], r"choose yes, no, force, prune or force,prune"),
     ],
 )
 def test_options_that_do_not_go_together_are_said_at_once(
@@ -457,7 +450,7 @@ def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: py
 
 
 def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
-    result = run(project, "--gemm-backends=correct", "--gemm-record", "--gemm-prune")
+    result = run(project, "--gemm-backends=correct", "--gemm-record=prune")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--gemm-level=exhaustive" in result.stderr.str()
 
@@ -482,17 +475,17 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     result.assert_outcomes()  # no test has failed
     result.stdout.fnmatch_lines(
         [
-            "*gate: 1 undecided (shown); 1 of 1 compared cases stayed undecided, more than --gemm-undecided-share=90*",
+            "*gate: 1 undecided (shown); 1 of 1 compared cases stayed undecided, more than --gemm-undecided=90*",
             "*1 undecided in *",
         ]
     )
-    for allowed in ("--gemm-undecided-share=100", "--gemm-gate=report"):
+    for allowed in ("--gemm-undecided=100", "--gemm-allow=slower"):
         assert run(project, "--gemm-backends=correct", allowed).ret == 0
-    result = run(project, "--gemm-backends=correct", "--gemm-undecided=fail", "--gemm-undecided-share=100")
+    result = run(project, "--gemm-backends=correct", "--gemm-undecided=0", "--gemm-undecided=100")
     assert result.ret == 1
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: undecided*", "*gate: 1 undecided (fails)"])
-    for wrong in ("--gemm-undecided=perhaps", "--gemm-undecided-share=101", "--gemm-undecided-share=most"):
+    for wrong in ("--gemm-undecided=perhaps", "--gemm-undecided=101", "--gemm-undecided=most"):
         result = run(project, "--gemm-backends=correct", wrong)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert wrong in result.stderr.str()
@@ -514,7 +507,7 @@ def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
 ) -> None:
     assert run(project, "--gemm-backends=correct", "--gemm-record", sessions=5).ret == 0
     monkeypatch.setenv("OTHER_MS", "0.93")
-    result = run(project, "--gemm-backends=correct", "--gemm-undecided-share=100", sessions=3)
+    result = run(project, "--gemm-backends=correct", "--gemm-undecided=100", sessions=3)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*anchor*", "*1 undecided*"])
 
@@ -528,7 +521,7 @@ def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
         timing_project,
         "--gemm-backends=several",
         "--gemm-regret=2",
-        "--gemm-gate=report",
+        "--gemm-allow=slower",
         f"--benchmark-json={record}",
         sessions=1,
     )
@@ -615,7 +608,7 @@ def lock_of(tmp: Path, name: str) -> Path:
     return folder / f"{name}.lock"
 
 
-_TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1", "--gemm-gate=report")
+_TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1", "--gemm-allow=slower")
 
 
 def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
@@ -629,7 +622,7 @@ def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> 
             text=True,
         )
         said = ""
-        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (--gemm-wait)" not in said:
+        while f"process {os.getpid()} is timing on cpu; waiting for it, 0 of 3600 s (speed.wait)" not in said:
             assert waiting.stdout is not None
             line = waiting.stdout.readline()
             assert line, said
@@ -642,10 +635,10 @@ def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> 
 
 def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) -> None:
     with files.locked(lock_of(project.path / "tmp", "cpu")):
-        result = project.run(sys.executable, *_TIMED, "--gemm-wait=1")
+        result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-wait *"]
+        [f"ERROR: speed: process {os.getpid()} holds * for more than 1 s: * raise --gemm-set=speed.wait *"]
     )
 
 
@@ -679,7 +672,9 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
 
 
 def test_pages_and_samples_that_cannot_be_written_end_no_run(project: pytest.Pytester) -> None:
-    (project.path / "page.html").symlink_to("/dev/full")
+    (project.path / "kept").mkdir()
+    for name in ("report.html", "summary.md"):
+        (project.path / "kept" / name).symlink_to("/dev/full")
     full = """
 def full(*_):
     raise OSError(28, "No space left on device")
@@ -689,18 +684,16 @@ shutil.copyfile = full
 """
     with (project.path / "conftest.py").open("a") as file:
         file.write(full)
-    given = ("--gemm-report=page.html", "--gemm-summary=/dev/full", "--gemm-samples=kept")
-    result = run(
-        project, "--gemm-backends=correct", "--gemm-gate=report", "--gemm-no-baseline=show", *given, sessions=1
-    )
+    given = ("--gemm-allow=slower,no-baseline", "--gemm-output=kept")
+    result = run(project, "--gemm-backends=correct", *given, sessions=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = "is not complete: No space left on device; the run is red for it"
-    result.stdout.fnmatch_lines_random([f"--gemm-{name}=* {why}" for name in ("report", "summary", "samples")])
+    result.stdout.fnmatch_lines_random([f"*/kept/{name} {why}" for name in ("report.html", "summary.md", "samples")])
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
 def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
     project.makepyfile(test_other="def test_other():\n    pass\n")
-    result = run(project, "--gemm-backends=correct", "--gemm-gate=report", "--benchmark-only", sessions=1)
+    result = run(project, "--gemm-backends=correct", "--gemm-allow=slower", "--benchmark-only", sessions=1)
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*1 no-baseline*"])

@@ -267,7 +267,7 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
             "baseline",
             [
                 "if a slow-down is meant:",
-                "  pytest perf --gemm-record --gemm-accept=CASE --gemm-reason=TEXT",
+                "  pytest perf --gemm-record && pytest-gemm baseline accept CASE --reason TEXT",
             ],
         ),
         (Verdict.SAME, "baseline", []),
@@ -303,8 +303,8 @@ def test_the_summary_says_what_to_do(verdict: Verdict, mode: rows_module.Mode, t
             {},
             (
                 "gate: 2 undecided (shown), 1 no-baseline (shown); 2 of 2 compared cases stayed undecided, more than "
-                "--gemm-undecided-share=90 allows, so the run fails: run again on a quiet machine, or allow it with "
-                "--gemm-undecided-share=100"
+                "--gemm-undecided=90 allows, so the run fails: run again on a quiet machine, or allow it with "
+                "--gemm-undecided=100"
             ),
             True,
         ),
@@ -369,7 +369,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
         "  from 6 processes, judged by time relative to the comparator; a slow-down of 2.1% would have been seen",
         "  selection changed: was a, is b",
         "  the selected candidate takes +4.0% against c",
-        f"  if it is meant: pytest perf --gemm-record --gemm-accept={CASE} --gemm-reason=TEXT",
+        f"  if it is meant: pytest perf --gemm-record, then pytest-gemm baseline accept {CASE} --reason TEXT",
         "  rerun: pytest rerun",
     ]
 

@@ -48,9 +48,10 @@ def said_once(result: pytest.RunResult, option: str, why: str) -> None:
 
 @WORKERS
 def test_a_run_record_on_a_full_disk(project: pytest.Pytester, more: tuple[str, ...]) -> None:
-    result = project.runpytest("--gemm-backends=mine", f"--gemm-run-record={FULL}", *more)
+    (project.path / "run.jsonl").symlink_to(FULL)
+    result = project.runpytest("--gemm-backends=mine", "--gemm-output=.", *more)
     result.assert_outcomes(passed=2)
-    said_once(result, "--gemm-run-record=/dev/full", "No space left on device")
+    said_once(result, str(project.path / "run.jsonl"), "No space left on device")
 
 
 def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
@@ -59,12 +60,10 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
     source = (project.path / "conftest.py").read_text()
     (project.path / "conftest.py").write_text(limit + source)
-    result = project.runpytest_subprocess(
-        "-p", "no:cacheprovider", "--gemm-backends=mine", "--gemm-run-record=run.jsonl"
-    )
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", "--gemm-backends=mine", "--gemm-output=.")
     result.assert_outcomes(passed=2)
     path = project.path / "run.jsonl"
-    said_once(result, f"--gemm-run-record={path}", "File too large")
+    said_once(result, str(path), "File too large")
     *whole, torn = path.read_text().splitlines()
     assert path.stat().st_size == 4000
     assert all(json.loads(line) for line in whole)
@@ -78,9 +77,9 @@ def test_a_run_record_on_a_disk_that_fills_up_can_be_read_as_far_as_it_goes(
 
 def test_coverage_on_a_full_disk(project: pytest.Pytester) -> None:
     (project.path / "coverage.md").symlink_to(FULL)
-    result = project.runpytest("--gemm-backends=mine", "-o", "gemm_coverage=coverage.md")
+    result = project.runpytest("--gemm-backends=mine,cpp", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-output=.")
     result.assert_outcomes(passed=2)
-    said_once(result, f"--gemm-coverage={project.path / 'coverage.md'}", "No space left on device")
+    said_once(result, str(project.path / "coverage.md"), "No space left on device")
 
 
 @WORKERS
@@ -95,8 +94,8 @@ def test_artifacts_on_a_full_disk(project: pytest.Pytester, planted: str, more: 
     plant = f"\n\ndef full(*_):\n    {planted}\n\nimport torch\ntorch.save = full\n"
     with (project.path / "conftest.py").open("a") as file:
         file.write(plant)
-    result = project.runpytest_subprocess("--gemm-backends=mine,off", "--gemm-artifacts=kept", *more)
+    result = project.runpytest_subprocess("--gemm-backends=mine,off", "--gemm-output=kept", *more)
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*on off: incorrect: *"])
-    said_once(result, f"--gemm-artifacts={project.path / 'kept'}", "")
-    assert len(list((project.path / "kept").glob("*/report.txt"))) >= 2, "what can be written is"
+    said_once(result, str(project.path / "kept" / "failures"), "")
+    assert len(list((project.path / "kept" / "failures").glob("*/report.txt"))) >= 2, "what can be written is"

@@ -9,6 +9,9 @@ import pytest
 
 from pytest_gemm.tools import cli
 
+for _module, _ in cli.COMMANDS.values():  # pytester forgets what is imported later, and numpy is imported once only
+    importlib.import_module(_module)
+
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -587,8 +588,8 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
     )
     path = fingerprint_report.path_of(pytester.path / "stored", stored.key, "good")
     fingerprint_report.save(path, stored)
-    options = ("--gemm-fingerprint=stored", "--gemm-backends=dies,good", "--gemm-threads=1")
-    result = pytester.runpytest_subprocess(*options)
+    options = ("--output=stored", "--backends=dies,good", "--threads=1")
+    result = pytester.run(sys.executable, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
     shown = result.stdout.str()
     assert result.ret == 1, shown
     assert "BROKEN after 0 columns: its process was killed by SIGABRT" in shown
@@ -624,9 +625,8 @@ def test_a_stored_fingerprint_that_cannot_be_read_ends_the_run_before_it_asks(
     path = fingerprint_report.path_of(pytester.path / "kept", hardware_key("cpu", 1), "aten")
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    result = pytester.runpytest(
-        "--gemm-fingerprint=kept", "--gemm-backends=aten", "--gemm-threads=1", "--gemm-device=cpu"
-    )
+    options = ("--output=kept", "--backends=aten", "--threads=1", "--device=cpu")
+    result = pytester.run(sys.executable, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: --gemm-fingerprint: {path}: {says}*; restore the file, or delete it"])
+    result.stderr.fnmatch_lines([f"ERROR: {path}: {says}*; restore the file, or delete it"])
     assert path.read_text() == content

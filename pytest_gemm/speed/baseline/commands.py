@@ -1,4 +1,4 @@
-"""The command for baselines: show, diff, prune, record, resolve."""
+"""The command for baselines: show, diff, prune, record, accept, resolve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
-from pytest_gemm.speed.data import Session, read_session
+from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.storage.cache import last_recording
 from pytest_gemm.text import did_you_mean, show, table
 
 if TYPE_CHECKING:
@@ -236,43 +237,85 @@ def _instant(date: str) -> datetime.datetime:
 
 def _record(given: argparse.Namespace) -> list[str]:
     """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not."""
-    if given.sessions < 1:
-        raise ValueError(f"--sessions={given.sessions}: give 1 or more")
-    if bool(given.accept) != bool(given.reason):
-        raise ValueError("--accept names cases, and --reason says why they may be slower: give both, or neither")
-    files = sorted(given.samples.glob("*.jsonl"))
+    whole, lines = _complete_sessions(given.samples)
+    given.status = _store(given, whole, lines)
+    return lines
+
+
+def _accept(given: argparse.Namespace) -> list[str]:
+    """Record the named cases from the sessions of a recording, although they got slower.
+
+    Raises:
+        ValueError: when no case of the recording answers to a name.
+    """
+    whole, lines = _complete_sessions(given.samples)
+    cases = sorted({str(sample.case) for one in whole for sample in one.samples})
+    for pattern in given.cases:
+        if pattern not in cases and not fnmatch.filter(cases, pattern):
+            raise ValueError(f"no case {pattern!r} in {given.samples}{did_you_mean(pattern, cases)}")
+
+    def meant(sample: Sample) -> bool:
+        return any(str(sample.case) == one or fnmatch.fnmatchcase(str(sample.case), one) for one in given.cases)
+
+    some = [dataclasses.replace(one, samples=tuple(filter(meant, one.samples))) for one in whole]
+    given.status = _store(given, some, lines, accept=given.cases, reason=given.reason)
+    return lines
+
+
+def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
+    """The sessions of a folder that came to their end, and a line for each of the others.
+
+    Raises:
+        BaselineError: when none of them timed anything.
+    """
+    files = sorted(folder.glob("*.jsonl"))
     if not files:
-        remedy = "name the folder that a run was given as --gemm-samples"
-        raise BaselineError(given.samples, 0, "holds no sessions (*.jsonl)", remedy)
+        raise BaselineError(
+            folder, 0, "holds no sessions (*.jsonl)", "name the samples folder of a run's --gemm-output"
+        )
     read = {file: read_session(file) for file in files}
     lines = [f"{file.name} did not come to its end and is left out" for file, one in read.items() if not one.complete]
     whole = [one for one in read.values() if one.complete]
-    timed = [sample for one in whole for sample in one.samples if sample.is_timed]
-    if not timed:
-        raise BaselineError(given.samples, 0, "holds no session that timed anything", "see why the run ended")
+    if not any(sample.is_timed for one in whole for sample in one.samples):
+        raise BaselineError(folder, 0, "holds no session that timed anything", "see why the run ended")
+    return whole, lines
+
+
+def _store(
+    given: argparse.Namespace,
+    sessions: Sequence[Session],
+    lines: list[str],
+    *,
+    accept: Sequence[str] = (),
+    reason: str = "",
+) -> int:
+    """Store what the sessions measured, add what was done to ``lines``, and return 1 where a case was not recorded."""
     from pytest_gemm.speed.gate.policy import Policy
 
+    status = 0
     of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
-    for one in whole:
+    for one in sessions:
         of_hardware.setdefault(one.hardware, []).append(one)
     for hardware, some in of_hardware.items():
         store = Store(given.baselines, hardware)
-        device = next((sample.device for one in some for sample in one.samples), timed[0].device)
+        device = next((sample.device for one in some for sample in one.samples), "cpu")
         done, refused = record_sessions(
             store,
             some,
             Policy.for_device(device),
             k=given.sessions,
             force=given.force,
-            accept=given.accept,
-            reason=given.reason,
+            accept=accept,
+            reason=reason,
         )
-        # What a run calls --gemm-force is --force here.
-        told = [line.replace("--gemm-", "--") for line in (*done.lines(), *dict.fromkeys(refused.values()))]
+        # What a run calls --gemm-record=force is --force here.
+        told = [
+            line.replace("--gemm-record=force", "--force") for line in (*done.lines(), *dict.fromkeys(refused.values()))
+        ]
         stored_any = bool(done.new or done.changed)
         lines += [f"baselines in {store.place}:" if stored_any else f"nothing was recorded in {store.place}:", *told]
-        given.status |= bool(refused) or not stored_any
-    return lines
+        status |= bool(refused) or not stored_any
+    return int(status)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -302,18 +345,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resolve.add_argument("file", type=Path, metavar="FILE")
     resolve.set_defaults(task=_resolve)
 
-    record = commands.add_parser("record", help="record from the sessions that a run kept with --gemm-samples")
+    record = commands.add_parser("record", help="record from the sessions that a run has kept")
     record.add_argument("samples", type=Path, metavar="SAMPLES")
-    record.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
-    record.add_argument("--sessions", type=int, default=SESSIONS, metavar="K", help=f"needed (default: {SESSIONS})")
-    record.add_argument("--force", action="store_true", help="as --gemm-force")
-    record.add_argument("--accept", action="append", default=[], metavar="CASE", help="as --gemm-accept")
-    record.add_argument("--reason", default="", metavar="TEXT", help="as --gemm-reason")
     record.set_defaults(task=_record)
+
+    accept = commands.add_parser("accept", help="record cases of the last recording although they got slower")
+    accept.add_argument("cases", nargs="+", metavar="CASE", help="name of a case, or a shell pattern over names")
+    accept.add_argument("--reason", required=True, metavar="TEXT", help="why they may be slower; kept in the baseline")
+    accept.add_argument(
+        "--samples", type=Path, default=last_recording(), metavar="DIR", help="sessions (default: the last recording's)"
+    )
+    accept.set_defaults(task=_accept)
+    for one in (record, accept):
+        one.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
+        one.add_argument("--sessions", type=int, default=SESSIONS, metavar="K", help=f"needed (default: {SESSIONS})")
+        one.add_argument("--force", action="store_true", help="from a changed tree or a noisy machine too")
 
 
 def run(given: argparse.Namespace) -> int:
     """Run one task; returns 1 when a case was not recorded, 0 otherwise."""
+    if getattr(given, "sessions", 1) < 1:
+        raise ValueError(f"--sessions={given.sessions}: give 1 or more")
     lines = given.task(given)
     show("\n".join(lines) + "\n")
     return int(given.status)

@@ -149,7 +149,7 @@ class Baseline:
 
     @property
     def reason(self) -> str:
-        """Why the current epoch began: the text of ``--gemm-reason`` for an accepted slow-down; "" for the first."""
+        """Why the current epoch began: the text of ``--reason`` for an accepted slow-down; "" for the first."""
         return self.start.reason
 
     @property

@@ -58,7 +58,7 @@ def got_slower(
 
     The first sessions screen and all others confirm, so that no session is used twice.  Where too few of them, or of
     those that are stored, are usable to judge a case, it counts as slower when its time seems to be beyond the
-    tolerance: recording less must not be a way around ``--gemm-accept``.
+    tolerance: recording less must not be a way around ``pytest-gemm baseline accept``.
 
     Args:
         baselines: what is stored on the sessions' hardware key.
@@ -179,7 +179,7 @@ def record_sessions(
     timed = by_case(sessions)
     objection = recordable(sessions, k=k, force=force)
     if objection is not None:
-        forced = "" if objection.code == "mixed-sessions" else " (--gemm-force records all the same)"
+        forced = "" if objection.code == "mixed-sessions" else " (--gemm-record=force records all the same)"
         return Recorded(), dict.fromkeys(timed, f"not recorded: {objection}{forced}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.

@@ -87,7 +87,7 @@ class Recorded:
         new: cases that had no baseline.
         changed: cases that had one.
         refused: cases whose old line stays, because they got slower and nobody accepted it.
-        idle_accepts: patterns of ``--gemm-accept`` that no slower case answers to.
+        idle_accepts: patterns of ``pytest-gemm baseline accept`` that no slower case answers to.
     """
 
     new: tuple[Baseline, ...] = ()
@@ -101,7 +101,7 @@ class Recorded:
             *(f"new {one.case}: {time_text(one.median_us)}" for one in self.new),
             *(f"{one.kind} {one}" for one in self.changed),
             *(f"refused {one.new.case}: {one.reason}" for one in self.refused),
-            *(f"--gemm-accept={shlex.quote(one)} names no case that got slower" for one in self.idle_accepts),
+            *(f"{one} names no case that got slower" for one in self.idle_accepts),
         ]
 
 
@@ -365,7 +365,7 @@ class _Accepting:
             answers = {p for p in self.patterns if p == name or fnmatch.fnmatchcase(name, p)}
             self.used |= answers
             if not answers or not self.reason:
-                return _refusal(old, new, named=bool(answers))
+                return _refusal(old, new)
             return Change(old, _begun(old, new, self.reason), "accepted")
         if old.comparator != new.comparator:
             reason = f"comparator changed ({old.comparator or 'none'} -> {new.comparator or 'none'})"
@@ -382,13 +382,9 @@ def _restarted(old: Baseline, new: Baseline, reason: str) -> Change:
     return Change(old, _begun(old, new, reason), "restarted")
 
 
-def _refusal(old: Baseline, new: Baseline, *, named: bool) -> Refusal:
+def _refusal(old: Baseline, new: Baseline) -> Refusal:
     change = (
         f"{time_text(old.median_us)} -> {time_text(new.median_us)} ({percent(new.median_us / old.median_us - 1.0)})"
     )
-    options = "--gemm-reason='why it may be slower'"
-    if not named:
-        options = f"--gemm-accept={shlex.quote(str(new.case))} {options}"
-    return Refusal(
-        old, new, Reason("slower", f"got slower, {change}; its old line stays", f"to store it, add {options}")
-    )
+    accept = f"pytest-gemm baseline accept {shlex.quote(str(new.case))} --reason 'why it may be slower'"
+    return Refusal(old, new, Reason("slower", f"got slower, {change}; its old line stays", f"to store it: {accept}"))

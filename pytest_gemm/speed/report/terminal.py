@@ -359,7 +359,7 @@ def cost_lines(run: Run) -> list[str]:
     return [f"{text}: {', '.join(parts)}" if parts else text]
 
 
-_ACCEPT = "--gemm-accept=CASE --gemm-reason=TEXT"
+_ACCEPT = "pytest-gemm baseline accept CASE --reason TEXT"
 
 
 def _next_lines(run: Run) -> list[str]:
@@ -378,7 +378,7 @@ def accept_commands(run: Run) -> list[tuple[str, str]]:
         what += [f"{faster} faster"] * bool(faster)
         commands.append((f"to record the {' and the '.join(what)}", run.record))
     if run.mode == "baseline" and slower:
-        commands.append(("if a slow-down is meant", f"{run.record} {_ACCEPT}"))
+        commands.append(("if a slow-down is meant", f"{run.record} && {_ACCEPT}"))
     return commands
 
 
@@ -394,10 +394,10 @@ def gate_lines(run: Run) -> list[str]:
     undecided, compared = run.undecided
     text = f"gate: {', '.join(told) or 'no case'}"
     if run.decided_too_little:
-        share = f"--gemm-undecided-share={100 * run.undecided_share:g}"
+        share = f"--gemm-undecided={100 * run.undecided_share:g}"
         text += (
             f"; {undecided} of {compared} compared cases stayed undecided, more than {share} allows, so the run fails: "
-            "run again on a quiet machine, or allow it with --gemm-undecided-share=100"
+            "run again on a quiet machine, or allow it with --gemm-undecided=100"
         )
     elif run.undecided_share < 1:
         text += f"; the run fails when more than {100 * run.undecided_share:g}% of the compared cases are undecided"
@@ -443,8 +443,8 @@ def failure(
         if judgement.verdict is Verdict.NO_BASELINE:
             lines.append(f"  to record it: {record}")
         elif judgement.verdict is Verdict.SLOWER:
-            accept = shlex.quote(f"--gemm-accept={case}")
-            lines.append(f"  if it is meant: {record} {accept} --gemm-reason=TEXT")
+            accept = shlex.join(["pytest-gemm", "baseline", "accept", str(case)])
+            lines.append(f"  if it is meant: {record}, then {accept} --reason TEXT")
     lines.append(f"  rerun: {rerun}")
     return "\n".join(line for line in lines if line)
 

@@ -1,0 +1,768 @@
+"""The hooks of a run of GEMM tests; every decision is made in a package below.
+
+``plugin.py`` registers one :class:`GemmRun` where it finds that GEMM tests are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import gc
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gemm import effect, options, records, selection, supervisor, xdist
+from pytest_gemm import settings as settings_module
+from pytest_gemm.api.registry import Registry, RegistryError
+from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig
+from pytest_gemm.failures import text
+from pytest_gemm.isolation import sanitizer
+from pytest_gemm.isolation.journal import Diaries, Diary, Words
+from pytest_gemm.isolation.limits import Watch
+from pytest_gemm.isolation.termination import STATUS, Termination
+from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.outcome import Outcome, Status
+from pytest_gemm.problem.axes import LEVELS
+from pytest_gemm.run import precompile, progress
+from pytest_gemm.run import state as state_module
+from pytest_gemm.run import terminal as terminal_module
+from pytest_gemm.run.state import RunState
+from pytest_gemm.speed.replay import Replay
+from pytest_gemm.storage import cache
+from pytest_gemm.text import described, message, printable
+
+if TYPE_CHECKING:
+    from pytest_gemm.judging.case import Case
+    from pytest_gemm.judging.judge import Judge
+    from pytest_gemm.run.check import GemmCheck
+
+# Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
+_GC_THRESHOLD: Final = 50_000
+_CHILD = pytest.StashKey[supervisor.Child]()
+_JUDGED = pytest.StashKey[dict[str, Any]]()
+_VERDICTS = pytest.StashKey[list[str]]()
+
+
+# -- before pytest is configured ----------------------------------------------------------------------------
+
+
+def supervised(config: pytest.Config) -> supervisor.Child | None:
+    """Fork where another process is to watch this run; ``None`` where this one goes on unwatched.
+
+    A run reports itself how one of its sessions died.
+    """
+    if config.pluginmanager.has_plugin(SPEED_WORKER) or not supervisor.wanted(config):
+        return None
+    given = settings_module.settings_given(config)
+    if not settings_module.engine_setting(given, "run", "supervise"):
+        return None
+    child = config.stash[_CHILD] = supervisor.start(functools.partial(_explained_without, config))
+    return child
+
+
+def _explained_without(
+    config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None, run: Mapping[str, Any]
+) -> list[Outcome]:
+    """What the ledger says of outcomes, in a process that has read no configuration."""
+    ledger = settings_module.ledger(config, default_ledger())
+    known = words.environment if words else None
+    return state_module.explain_elsewhere(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
+
+
+def begin(config: pytest.Config) -> int | None:
+    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool; let workers of xdist crash."""
+    if (tool := settings_module.value(config, "guard")) in options.TOOLS:
+        settings_module.check_sanitizer(config)
+        given = config.invocation_params
+        return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
+    xdist.allow_crashes(config)
+    return None
+
+
+def default_ledger() -> Path:
+    """The ledger that is shipped with the conformance suite."""
+    spec = find_spec("pytest_gemm.conformance")
+    assert spec is not None, "the conformance suite is part of the package"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "known_failures.toml"
+
+
+def register_builtin(registry: Registry) -> None:
+    """The backends that come with the package; their modules import no torch."""
+    from pytest_gemm.backends.builtin import BUILTIN
+
+    for backend in BUILTIN:
+        registry.add(backend())
+
+
+@contextlib.contextmanager
+def _usage(what: str) -> Iterator[None]:
+    """The block calls a user's code at start-up: whatever it raises is a usage error with its place."""
+    try:
+        yield
+    except (KeyboardInterrupt, pytest.UsageError):
+        raise
+    except RegistryError as error:
+        raise pytest.UsageError(f"{what}: {error}") from None
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise pytest.UsageError(
+            f"{what} raised {described(error)}\n  {last.filename}:{last.lineno}, in {last.name}"
+        ) from None
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _workers(config: pytest.Config) -> int:
+    """xdist's workers, which share the cores; 1 without xdist.  The controller knows them by its option."""
+    if _is_worker(config):
+        return int(config.workerinput["workercount"])  # type: ignore[attr-defined]  # xdist's
+    return int(getattr(config.option, "numprocesses", None) or 1)
+
+
+def _is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:
+    """Whether the user asked for less than whole suites."""
+    selected = any(config.getoption(name, None) for name in ("keyword", "markexpr", "lf", "deselect", "maxfail"))
+    return bool(selected or settings.problems or settings.ops or any("::" in arg for arg in config.args))
+
+
+# -- the run ------------------------------------------------------------------------------------------------
+
+
+class GemmRun:
+    """The hooks, and what they share.
+
+    Attributes:
+        settings: what the run was asked for.
+        state: what was judged so far.
+        watch: limits of what runs in this process.
+        replay: the clock by which pytest-benchmark reads what was measured in other processes.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Read the configuration, and prepare what this process needs.
+
+        Raises:
+            pytest.UsageError: for wrong input.
+        """
+        self._config = config
+        self._child = config.stash.get(_CHILD, None)
+        self._is_worker = _is_worker(config)
+        self._diaries: Diaries | None = None
+        self._termination: Termination | None = None
+        self._stderr: int | None = None
+        self._harvest: list[precompile.Harvest] | None = None
+        self._measured: list[Any] | None = (
+            None  # of speed.runner.Measured, which a run of no timed test does not import
+        )
+        self._fuzzer: Any = None  # a fuzzing.server.Elsewhere, likewise
+        self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
+        self._fuzzed: list[str] = []
+        self._shown_header = False
+        self.replay = Replay()
+        registry = Registry()
+        register_builtin(registry)
+        with _usage("pytest_gemm_register_backends"):
+            config.hook.pytest_gemm_register_backends(registry=registry)
+        with _usage("configure() of a backend"):
+            self.settings = settings_module.read(config, registry, _workers(config), default_ledger())
+        effect.check_backends(self.settings)
+        config.stash[CONFIG] = self.settings
+        self.watch = self._make_watch()
+        self.state = RunState(self.settings, narrowed=_is_narrowed(config, self.settings))
+        if self._child is not None:
+            self._child.note(
+                options={n: effect.rerun_options(self.settings, n, timed=False) for n in registry.names()},
+                root=str(config.rootpath),
+                here=str(config.invocation_params.dir),
+                threads=self.settings.threads,
+                devices=self.settings.devices,
+                record=str(self.settings.run_record or ""),
+            )
+        if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
+            try:
+                cache.tidy()
+            except ValueError as error:
+                raise pytest.UsageError(str(error)) from None
+            self.state.open_record(config.invocation_params.args)
+            self._termination = Termination()
+
+    def pytest_unconfigure(self) -> None:
+        """Stop watching; what was written down for this run alone goes."""
+        if self._termination is not None:
+            self._termination.close()
+        if self.watch.diary.stacks is not None:
+            faulthandler.disable()  # it writes into the diary
+        self.watch.close()
+        self.watch.diary.close()
+        if self._stderr is not None:
+            os.close(self._stderr)
+        if self._diaries is not None and self._child is None:
+            self._diaries.close()
+        for judges in (self._fuzzer, self._guarded):
+            if judges is not None:
+                judges.close()
+
+    def _make_watch(self) -> Watch:
+        """The watch of this process.  What a worker leaves behind is read by the process that started it."""
+        config, settings, child = self._config, self.settings, self._child
+        timed = not (config.getoption("usepdb", False) or config.getoption("trace", False))
+        limits = (settings.timeout, settings.compile_timeout) if timed else (0.0, 0.0)
+        dumps = config.pluginmanager.has_plugin("faulthandler") and not float(
+            config.getini("faulthandler_timeout") or 0
+        )
+        if self._is_worker or child is not None:
+            given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
+            folder = Path(given["gemm_diaries"]) if "gemm_diaries" in given else None
+            folder = folder if child is None else child.diaries.folder
+            name, replaceable = given.get("workerid", supervisor.PROCESS), given.get("gemm_replaces", False)
+            diary = Diary(folder, name, replaceable=replaceable)
+            if diary.stacks is not None and dumps:
+                faulthandler.enable(file=diary.stacks, all_threads=False)
+            return Watch(*limits, diary, stacks=diary.stacks if dumps else None)
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
+            self._stderr = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
+        return Watch(*limits, Diary(), last_call=self._last_call, stacks=self._stderr if dumps else None)
+
+    def _last_call(self, outcome: Outcome) -> None:
+        """Report a case that has no end from a process that ends with it; the main thread hangs and capture is on."""
+        diary, state = self.watch.diary, self.state
+        words, name = diary.words, selection.test_name(diary.words.test)
+        judged = [dataclasses.replace(o, test=name) for o in (*diary.outcomes, outcome)]
+        explained, use = self._explained(judged, words)
+        state.absorb(map(records.to_record, explained), use.to_dict(), "main")
+        state.narrowed = True  # what was not run may be what a ledger entry is about
+        running: Any = self._config.pluginmanager.get_plugin("session")
+        ids = [item.nodeid for item in running.items]
+        behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
+        lines = [
+            text.failure(explained[-1], self._rerun(words.test)),
+            *supervisor.end_lines("Nothing else ends it", behind),
+            "",
+            *state.summary(),
+            *state.incomplete(),
+        ]
+        if self._stderr is not None:
+            os.write(self._stderr, ("\n\n" + "\n".join(lines) + "\n").encode())
+
+    def _explained(self, outcomes: Sequence[Outcome], words: Words | None) -> tuple[list[Outcome], LedgerUse]:
+        """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
+        known, settings = words.environment if words else None, self.settings
+        return state_module.explain_elsewhere(outcomes, known, settings.ledger, settings.devices, settings.threads)
+
+    def _rerun(self, nodeid: str) -> text.Rerun:
+        """How to run a test again of which only the id is known."""
+        case = selection.split_id(nodeid)
+        given = effect.rerun_options(self.settings, case[0] if case else "", timed=False)
+        return selection.rerun(nodeid, self._config.rootpath, self._config.invocation_params.dir, given)
+
+    def _display(self) -> progress.Display:
+        return progress.Display(self._config.pluginmanager.get_plugin("terminalreporter"))
+
+    # -- collection
+
+    def pytest_sessionstart(self) -> None:
+        """Start gathering.  Backends that are missing are found here: with xdist this process collects nothing."""
+        settings, config = self.settings, self._config
+        if settings.fuzz and not config.option.collectonly:
+            from pytest_gemm.fuzzing.server import Elsewhere
+
+            self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
+            self._fuzzer = Elsewhere(settings)  # before a backend is asked whether it is available
+        if settings.guard == "pages" and self._judges_here():
+            from pytest_gemm.run.guarded import GuardedJudge
+
+            self._guarded = GuardedJudge(settings)  # likewise
+        if not self._is_worker:
+            self.state.missing = selection.missing(settings)
+            config.pluginmanager.register(_Collector(self), "gemm-collector")
+
+    def _judges_here(self) -> bool:
+        """Whether tests of cases run in this process: it is no controller of workers."""
+        runs = not self._config.option.collectonly
+        return runs and (self._is_worker or str(self._config.getoption("dist", "no")) == "no")
+
+    def header(self) -> str:
+        """What was selected."""
+        settings = self.settings
+        threads = settings.thread_axis or (settings.threads,)
+        return terminal_module.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
+        """The header, where a GEMM test was collected."""
+        return self.header() if any(_parameter(item) is not None for item in items) else None
+
+    def generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give a marked test its cases."""
+        settings = self.settings
+        if "gemm_fuzz" in metafunc.fixturenames:
+            names = [backend.name for backend in selection.available(settings)] if settings.fuzz else []
+            metafunc.parametrize("gemm_fuzz", names, indirect=True)
+        if "gemm_case" not in metafunc.fixturenames:
+            return
+        if settings.fuzz:
+            metafunc.parametrize("gemm_case", [], indirect=True)
+            return
+        try:
+            request = selection.read_marker(metafunc.definition.get_closest_marker("gemm"))
+            found = selection.select(request, settings)
+        except selection.MarkerError as error:
+            pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+        metafunc.parametrize("gemm_case", found, ids=[pick.id for pick in found], indirect=True)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Choose what runs; and a timed test counts as a benchmark where ``--benchmark-only`` looks for these."""
+        self._choose(items)
+        # The fixture is asked for late, so the tests of a function do not have it among their names by themselves.
+        names = {id(found): found for item in items if _timed(item) and "benchmark" not in (found := _names(item))}
+        for found in names.values():
+            found.append("benchmark")
+        try:
+            return (yield)
+        finally:
+            for found in names.values():
+                found.remove("benchmark")
+
+    def _choose(self, items: list[pytest.Item]) -> None:
+        """Take out the placeholders of marked tests that no problem was selected for."""
+        kept = [item for item in items if not _is_placeholder(item)]
+        if self.settings.fuzz:
+            kept = [item for item in kept if "gemm_fuzz" in getattr(item, "fixturenames", ())]
+            if items and not kept and selection.available(self.settings):
+                raise pytest.UsageError(
+                    "--gemm-fuzz: none of these tests fuzzes; name conformance/test_fuzz.py, "
+                    "or --pyargs pytest_gemm.conformance where the package is installed"
+                )
+        if gone := set(items) - set(kept):
+            items[:] = kept
+            self._config.hook.pytest_deselected(items=list(gone))
+        for item in items:
+            if _timed(item) is not None:  # pytest-benchmark reads the clock that plays what was measured before
+                item.add_marker(pytest.mark.benchmark(timer=self.replay.clock))
+        if self._is_worker and (timed_items := [case for case in map(_timed, items) if case is not None]):
+            from pytest_gemm.speed import controller
+
+            controller.offer(self._exchange(), timed_items)
+
+    # -- before the tests
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Without xdist: compile what the collected tests need, and time.  With it the controller does, see below."""
+        if self._child is not None:
+            self._child.note(collected=len(session.items))
+        if self._is_worker:
+            return
+        ids = [item.nodeid for item in session.items]
+        timed = [case for case in map(_timed, session.items) if case is not None]
+        self._check_cases(ids, len(timed))
+        if not self._config.option.collectonly:
+            self._precompile(ids)
+            self._measure(timed)
+
+    def collected_by(self, node: Any, ids: Sequence[str]) -> None:
+        """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
+        if self._child is not None:
+            self._child.note(collected=len(ids))
+        if not self._shown_header and any(map(selection.split_id, ids)):
+            self._shown_header = True
+            terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+            if terminal is not None:
+                terminal.ensure_newline()
+                terminal.write_line(self.header())
+        if self._measured is None and (folder := node.workerinput.get("gemm_speed")):
+            from pytest_gemm.speed import controller
+
+            timed = controller.offered(Path(folder))
+            self._check_cases(ids, len(timed))
+            self._precompile(ids)
+            controller.share(Path(folder), self._measure(timed))
+        else:
+            self._precompile(ids)
+
+    def _check_cases(self, ids: Sequence[str], timed: int) -> None:
+        """Refuse an option that no collected test heeds, unless tests are missing for a reason that the run gives."""
+        if not self.state.missing:
+            cases = sum(selection.split_id(one) is not None for one in ids)
+            effect.check_cases(self.settings, tests=len(ids), cases=cases, timed=timed)
+
+    def _measure(self, timed: Sequence[tuple[str, str, str]]) -> list[Any]:
+        """Have sessions time the cases before the first test asks for them."""
+        measured: list[Any] = []
+        self._measured = measured
+        settings, state, config = self.settings, self.state, self._config
+        if not timed or settings.compile_only:
+            return measured
+        from pytest_gemm.speed import controller
+        from pytest_gemm.speed.request import Project
+
+        whole = not state.narrowed and settings.level == LEVELS[-1] and not settings.speed.shapes
+        state.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
+        project = Project.of(config, {f"{backend} {line}": test for backend, line, test in timed})
+        cases = [(backend, line) for backend, line, _ in timed]
+        measured += controller.measure(settings, cases, project, self._display(), whole=whole)
+        state.undecided = any(controller.as_run(made, settings.speed).decided_too_little for made in measured)
+        for made in measured:
+            state.lose(made.lost)
+        return measured
+
+    def _exchange(self) -> Path:
+        """In a worker of xdist: the folder in which the controller leaves what was measured."""
+        return Path(self._config.workerinput["gemm_speed"])  # type: ignore[attr-defined]  # xdist's
+
+    def _precompile(self, ids: Iterable[str]) -> None:
+        if self._harvest is not None:
+            return
+        found = (selection.split_id(nodeid) for nodeid in ids)
+        cases = [case for case in found if case is not None and case[0] in self.settings.registry.names()]
+        display = self._display()
+        if self.settings.compile_only:
+            for reason in selection.without_part(self.settings):
+                display.line(reason.text)
+        self._harvest = precompile.run(self.settings, cases, display)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool | None:
+        """With ``--gemm-compile-only`` nothing runs."""
+        return True if self.settings.compile_only else None
+
+    # -- xdist
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker that ends reports what it had to compile itself."""
+        counts = getattr(node, "workeroutput", {}).get("gemm_kernels", {})
+        for backend in self._compiling():
+            backend.store.counts.add(counts.get(backend.name, {}))
+
+    def _compiling(self) -> list[Any]:
+        return [backend for backend in self.settings.backends if isinstance(backend, precompile.Compiling)]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
+        """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
+        return xdist.scheduler(config, log, self._diaries)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
+        """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
+        self._diaries = Diaries() if self._child is None else self._child.diaries
+        note = xdist.pin(config, specs)
+        if note:
+            self.state.notes.append(note)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of this machine where to keep its diary, and whether another one would take its test over."""
+        if node.gateway.spec.popen and self._diaries is not None:
+            node.workerinput["gemm_diaries"] = node.workerinput["gemm_speed"] = str(self._diaries.folder)
+            node.workerinput["gemm_replaces"] = xdist.replaces_workers(node.config)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """A test that ended with its worker, and that no other one goes on with: its last case crashed."""
+        made: Any = report  # pytest keeps and ships extra attributes
+        process = made.node.gateway.id
+        words = self._diaries.words(process) if self._diaries else None
+        earlier = self._diaries.outcomes(crashitem) if self._diaries else ()
+        outcomes = selection.crashed(crashitem, words, earlier, xdist.exit_status(made.node))
+        if not outcomes:
+            return
+        judged, use = self._explained(outcomes, words)
+        made.gemm = {"outcomes": [*map(records.to_record, judged)], "use": use.to_dict(), "process": process}
+        made.when = "call"
+        failed = [o for o in judged if o.status.is_failure]
+        if failed:
+            made.longrepr = "\n".join(text.failure(o, self._rerun(crashitem)) for o in failed)
+        else:
+            known = next(o for o in judged if o.known_failure)
+            made.outcome, made.wasxfail = "skipped", f"{known.known_failure}: {known.reason}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_enter_pdb(self) -> None:
+        """A user looks around in a case: that has no limit."""
+        self.watch.lift()
+
+    # -- fixtures
+
+    @contextlib.contextmanager
+    def judge(self) -> Iterator[Judge]:
+        """One judge a process, so that backends share operands and references."""
+        import torch
+
+        from pytest_gemm.judging.judge import Judge
+
+        torch.set_num_threads(self.settings.threads)
+        # What is loaded by now stays: torch and a compiler are millions of objects that every collection would visit.
+        gc.freeze()
+        before = gc.get_threshold()
+        gc.set_threshold(_GC_THRESHOLD, *before[1:])
+        yield Judge(state_module.eager_refusal(self.settings.ledger), self.watch, self.settings.reference)
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        """The case of a test that carries the marker."""
+        pick = getattr(request, "param", None)
+        if pick is None:
+            pytest.fail("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])", pytrace=False)
+        try:
+            return selection.case_of(pick, self.settings)
+        except selection.MarkerError as error:
+            pytest.fail(f"{request.node.nodeid}: {error}", pytrace=False)
+
+    @contextlib.contextmanager
+    def check(self, node: pytest.Function, judge: Judge) -> Iterator[GemmCheck]:
+        """What judges a case and ends its test; with ``--gemm-guard=pages`` in a process that may die."""
+        from pytest_gemm.run.check import GemmCheck
+
+        self.watch.diary.begin(node.nodeid)
+        check = GemmCheck(
+            *(self.settings, judge, self.watch.diary, node.originalname, _target(node), self._guarded),
+            timed="gemm_speed" in node.fixturenames,
+        )
+        node.stash[_JUDGED] = check.judged
+        yield check
+        self.watch.rest()
+        self.watch.diary.end()
+
+    def speed_check(self, request: pytest.FixtureRequest, check: GemmCheck) -> Callable[[Case], object]:
+        """What ends a timed test as the gate judges it."""
+        from pytest_gemm.speed import controller
+        from pytest_gemm.speed.check import SpeedCheck
+
+        if self._is_worker and self._measured is None:
+            self._measured = controller.shared(self._exchange())
+        # Asked for when there are rounds: a benchmark that is not used is an error to pytest-benchmark.
+        benchmark = functools.partial(request.getfixturevalue, "benchmark")
+        made = SpeedCheck(self.settings, check, self._measured or [], benchmark, self.replay)
+        request.node.stash[_VERDICTS] = made.verdicts
+        return made
+
+    def fuzz_check(self, request: pytest.FixtureRequest) -> Callable[[], None]:
+        """What fuzzes one backend for its share of the time."""
+        from pytest_gemm.fuzzing.check import FuzzCheck
+
+        config, settings = self._config, self.settings
+        capture: Any = config.pluginmanager.get_plugin("capturemanager")
+        uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
+        check = FuzzCheck(settings, self._fuzzer, self._display(), uncaptured, config.invocation_params.dir)
+        request.node.stash[_JUDGED] = check.judged
+        share = settings.fuzz / len(selection.available(settings))
+
+        def fuzz() -> None:
+            try:
+                check(settings.registry[request.param], share)
+            finally:
+                self._fuzzed.extend(check.lines)
+
+        return fuzz
+
+    # -- reports
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach what was judged to the report: attributes of plain data travel through xdist."""
+        made: Any = yield  # pytest keeps and ships extra attributes
+        if call.when == "setup" and (case := _parameter(item)) is not None:
+            made.gemm_asked = case.backend
+        judged = item.stash.get(_JUDGED, None)
+        if judged is not None and made.failed:
+            shown = made.longreprtext
+            if (said := printable(shown, len(shown))) != shown:  # a worker could not send it
+                made.longrepr = said
+        if call.when == "call" and judged is not None:
+            process, verdicts = os.environ.get("PYTEST_XDIST_WORKER", "main"), item.stash.get(_VERDICTS, [])
+            made.gemm = {**judged, "process": process, "verdicts": verdicts}
+            own = [(name, value) for name, value in item.user_properties if not name.startswith("gemm_")]
+            # In place, for it is read again for the teardown's report; and without those of an attempt before this one.
+            item.user_properties[:] = [*own, *records.junit_properties(judged["outcomes"])]
+        return made  # type: ignore[no-any-return]  # a report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Words of our own for what pytest would call skipped and xfailed."""
+        judged = getattr(report, "gemm", None)
+        if judged is None or report.when != "call" or not (report.passed or report.skipped):
+            return None
+        if report.passed:
+            verdicts = judged.get("verdicts", ())
+            words = {"undecided": ("undecided", "?", "UNDECIDED"), "no-baseline": ("no-baseline", "b", "NO-BASELINE")}
+            return next((words[verdict] for verdict in words if verdict in verdicts), None)
+        ended = {record["status"] for record in judged["outcomes"]}
+        xfailed = hasattr(report, "wasxfail")
+        own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.PRUNED, Status.UNSUPPORTED]
+        found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
+        return (found, found[0], found.upper()) if found else None
+
+    @pytest.hookimpl(tryfirst=True)  # before xdist sends it
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        """Make the words of a warning printable: a kernel may have said them, and a worker has to send them."""
+        said = message(warning_message.message) if isinstance(warning_message.message, Warning) else ""
+        if said and said != str(warning_message.message):
+            warning_message.message = pytest.PytestWarning(said)
+
+    # -- end
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """A backend that is missing, or a stale ledger entry, turns a green run red."""
+        state, settings, compiling = self.state, self.settings, self._compiling()
+        if self._is_worker:
+            counts = {backend.name: dataclasses.asdict(backend.store.counts) for backend in compiling}
+            session.config.workeroutput["gemm_kernels"] = counts  # type: ignore[attr-defined]  # xdist's
+            return
+        state.notes += precompile.notes(self._harvest or [], {b.name: b.store.counts for b in compiling})
+        if self._termination is not None and self._termination.received:
+            session.exitstatus = STATUS
+        self._absorb_unfinished()
+        state.close_record()
+        if settings.coverage is not None and state.outcomes and not settings.fuzz:
+            from pytest_gemm.tools import coverage  # with torch, for what Inductor has registered
+
+            with state.writing(settings.coverage):
+                coverage.write(settings.coverage, state.outcomes)
+        if settings.compile_only and exitstatus == pytest.ExitCode.OK:
+            complete = all(one.complete for one in self._harvest or [])
+            session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and state.is_red:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _absorb_unfinished(self) -> None:
+        """Take in the tests in which a process died, where the run has ended before another one finished them."""
+        for test in sorted(self._diaries.unfinished) if self._diaries is not None else ():
+            assert self._diaries is not None
+            judged, use = self._explained(self._diaries.outcomes(test), None)
+            self.state.absorb(map(records.to_record, judged), use.to_dict(), "main")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The backend x op table and what belongs to it."""
+        if self._measured:
+            self._show_speed(terminalreporter)
+        state, settings = self.state, self.settings
+        lines = [line for harvest in self._harvest or [] for line in precompile.table(harvest)]
+        lines = lines if settings.compile_only else []
+        if settings.fuzz:
+            lines += self._fuzzed
+            lines += [f"{name} cannot run: {reason}" for name, reason in state.missing.items()]
+        elif not self._measured or any(o.tier or o.status is not Status.PASSED for o in state.outcomes):
+            lines += state.summary()
+        lines += state.incomplete()
+        if lines:
+            terminalreporter.section("GEMM backends")
+            for line in lines:
+                terminalreporter.write_line(line)
+        running: Any = self._config.pluginmanager.get_plugin("session")
+        if state.lost and running.exitstatus == pytest.ExitCode.OK:  # a page that was written just now, for instance
+            running.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _show_speed(self, reporter: Any) -> None:
+        """The table of each device, and the pages that were asked for."""
+        from pytest_gemm.speed import controller
+        from pytest_gemm.speed.report import markdown, page
+        from pytest_gemm.speed.report import terminal as speed_terminal
+
+        settings, state = self.settings, self.state
+        runs = [controller.as_run(made, settings.speed) for made in self._measured or [] if made.sessions]
+        for run in runs:
+            reporter.section(f"GEMM speed on {run.hardware}")
+            for line in speed_terminal.table(run):
+                reporter.write_line(line)
+        title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
+        if (path := settings.speed.summary) is not None:
+            with state.writing(path):
+                path.write_text("".join(markdown.markdown(run, title) + "\n" for run in runs), encoding="utf-8")
+        for run in runs if settings.speed.report is not None else ():
+            path = settings.speed.report
+            assert path is not None
+            if len(runs) > 1:  # a page is about one machine
+                path = path.with_stem(f"{path.stem}-{run.hardware}")
+            with state.writing(path):
+                path.write_text(page.page(run, title), encoding="utf-8")
+                reporter.write_line(f"speed report: {path}")
+
+
+class _Collector:
+    """Gathers reports in the process that writes the summary; not registered in xdist's workers."""
+
+    def __init__(self, run: GemmRun) -> None:
+        self._run = run
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Let the parent know which test runs."""
+        if (child := self._run._child) is not None:
+            child.note(test=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take in what a test judged."""
+        run, state = self._run, self._run.state
+        if run._child is not None:
+            run._child.noted(report)
+        if asked := getattr(report, "gemm_asked", ""):
+            state.asked.add(asked)
+        judged = getattr(report, "gemm", None)
+        if judged is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
+            state.reruns += 1
+        elif judged is not None:
+            state.absorb(judged["outcomes"], judged["use"], judged["process"])
+            state.lose(judged.get("lost", {}))
+            if run._diaries is not None:
+                run._diaries.unfinished.discard(report.nodeid)
+
+
+# -- tests as pytest has them --------------------------------------------------------------------------------
+
+
+def _names(item: pytest.Item) -> list[str]:
+    assert isinstance(item, pytest.Function)
+    return item.fixturenames
+
+
+def _is_placeholder(item: pytest.Item) -> bool:
+    """Whether pytest made it up for a marked test that no problem was selected for."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    params = item.callspec.params
+    if "gemm_fuzz" in params and not isinstance(params["gemm_fuzz"], str):
+        return True
+    return "gemm_case" in params and not isinstance(params["gemm_case"], selection.Pick)
+
+
+def _timed(item: pytest.Item) -> tuple[str, str, str] | None:
+    """Backend, problem line and function of a test whose case is timed, ``None`` of any other."""
+    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
+        return None
+    pick = _parameter(item)
+    return (pick.backend, pick.problem.line, item.originalname) if pick is not None else None
+
+
+def _parameter(item: pytest.Item) -> selection.Pick | None:
+    """The backend and the problem that a test is for."""
+    callspec = getattr(item, "callspec", None)
+    pick = callspec.params.get("gemm_case") if callspec is not None else None
+    return pick if isinstance(pick, selection.Pick) else None
+
+
+def _target(item: pytest.Function) -> str:
+    """How to name this test on pytest's command line."""
+    path, here, name = item.path, item.config.invocation_params.dir, item.originalname
+    if path.is_relative_to(here):
+        return f"{path.relative_to(here).as_posix()}::{name}"
+    if item.module.__name__.startswith("pytest_gemm."):
+        return f"--pyargs {item.module.__name__}::{name}"
+    return f"{path}::{name}"
