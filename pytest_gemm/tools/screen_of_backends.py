@@ -46,11 +46,11 @@ class _Screen:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> int:
         """Configure pytest as ``--fixtures`` does, show the screen, and end."""
-        from pytest_gemm.plugin import run_of
+        from pytest_gemm.config import CONFIG
 
         config._do_configure()
         try:
-            healthy = self._report(run_of(config).settings, lambda line: print_text(f"{line}\n"))
+            healthy = self._report(config.stash[CONFIG], lambda line: print_text(f"{line}\n"))
         finally:
             config._ensure_unconfigure()
         return int(pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED)
