@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -432,7 +433,9 @@ class _Functions:
                 if now.get(name) is not value and callable(value) and not _by_torch(now.get(name))
             }
             # What is new hides a name that was found elsewhere: in a base class, or among the built-in ones.
-            hidden = [name for name in now.keys() - before.keys() if _is_elsewhere(owner, name)]
+            # A submodule, api.callable, is there because it was imported.
+            new = (name for name in now.keys() - before.keys() if not isinstance(now[name], types.ModuleType))
+            hidden = [name for name in new if _is_elsewhere(owner, name)]
             for name, value in changed.items():
                 setattr(owner, name, value)
             for name in hidden:
