@@ -12,10 +12,11 @@ against the largest bound that the oracle allows any element of the result: what
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -28,6 +29,9 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
+
+if TYPE_CHECKING:
+    import jinja2
 
 # A script has fewer lines.
 LONGEST: Final = 60
@@ -251,9 +255,8 @@ def script(case: Case) -> Script:
     Raises:
         Unsupported: when PyTorch alone cannot show it.
     """
-    outcome, recipe, given = case.outcome, case.recipe, case.operands
-    problem = given.problem
-    tensors = program.args(problem, given)
+    outcome, given = case.outcome, case.operands
+    tensors = program.args(given.problem, given)
     own = _own(case) if outcome.status is Status.INCORRECT else None
     wrong = case.interval is not None and case.actual is not None
     if outcome.status is Status.INCORRECT and not wrong:
@@ -264,9 +267,7 @@ def script(case: Case) -> Script:
     if outcome.reason is not None and outcome.reason.code in {"other-isa", "other-micro-kernel"}:
         raise Unsupported("no-script", "a disassembly shows the wrong instruction set, and a script has none")
     saved = wrong and own is None
-    died = outcome.reason is not None and outcome.reason.code in {"process-died", "can-crash", "page-guard"}
-    first = bool(case.warm or recipe.dynamic)
-    lines = _lines(case, tensors, own, saved=saved, died=died, first=first)
+    lines = _lines(case, tensors, own, saved=saved)
     if len(lines) >= LONGEST:  # one empty line between two functions does
         lines = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
     if len(lines) >= LONGEST:
@@ -285,258 +286,78 @@ def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {**tensors, **{name: views.forth(end, steps) for name, end in ends.items()}}
 
 
-def _imports(case: Case, *, died: bool, fell_back: bool, saved: bool) -> list[str]:
-    """What the script imports; an empty folder for the caches has to be named before torch is there."""
-    recipe = case.recipe
+def _imports(case: Case, *, died: bool, fallback: bool) -> str:
+    """The modules of the standard library that the script uses."""
     names = {"sys", "traceback"}
-    names |= {"os", "tempfile"} if recipe.caches else set()
+    names |= {"os", "tempfile"} if case.recipe.caches else set()
     names |= {"subprocess"} if died or case.warm == "elsewhere" else set()
-    names |= {"re"} if fell_back else set()
-    names |= {"runpy"} if recipe.matmul else set()
+    names |= {"re"} if fallback else set()
+    names |= {"runpy"} if case.recipe.matmul else set()
     names |= {"ctypes", "mmap"} if died and case.operands.device == "cpu" else set()
-    lines = [f"import {', '.join(sorted(names))}"]
-    if saved:
-        lines.append("from pathlib import Path")
-    if recipe.caches:
-        lines.append('os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())  # caches that start empty')
-    lines.append("import torch, torch._inductor.config" if recipe.how != "eager" else "import torch")
-    if fell_back:
-        lines.append("from torch._inductor.select_algorithm import ExternKernelCaller")
-        lines.append("from torch._inductor.utils import run_and_get_code")
-    return [*lines, ""]
+    return ", ".join(sorted(names))
 
 
-def _tensor(case: Case, formula: str, *, died: bool) -> list[str]:
-    """The function that makes operands."""
-    cuda = case.operands.device == "cuda"
-    guarded = died and not cuda
-    made = f"({formula}).to(dtype)" + ('.to("cuda")' if cuda else "")
-    return [
-        *["", ""],
-        "def tensor(shape, stride, offset, dtype, seed):",
-        "    n = torch.arange(offset + 1 + sum((s - 1) * t for s, t in zip(shape, stride)))",
-        "    i = 31 * n * n + 17 * n + seed",
-        f"    flat = {made}" if guarded else f"    return {made}.as_strided(shape, stride, offset)",
-        *(_pages(case.outcome.case.guard) if guarded else ()),
-    ]
+def _result(case: Case) -> str:
+    """The expression of the judged result, with ``RESULT`` for what the program returns."""
+    problem = case.operands.problem
+    if problem.several:
+        flat = ".flatten(1, 2)" if problem.has("a.3d") and not problem.has("out.2d") else ""
+        return f"torch.stack(RESULT){flat}"
+    return f"RESULT[{case.place}]" if len(problem.outputs) > 1 else "RESULT"
 
 
-def _lines(
-    case: Case,
-    tensors: dict[str, torch.Tensor],
-    own: _Own | None,
-    *,
-    saved: bool,
-    died: bool,
-    first: bool,
-) -> list[str]:
-    """The script, line by line."""
-    recipe, problem = case.recipe, case.operands.problem
-    compiled = recipe.how != "eager"
+def _raised(outcome: Outcome) -> str:
+    """The class of the exception that a crash ended with, "" where it was none."""
+    kind = outcome.reason.code.rpartition("-")[2] if outcome.reason else ""
+    return kind if outcome.status is Status.CRASHED and kind[:1].isupper() else ""
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    import jinja2  # late: a run without a failure does without it
+
+    loader = jinja2.PackageLoader("pytest_gemm.failures")
+    made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made.filters |= {"repr": repr, "dict": dict}
+    return made.get_template("repro.py.j2")
+
+
+def _lines(case: Case, tensors: dict[str, torch.Tensor], own: _Own | None, *, saved: bool) -> list[str]:
+    """The script, line by line: the template ``repro.py.j2`` with what the case fills in."""
+    outcome, recipe, problem = case.outcome, case.recipe, case.operands.problem
     constants = [n for n in tensors if n in recipe.constants]
-    inputs = [n for n in tensors if n not in constants]
-    cuda = case.operands.device == "cuda"
-    fell_back = case.outcome.status is Status.FALLBACK and compiled
+    cuda, compiled = case.operands.device == "cuda", recipe.how != "eager"
+    fallback = outcome.status is Status.FALLBACK and compiled
+    died = outcome.reason is not None and outcome.reason.code in {"process-died", "can-crash", "page-guard"}
+    formula = own.values if own is not None else _VALUES["small integers"]
     seeds = _seeds(tensors)
 
-    def value(one: str, other: int = 0) -> str:
-        if saved and not other:
-            return f"saved[{one!r}]"
-        return f"tensor({_literal(tensors[one])}, {seeds[one] + other})"
+    def made(name: str, other: int = 0) -> str:
+        return f"{name}=tensor({_literal(tensors[name])}, {seeds[name] + other})"
 
-    lines = [*_head(case, own), *_imports(case, died=died, fell_back=fell_back, saved=saved)]
-    if compiled:
-        lines += _wrapped(f"OPTIONS = {_options(recipe)!r}", 11)
-    lines += recipe.setup
-    if recipe.matmul:
-        path, function = recipe.matmul
-        lines.append(f"mine = runpy.run_path({path!r})[{function!r}]")
-    if not saved or first:
-        lines += _tensor(case, own.values if own is not None else _VALUES["small integers"], died=died)
-    lines += ["", "", *_traced(problem, list(tensors), recipe.matmul is not None).splitlines(), "", ""]
-    if compiled:
-        lines += _compiling(recipe, inputs, constants, fell_back=fell_back)
-    lines += _switches(problem, cuda, recipe)
-    if fell_back:
-        lines += [
-            "found, node = set(), ExternKernelCaller.output_node  # what is chosen of ATen's own kernels, and called",
-            "ExternKernelCaller.output_node = lambda self: (found.add(self.name), node(self))[1]",
-        ]
-    if died:
-        # A lost device is an exception of the child's; on a CPU nothing but a signal is a dead process.
-        verdict = "int(status != 0)" if cuda else "1 if status < 0 else 2 * (status > 0)"
-        lines += [
-            'if "child" not in sys.argv:',
-            '    status = subprocess.run([sys.executable, __file__, "child"]).returncode',
-            '    print("the process ended with status", status)',
-            f"    sys.exit({verdict})",
-        ]
-    if saved:
-        device = "cuda" if cuda else "cpu"
-        lines.append(f'saved = torch.load(Path(__file__).with_suffix(".pt"), map_location="{device}")')
-    given = ", ".join(f"{n}={value(n)}" for n in tensors)
-    lines += _wrapped(f"given = dict({given})", 13)
-    call = "run(**given)" if compiled else f"program(**given{', matmul=mine' if recipe.matmul else ''})"
-    if recipe.dynamic:
-        lines.append("first = dict(given)")
-    lines += ["try:", *_first(case, constants, value), *_run(case, call, cuda)]
-    return lines + _verdict(case, own, saved=saved, fell_back=fell_back)
-
-
-def _pages(side: str) -> tuple[str, ...]:
-    """In the function ``tensor`` of a script whose kernel leaves its operands: they end, or begin, with a page."""
-    before = side == "begin"
-    protected = "start" if before else "start + mmap.PAGESIZE + size"
-    offset = "mmap.PAGESIZE" if before else "mmap.PAGESIZE + size - room"
-    room = "    room = -(-flat.nbytes // 64) * 64 if offset else flat.nbytes  # a view stays as unaligned as it is"
-    return (
-        "    if not flat.numel():",
-        "        return flat.as_strided(shape, stride, offset)",
-        *(() if before else (room,)),
-        "    size = -(-flat.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE",
-        "    memory = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)",
-        "    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))",
-        f"    ctypes.CDLL(None).mprotect(ctypes.c_void_p({protected}), mmap.PAGESIZE, 0)  # nobody may touch it",
-        f"    here = torch.frombuffer(memory, dtype=dtype, offset={offset}, count=flat.numel())",
-        "    return here.copy_(flat).as_strided(shape, stride, offset)",
+    given = ", ".join(f"{n}=saved[{n!r}]" if saved else made(n) for n in tensors)
+    others = ", ".join(made(n, 100) for n in constants)
+    text = _template().render(
+        head="\n".join(_head(case, own)),
+        imports=_imports(case, died=died, fallback=fallback),
+        recipe=recipe,
+        problem=problem,
+        saved=saved,
+        compiled=compiled,
+        fallback=fallback,
+        died=died,
+        cuda=cuda,
+        warm=case.warm,
+        options="\n".join(_wrapped(f"OPTIONS = {_options(recipe)!r}", 11)),
+        formula=formula if not saved or case.warm or recipe.dynamic else "",
+        pages=(outcome.case.guard or "end") if died and not cuda else "",
+        traced=_traced(problem, list(tensors), recipe.matmul is not None),
+        inputs=[n for n in tensors if n not in constants],
+        constants=constants,
+        given="\n".join(_wrapped(f"given = dict({given})", 13)),
+        other="\n".join(_wrapped(f"    other = {{**given, **dict({others})}}", 8)),
+        raised=_raised(outcome),
+        bound=repr(own.bound) if own is not None else "",
+        result=_result(case),
     )
-
-
-def _compiling(recipe: Recipe, inputs: Sequence[str], constants: Sequence[str], *, fell_back: bool) -> list[str]:
-    """The functions that compile the program with its constants inside, and run it."""
-    names, frozen = ", ".join(inputs), bool(constants)
-    keywords = ", ".join(f"{n}={n}" for n in inputs)
-    lines: list[str] = []
-    if frozen:
-        lines += [
-            "class Module(torch.nn.Module):",
-            "    def __init__(self, constants):",
-            "        super().__init__()",
-            "        for name, value in constants.items():",
-            "            self.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))",
-            "",
-            f"    def forward(self, {names}):",
-            f"        return program({keywords}, **dict(self.named_parameters()))",
-            *["", ""],
-        ]
-    elif recipe.how == "aoti":  # an export is one of a module
-        lines += [
-            "class Module(torch.nn.Module):",
-            f"    def forward(self, {names}):",
-            f"        return program({names})",
-            *["", ""],
-        ]
-    made = f"Module({'constants' if frozen else ''})" if frozen or recipe.how == "aoti" else "program"
-    dynamic = ", dynamic=True" if recipe.how == "dynamic" else ""
-    compiled = f"torch.compile({made}, fullgraph=True{dynamic})"
-    kept = ", kept=[]" if recipe.dynamic else ""
-    lines += [
-        f"def run({names}{kept}{', **constants' if frozen else ''}):",
-        "    with torch.no_grad(), torch._inductor.config.patch(OPTIONS):",
-    ]
-    if recipe.how == "aoti":
-        lines += [
-            f"        exported = torch.export.export({made}, ({names},))",
-            "        package = torch._inductor.aoti_compile_and_package(exported, inductor_configs=OPTIONS)",
-            f"        return torch._inductor.aoti_load_package(package)({names})",
-        ]
-    elif recipe.dynamic:  # the first call compiles for any M, and the later ones use what it has compiled
-        lines += [
-            "        if not kept:",
-            f"            kept.append({compiled})",
-            *(f"            torch._dynamo.mark_dynamic({n}, {d})" for n, d in recipe.dynamic.items()),
-            f"        return kept[0]({names})",
-        ]
-    elif fell_back:
-        lines.append(f"        return run_and_get_code({compiled}, {names})[1]")
-    else:
-        lines.append(f"        return {compiled}({names})")
-    return [*lines, "", ""]
-
-
-def _switches(problem: Problem, cuda: bool, recipe: Recipe) -> list[str]:
-    """PyTorch's threads and precision as they were."""
-    lines = [f"torch.set_num_threads({recipe.threads})"]
-    if recipe.how in {"compile", "dynamic"} and not recipe.caches:
-        lines.append("torch._functorch.config.enable_autograd_cache = False")
-    if problem.has("math.tf32"):
-        lines.append('torch.set_float32_matmul_precision("high")')
-    if cuda and not problem.has("math.half_partials"):
-        half = "torch.backends.cuda.matmul.allow_{}_reduced_precision_reduction"
-        lines.append(f"{half.format('bf16')} = {half.format('fp16')} = False")
-    return lines
-
-
-def _first(case: Case, constants: Sequence[str], value: Callable[[str, int], str]) -> list[str]:
-    """What is compiled before: the same with other constants, or for the M of the artifact."""
-    recipe = case.recipe
-    if case.warm:
-        others = ", ".join(f"{n}={value(n, 100)}" for n in constants)
-        lines = _wrapped(f"    other = {{**given, **dict({others})}}", 8)
-        if case.warm == "elsewhere":
-            return [
-                *lines,
-                '    if "first" in sys.argv:  # the process that fills the caches',
-                "        sys.exit(bool(run(**other) is None))",
-                '    subprocess.run([sys.executable, __file__, "first"], check=True)',
-            ]
-        return [*lines, "    run(**other)  # fills the caches", "    torch.compiler.reset()"]
-    if recipe.dynamic:
-        return [
-            f"    for name, dim in {dict(recipe.dynamic)!r}.items():  # compiled at M = {recipe.hint}",
-            f"        first[name] = given[name].narrow(dim, 0, 1).repeat_interleave({recipe.hint}, dim)",
-            "    run(**first)",
-        ]
-    return []
-
-
-def _run(case: Case, call: str, cuda: bool) -> list[str]:
-    """The call, and what an exception means."""
-    lines = [f"    actual = {call}", *(["    torch.cuda.synchronize()"] if cuda else [])]
-    lines += ["except Exception as error:", "    traceback.print_exc()"]
-    if case.outcome.status is Status.CRASHED and case.outcome.reason is not None:
-        kind = case.outcome.reason.code.rpartition("-")[2]
-        if kind[:1].isupper():
-            return [*lines, f"    sys.exit(1 if type(error).__name__ == {kind!r} else 2)"]
-    return [*lines, "    sys.exit(2)"]
-
-
-def _verdict(case: Case, own: _Own | None, *, saved: bool, fell_back: bool) -> list[str]:
-    """What the script ends with: the worst element and the exit status."""
-    if fell_back:
-        return [
-            'found |= set(re.findall(r"extern_kernels\\.\\w+|aoti_torch_\\w*mm\\w*", "".join(actual)))',
-            'print("products of somebody else:", ", ".join(sorted(found)) or "none")',
-            "sys.exit(int(bool(found)))",
-        ]
-    if own is None and not saved:
-        return ['print("it came to its end")', "sys.exit(0)"]
-    one = f"actual[{case.place}]" if len(case.operands.problem.outputs) > 1 else "actual"
-    if case.operands.problem.several:
-        flat = ".flatten(1, 2)" if case.operands.problem.has("a.3d") and not case.operands.problem.has("out.2d") else ""
-        one = f"torch.stack(actual){flat}"
-    lines = [f"actual = {one}.double().cpu()"]
-    if own is not None:
-        reference = f"program(**{{n: t.double() for n, t in given.items()}}){one.removeprefix('actual')}.cpu()"
-        lines += [
-            f"expected = {reference}",
-            f"bound = torch.full_like(expected, {own.bound!r})  # the largest that any element may be off",
-            "wrong = ~((actual - expected).abs() <= bound)",
-        ]
-    else:
-        lines += [
-            'lo, hi, expected = (saved[name].double().cpu() for name in ("lo", "hi", "expected"))',
-            "bound = torch.maximum(hi - expected, expected - lo)",
-            "free = lo.isnan() | (lo.isinf() & hi.isinf() & (lo < hi))  # where NaN is right",
-            "wrong = ~((actual >= lo) & (actual <= hi) | actual.isnan() & free)",
-            "other = (actual == 0) & (actual.signbit() != expected.signbit())",
-            'wrong |= other & saved["signed"].cpu()  # where IEEE 754 gives a zero its sign',
-        ]
-    return [
-        *lines,
-        "error = (actual - expected).abs().nan_to_num(nan=float('inf')).masked_fill(~wrong, -1)",
-        "at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))",
-        'print(f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; the worst is at {at}:")',
-        'print(f"expected {expected[at]:.9g}, actual {actual[at]:.9g}, bound {bound[at]:.3g}")',
-        "sys.exit(int(bool(wrong.any())))",
-    ]
+    return text.splitlines()
