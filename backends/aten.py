@@ -53,7 +53,7 @@ class AtenBackend:
         return Availability()
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
-        """Everything that has a program, but for what ATen's own checks refuse."""
+        """Everything but what ATen's own checks reject."""
         if request.mode not in _EAGER:
             return self.compiled.supports(problem, request)
         return _unsupported(problem)
@@ -64,7 +64,7 @@ class AtenBackend:
         """Nothing to compile, but in the modes of ``torch.compile``.
 
         Raises:
-            Unsupported: what the checks of ``_int_mm``, ``_scaled_mm`` and ``_grouped_mm`` on the device refuse.
+            Unsupported: what the checks of ``_int_mm``, ``_scaled_mm`` and ``_grouped_mm`` on the device reject.
         """
         if reason := _unsupported(problem, operands.device):
             raise reason
@@ -131,7 +131,7 @@ class CompiledAten(InductorBackend):
 
 
 def _unsupported(problem: Problem, device: str = "") -> Unsupported | None:
-    """What ATen's checks refuse everywhere, and on a device where one is given."""
+    """What ATen's checks reject everywhere, and on a device where one is given."""
     op = problem.op.name
     if problem.grouped and problem.dtypes.out.name == "f64":
         return Unsupported("dtype", "_grouped_mm takes f32, bf16 and f16, not f64")
@@ -177,14 +177,14 @@ def _unsupported_on_cuda(problem: Problem) -> Unsupported | None:
 
 
 def _unsupported_scaled(problem: Problem) -> Unsupported | None:
-    """From ``_scaled_mm_out_cuda`` (``aten/src/ATen/native/cuda/ScaledBlas.cpp``) and what cuBLASLt asks of fp8."""
+    """From ``_scaled_mm_out_cuda`` (``aten/src/ATen/native/cuda/ScaledBlas.cpp``) and what cuBLASLt requires of fp8."""
     import torch
 
     capability = torch.cuda.get_device_capability()
     if capability < (8, 9):
         return Unsupported("compute-capability", "_scaled_mm needs compute capability 8.9 for fp8")
-    if refusal := tensor_core.odd_scaled(problem):
-        return refusal
+    if reason := tensor_core.odd_scaled(problem):
+        return reason
     if problem.dtypes.a.name == problem.dtypes.b.name == "f8e5m2":
         return Unsupported("dtype", "cuBLASLt multiplies no f8e5m2 by f8e5m2")
     if problem.dtypes.out.name == "f32" and problem.step("bias") is not None:
@@ -197,7 +197,7 @@ def _unsupported_scaled(problem: Problem) -> Unsupported | None:
 
 
 def _cutlass_groups(problem: Problem) -> bool:
-    """Whether one CUTLASS kernel of PyTorch's own multiplies all groups; elsewhere cuBLAS is called for each."""
+    """Whether one CUTLASS kernel of PyTorch's own multiplies all groups; otherwise cuBLAS is called for each."""
     import torch
 
     fits = problem.grouped and problem.dtypes.out.name == "bf16"

@@ -81,8 +81,8 @@ class CuteDslBackend:
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """f16 and bf16 into their own dtype, int8 into int32 with both operands K-major; 16-byte aligned rows."""
-        if refusal := specialised(problem):
-            return refusal
+        if reason := specialised(problem):
+            return reason
         out = problem.dtypes.out.name
         if problem.op.name in QUANTISED:
             return Unsupported("op", "the scale of a weight belongs to the kernel; these operators have none")
@@ -191,7 +191,7 @@ class CuteDslPrepared:
 
     @contextlib.contextmanager
     def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
-        """A block with the program around the operator; memory is not poisoned, nobody notes what is dispatched."""
+        """A block with the program around the operator; memory is not poisoned, and nothing is recorded."""
         import torch
 
         tensors = self._args(self._problem, operands)
@@ -250,7 +250,7 @@ class CuteDslPrepared:
 
     @staticmethod
     def _arguments(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """A product as the library is asked for it, and the tensor that it will be written to."""
+        """A product as the library's arguments, and the tensor that it will be written to."""
         import torch
 
         integers = a.dtype == torch.int8

@@ -1,4 +1,4 @@
-"""``nvgemm``: Inductor's NVIDIA Universal GEMM backend, CuTe DSL kernels picked through ``cutlass_api``."""
+"""``nvgemm``: Inductor's NVIDIA Universal GEMM backend, CuTe DSL kernels selected through ``cutlass_api``."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class NvgemmBackend(InductorBackend):
 
     def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
         """mm and bmm (and a linear without bias) in f16 and bf16 on 16-byte aligned operands."""
-        if refusal := has_no_kernel(problem, "cuda"):
-            return refusal
+        if reason := has_no_kernel(problem, "cuda"):
+            return reason
         out = problem.dtypes.out.name
         biased = problem.op.addend or (problem.op.name == "linear" and problem.step("bias") is not None)
         if problem.grouped or problem.op.name == "scaled_mm":
             return Unsupported("op", "cutlass_api's kernels for grouped and scaled products are Blackwell's")
         if biased or problem.op.name not in {"mm", "bmm", "linear"}:
-            return Unsupported("op", "Inductor asks NVGEMM for mm, bmm and grouped products only, with no addend")
+            return Unsupported("op", "Inductor has NVGEMM candidates only for products without an addend")
         if out not in {"f16", "bf16"}:
             return Unsupported("dtype", f"NVGEMM's kernels for mm and bmm take f16 and bf16, not {out}")
         if problem.shape.is_empty or problem.shape.k == 0:
-            return Unsupported("empty", "Inductor asks NVGEMM for products that are not empty only")
+            return Unsupported("empty", "Inductor has NVGEMM candidates only for products that are not empty")
         return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
     def sum(self, problem: Problem) -> Contract:

@@ -69,7 +69,7 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
 
 
 def unaligned(problem: Problem) -> Unsupported | None:
-    """The refusal of operands that TMA cannot load: their rows must begin at multiples of 16 bytes."""
+    """Why operands are unsupported that TMA cannot load: their rows must begin at multiples of 16 bytes."""
     shape, layout = problem.shape, problem.layout
     m, n, k = shape.m, shape.n, shape.k
     bits = problem.input_dtype.bits
@@ -93,14 +93,14 @@ def unaligned(problem: Problem) -> Unsupported | None:
 
 
 def odd_scaled(problem: Problem) -> Unsupported | None:
-    """The refusal of sizes that ``_scaled_mm`` checks on CUDA, whoever computes it."""
+    """Why sizes are unsupported: the checks of ``_scaled_mm`` on CUDA, which hold for every backend."""
     if problem.op.name == "scaled_mm" and (problem.shape.n % 16 or problem.shape.k % 16):
         return Unsupported("scaled-mm-shape", "on CUDA _scaled_mm needs multiples of 16 for N and K")
     return None
 
 
 def odd_groups(problem: Problem) -> Unsupported | None:
-    """The refusal of rows that ``_grouped_mm`` checks on every device: they begin at multiples of 16 bytes.
+    """Why rows are unsupported that ``_grouped_mm`` rejects on every device: they begin at multiples of 16 bytes.
 
     From ``check_valid_strides_and_return_transposed`` in ``aten/src/ATen/native/GroupedMMUtils.h``; the result may have
     any N.
@@ -122,7 +122,7 @@ def odd_groups(problem: Problem) -> Unsupported | None:
 
 
 def not_compact(problem: Problem) -> Unsupported | None:
-    """The refusal of operands with gaps or repetitions, which the CuTe DSL's tensors of dynamic shape cannot describe.
+    """Why operands with gaps or repetitions are unsupported: the CuTe DSL's tensors of dynamic shape cannot describe.
 
     Its ``mark_compact_shape_dynamic`` derives the strides from the shape: a leading dimension that is wider than its
     rows and a batch stride of 0 have none that agree (nvidia-cutlass-dsl 4.6.3 without apache-tvm-ffi).

@@ -72,11 +72,11 @@ class TritonBackend(InductorBackend):
 
     def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
         """mm, addmm, bmm, baddbmm, linear, int_mm, mixed_mm, scaled_mm and grouped_mm in f16, bf16, f32 (and int32)."""
-        if refusal := has_no_kernel(problem, "cuda"):
-            return refusal
+        if reason := has_no_kernel(problem, "cuda"):
+            return reason
         out = problem.dtypes.out.name
         if problem.shape.is_empty or (problem.shape.k == 0 and problem.op.name != "bmm"):
-            return Unsupported("empty", "Inductor asks Triton for products that are not empty only, and ATen for those")
+            return Unsupported("empty", "Inductor has Triton candidates only for products that are not empty")
         if problem.op.name in QUANTISED:
             return Unsupported("op", f"Inductor lowers {problem.op.name} with ATen and C++ candidates only")
         if out not in _DTYPES and problem.op.name != "int_mm":
@@ -128,7 +128,7 @@ class TritonBackend(InductorBackend):
 
 
 def _assembler() -> tuple[tuple[str, str], ...]:
-    """The version of the ptxas that Triton calls for this device, or nothing where Triton does not say.
+    """The version of the ptxas that Triton calls for this device, or nothing where Triton does not report it.
 
     It decides as much as Triton does (docs/results/h200.md, "The sign of a sum"), and ``TRITON_PTXAS_PATH`` changes it.
     """
@@ -137,7 +137,7 @@ def _assembler() -> tuple[tuple[str, str], ...]:
     try:
         from triton.backends.nvidia import compiler
 
-        # It asks for the architecture since Triton 3.6, which brings two of them.
+        # It takes the architecture since Triton 3.6, which brings two of them.
         major, minor = torch.cuda.get_device_capability()
         takes_one = bool(inspect.signature(compiler.get_ptxas).parameters)
         tool = compiler.get_ptxas(10 * major + minor) if takes_one else compiler.get_ptxas()
@@ -148,8 +148,8 @@ def _assembler() -> tuple[tuple[str, str], ...]:
 
 def _scaled(problem: Problem) -> Unsupported | None:
     """From ``tuned_scaled_mm`` and ``ScaledMMConfigMixin``: every recipe, dtype and bias, but for a few sizes."""
-    if refusal := tensor_core.odd_scaled(problem) or _too_old(problem, (8, 9)):
-        return refusal
+    if reason := tensor_core.odd_scaled(problem) or _too_old(problem, (8, 9)):
+        return reason
     if problem.shape.k <= 16:
         return Unsupported("no-candidate", "Inductor has no configuration of its scaled template for K <= 16")
     return None
@@ -159,8 +159,8 @@ def _grouped(problem: Problem) -> Unsupported | None:
     """From ``can_use_triton_kernel`` in ``kernel/mm_grouped.py`` and the operator's meta function."""
     if problem.dtypes.a.name != "bf16":
         return Unsupported("dtype", "when it is traced, _grouped_mm takes bf16 only")
-    if refusal := tensor_core.odd_groups(problem) or _too_old(problem, (9, 0)):
-        return refusal
+    if reason := tensor_core.odd_groups(problem) or _too_old(problem, (9, 0)):
+        return reason
     for flag in ("a.offset", "b.offset"):
         if problem.has(flag):
             return Unsupported("alignment", "the grouped template loads with TMA, at multiples of 16 bytes")

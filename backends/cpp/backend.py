@@ -140,8 +140,8 @@ class CppBackend(InductorBackend):
             return _quantised(problem, _executes("avx512", request))
         if problem.dtypes.out.name not in _TEMPLATE_DTYPES:
             return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
-        if refusal := has_no_kernel(problem, "cpu"):
-            return refusal
+        if reason := has_no_kernel(problem, "cpu"):
+            return reason
         if op == "bmm":  # the one template that takes a B that is an argument
             return _unsupported_bmm(problem, request)
         if problem.has("b.parameter") and request.mode != Mode.AOTI:
@@ -174,7 +174,7 @@ class CppBackend(InductorBackend):
         by_addmm = half == "f16" or (half == "bf16" and op == "linear" and not _executes("avx512", request))
         if problem.shape.is_empty and addend and by_addmm:
             return Unsupported(
-                "empty", "Inductor's lowering of addmm hands an empty product to ATen, whoever is forced"
+                "empty", "Inductor's lowering of addmm hands an empty product to ATen, whichever backend is forced"
             )
         strided = problem.has("a.padded") and not problem.autocast
         if op == "linear" and strided and (problem.shape.batch or 0) > 1 and problem.shape.m > 1:
@@ -347,7 +347,7 @@ def _unsupported_linears(problem: Problem, request: BuildRequest) -> Unsupported
         return Unsupported("empty", "nothing is put together where nothing is computed")
     if request.mode == Mode.DYNAMIC and problem.shape.m < 2:
         return Unsupported("dynamic-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
-    return None  # a transposed A as well: nobody asks how it lies
+    return None  # a transposed A as well: the pass does not read its strides
 
 
 def _executes(isa: str, request: BuildRequest) -> bool:
@@ -363,8 +363,8 @@ def _unsupported_bmm(problem: Problem, request: BuildRequest) -> Unsupported | N
         return Unsupported("dynamic-nk", text, "b.constant")
     if problem.autocast:
         return None  # the conversion writes matrices of its own
-    if refusal := _rows_of_a(problem):
-        return refusal
+    if reason := _rows_of_a(problem):
+        return reason
     for flag in ("a.padded", "a.batch_middle"):
         if problem.has(flag) and not (flag == "a.batch_middle" and (problem.shape.batch == 1 or problem.shape.m == 1)):
             text = "the C++ bmm template needs each matrix of A contiguous"
@@ -380,7 +380,7 @@ def _quantised(problem: Problem, avx512: bool) -> Unsupported | None:
     8-bit integers have a scalar reference kernel where there is no VNNI and no AMX; 4-bit weights have none.
 
     Args:
-        problem: whether it is claimed.
+        problem: whether it is supported.
         avx512: whether code may use AVX-512, with which the micro-kernels for 4-bit weights begin.
     """
     op, shape, dtypes = problem.op.name, problem.shape, problem.dtypes
@@ -397,9 +397,9 @@ def _quantised(problem: Problem, avx512: bool) -> Unsupported | None:
         return None
     if op == "qlinear":
         if dtypes.out.name == "f16":
-            return Unsupported("dtype", "PyTorch's shape function of qlinear_pointwise refuses f16")
+            return Unsupported("dtype", "PyTorch's shape function of qlinear_pointwise rejects f16")
         if problem.step("dynamic") is not None and any(step.kind is StepKind.BINARY for step in problem.passes):
-            return Unsupported("dynamic", "the binary lowering of qlinear_pointwise asks for a constant zero point")
+            return Unsupported("dynamic", "the binary lowering of qlinear_pointwise needs a constant zero point")
     if shape.n <= _INLINED:
         return Unsupported(
             "few-columns", f"scales of up to {_INLINED} columns are no constants of the program any more"
@@ -408,10 +408,10 @@ def _quantised(problem: Problem, avx512: bool) -> Unsupported | None:
 
 
 def _rows_of_a(problem: Problem) -> Unsupported | None:
-    """The refusal of an A whose rows are not contiguous.
+    """Why an A whose rows are not contiguous is not supported.
 
-    Even with every other candidate switched off, linear in f32 and bf16 then goes to MKL and oneDNN without a
-    word, see the lowerings of ``mkl._mkl_linear`` and ``mkldnn._linear_pointwise``.
+    Even with every other candidate switched off, linear in f32 and bf16 then goes to MKL and oneDNN
+    silently, see the lowerings of ``mkl._mkl_linear`` and ``mkldnn._linear_pointwise``.
     """
     if problem.autocast or not problem.dtypes.a.is_float:
         return None  # the conversion writes a new A, row by row

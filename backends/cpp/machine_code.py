@@ -1,7 +1,7 @@
 """Machine code of compiled kernels: which vectors and matrix units of an x86 CPU it uses, by disassembling it.
 
 What a kernel was generated for stands in its compile command; what it became stands here.  GNU's ``objdump`` or LLVM's
-is asked, one of which a C++ compiler brings along.  No torch is imported.
+is used, one of which a C++ compiler brings along.  No torch is imported.
 """
 
 from __future__ import annotations

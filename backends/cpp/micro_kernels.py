@@ -1,4 +1,4 @@
-"""The C++ templates' micro-kernels and blockings: their names, and what the generated code says of them.
+"""The C++ templates' micro-kernels and blockings: their names, and what the generated code shows of them.
 
 A *micro-kernel* computes one register block of M x N elements, K in steps of its own; around it the template walks
 over cache blocks, and gives each thread its blocks of M, N and, with K slices, of K.  All blockings but the register
@@ -33,7 +33,7 @@ def kernel_name(kind: str, block: Sequence[int]) -> str:
 
 
 def kernel_of(candidate: str) -> str:
-    """The micro-kernel, or the pattern of its name, without what else a candidate's name says."""
+    """The micro-kernel, or the pattern of its name, without the rest of a candidate's name."""
     return candidate.partition(",")[0]
 
 
@@ -57,7 +57,7 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """What is asked of the template beside its micro-kernel; ``None``: Inductor's heuristic decides.
+    """What is requested of the template beside its micro-kernel; ``None``: Inductor's heuristic decides.
 
     Attributes:
         slices: the most slices that K may be cut into for the threads, ``cpp.gemm_max_k_slices``; 0: no limit.
@@ -124,13 +124,13 @@ _CACHE: Blocks = (2, 2, 8)
 
 
 def variants(kernel: str, m: int, n: int, k: int, threads: int) -> tuple[Axes, ...]:
-    """The axes that ``--gemm-candidates=all`` adds to Inductor's own pick: few, and each a way through other code.
+    """The axes that ``--gemm-candidates=all`` adds to Inductor's own selection: few, and each a way through other code.
 
     Cache blocks in every dimension; the threads along M only (some of them have nothing to do where M is small) and
     along K only; and K slices where Inductor's heuristic makes any when it is allowed to.
 
     Args:
-        kernel: name of the pick.
+        kernel: name of the selected candidate.
         m: rows of the product, a batch left out.
         n: its columns.
         k: length of its sums.
@@ -170,7 +170,7 @@ def _slices_by_itself(blocks: Blocks, threads: int) -> bool:
     return any(rest % g == 0 and n >= g and m >= rest // g for _, rest in parts for g in factors)
 
 
-# -- what the generated code says ----------------------------------------------------------------------------
+# -- what the generated code shows ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

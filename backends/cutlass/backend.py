@@ -179,7 +179,7 @@ class CutlassBackend(InductorBackend):
         ),
         "swizzles": Setting("1", "LIST", "orders of the tiles that candidates come in: some of 1, 2, 4, 8", _swizzles),
         "level": Setting("", "DIGITS", "instantiation level of CUTLASS's generator, 0000 to 9999", _level),
-        "arch": Setting("", "ARCH", "to compile for, 90a say; default: the device's", _architecture),
+        "arch": Setting("", "ARCH", "to compile for, for instance 90a; default: the device's", _architecture),
         "cache": Setting("", "DIR", "folder of compiled kernels, by content; valid on another machine, too", folder),
         "jobs": Setting("", "N", "compilers at a time; default: one for each core", natural),
     }
@@ -249,17 +249,17 @@ class CutlassBackend(InductorBackend):
 
         TMA needs every row (or column, for a transposed view) to begin at a multiple of 16 bytes.
         """
-        if refusal := has_no_kernel(problem, "cuda"):
-            return refusal
+        if reason := has_no_kernel(problem, "cuda"):
+            return reason
         op, out = problem.op.name, problem.dtypes.out.name
         if op in {"baddbmm", "grouped_mm", *QUANTISED}:
             return Unsupported("op", f"Inductor's lowering of {op} has no CUTLASS candidate")
         if out not in {"f16", "bf16", "i32"}:
             return Unsupported("dtype", f"Inductor's CUTLASS templates write f16, bf16 and i32, not {out}")
         if problem.shape.is_empty or problem.shape.k == 0:
-            return Unsupported("empty", "Inductor asks CUTLASS for products that are not empty only")
+            return Unsupported("empty", "Inductor has CUTLASS candidates only for products that are not empty")
         if problem.has("m.dynamic") and op == "int_mm":
-            return Unsupported("dynamic-m", "Inductor asks CUTLASS for int_mm at static shapes only")
+            return Unsupported("dynamic-m", "Inductor has CUTLASS candidates for int_mm at static shapes only")
         if op == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
             return Unsupported(
                 "layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt"

@@ -142,9 +142,9 @@ def faked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-# What is asked of a device while a program is generated.  The numbers are an H200's; of them only the architecture
-# and "more than 68 multiprocessors" (below that Inductor does not autotune) decide which kernels are generated:
-# tile sizes come from CUTLASS's list, and the kernels themselves ask for the number of multiprocessors at run time.
+# The properties of a device that are read while a program is generated, those of an H200.  Only the architecture and
+# "more than 68 multiprocessors" (below that Inductor does not autotune) decide which kernels are generated: tile sizes
+# come from CUTLASS's list, and the kernels themselves query the number of multiprocessors at run time.
 def _properties(architecture: str) -> types.SimpleNamespace:
     number = int(architecture.rstrip("af"))
     return types.SimpleNamespace(
@@ -230,7 +230,7 @@ def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm
 
     Args:
         architecture: of the pretended device, as nvcc has it, ``90a``.
-        store: where it is looked up which kernels the compiler refuses; as in a real compile their candidates fail.
+        store: where it is looked up which kernels the compiler rejects; as in a real compile their candidates fail.
         setup: how the kernels would be compiled.
     """
     import torch._inductor.config as inductor_config
@@ -260,7 +260,7 @@ def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm
         return {able[0]: 0.0}
 
     def defined(self: Any, src_code: str, *args: Any, **kwargs: Any) -> str:
-        note(src_code)  # refused or not: by now another candidate cannot take its place
+        note(src_code)  # rejected or not: by now another candidate cannot take its place
         return str(define(self, src_code, *args, **kwargs))
 
     def loaded(*_args: Any, **_kwargs: Any) -> Any:

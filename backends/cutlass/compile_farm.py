@@ -9,7 +9,7 @@ machine code and nothing else:
 * the version of the headers that it includes.
 
 The SHA-256 of these is its key.  ``<key>.o`` is the object, with :data:`ENTRY` as the name of its entry function;
-``<key>.json`` says how it was made; ``<key>.error`` stands in place of the object where the compiler refused the text,
+``<key>.json`` says how it was made; ``<key>.error`` stands in place of the object where the compiler rejected the text,
 so that a candidate that cannot be compiled is tried once.  A store is a folder of plain files: it can be copied to
 another machine and is valid there.
 
@@ -50,7 +50,7 @@ _CONFIGURATION = re.compile(r"^// configuration name: (\S+)", re.MULTILINE)
 _COMMAND = re.compile(r"^// \w+ (?:Compilation|Linking) cmd\n// .*$", re.MULTILINE)
 # Exit statuses of a shell whose command could not be started or was ended by a signal; nvcc's own are 1, 2 and 255.
 _SHELLS: Final = range(126, 160)
-# Messages that say nothing about the text: the machine was short of something, or the compiler is not set up.
+# Messages that are not about the text: the machine was short of something, or the compiler is not set up.
 _NOT_THE_TEXT = re.compile(
     r"died due to signal|No space left|Memory allocation failure|Cannot allocate memory|out of memory"
     r"|nvcc fatal|No such file or directory|Permission denied|Disk quota exceeded"
@@ -58,7 +58,7 @@ _NOT_THE_TEXT = re.compile(
 
 
 class CompileError(Exception):
-    """The compiler refuses a kernel's text; the message is the compiler's.  It would do so again."""
+    """The compiler rejects a kernel's text, and would do so again; the message is the compiler's."""
 
 
 class CompilerError(Exception):
@@ -107,7 +107,7 @@ class Source:
 
     @property
     def configuration(self) -> str:
-        """Name of the kernel's configuration, which CUTLASS's generator gave it; "" where the text does not say."""
+        """Name of the kernel's configuration, which CUTLASS's generator gave it; "" where it is missing."""
         found = _CONFIGURATION.search(self.text)
         return found[1] if found else ""
 
@@ -184,7 +184,7 @@ def nvcc_version(compiler: str) -> str:
     """``13.0.88`` of ``Cuda compilation tools, release 13.0, V13.0.88``.
 
     Raises:
-        CompilerError: when it cannot be run, or does not say.
+        CompilerError: when it cannot be run, or does not print it.
     """
     try:
         said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -262,7 +262,7 @@ class Store:
         return path if path.is_file() else None
 
     def error_of(self, key: str) -> str:
-        """What the compiler said against a kernel; "" when it is not known to be refused."""
+        """The compiler's message against a kernel; "" when none is known."""
         path = self.folder / f"{key}.error"
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
@@ -278,16 +278,16 @@ class Store:
         """The object of a kernel, compiled now if need be; one process compiles, the others wait for it.
 
         Raises:
-            CompileError: when the compiler refuses it, now or when it was tried first.
+            CompileError: when the compiler rejects it, now or when it was tried first.
             CompilerError: when the compiler could not do its work.
         """
         found = self._known(job.key)
         if found is None:
             with self._locked(job.key):
-                found = self._known(job.key)  # somebody else may have compiled it meanwhile
+                found = self._known(job.key)  # another process may have compiled it meanwhile
                 if found is None:
                     return self._compile(job)
-        if job.key not in self._asked:  # Inductor asks several times for a kernel of one program
+        if job.key not in self._asked:  # Inductor requests a kernel of one program several times
             self._asked.add(job.key)
             with contextlib.suppress(OSError):  # a store that cannot be written
                 os.utime(found)  # what is used is not pruned
@@ -336,7 +336,7 @@ class Store:
                 self._asked.add(job.key)
                 self._count(failed=1, seconds=seconds)
                 if status in _SHELLS or not said.strip() or _NOT_THE_TEXT.search(said):
-                    raise CompilerError(f"exit status {status}: {said.strip() or 'it said nothing'}")
+                    raise CompilerError(f"exit status {status}: {said.strip() or 'no message'}")
                 self._write(f"{job.key}.error", said)
                 raise CompileError(said)
             facts = {
@@ -368,7 +368,7 @@ _GUARDED: Final = 'exec 3<&0 </dev/null; "$@" 3<&- & work=$!; { cat <&3; kill -K
 
 
 def _run(command: list[str], environment: dict[str, str], folder: str, timeout: float) -> tuple[int, str]:
-    """Run a compiler at low priority; its exit status (above 128 for a signal) and all that it said.
+    """Run a compiler at low priority; its exit status (above 128 for a signal) and its output.
 
     Raises:
         CompilerError: when it takes too long.
@@ -422,7 +422,7 @@ def renamed(made: Path, entry: str, place: Path) -> None:
     """Copy an object of the store to ``place`` with ``entry`` as the name of its exported function.
 
     Raises:
-        CompilerError: when ``objcopy`` (of binutils, which every host compiler needs) is missing or refuses.
+        CompilerError: when ``objcopy`` (of binutils, which every host compiler needs) is missing or fails.
     """
     with tempfile.TemporaryDirectory(prefix="renaming-", dir=place.parent) as scratch:
         copy = Path(scratch) / place.name
@@ -472,7 +472,7 @@ class Farm:
         workers: compilers at a time.
 
     Attributes:
-        refused: what the compiler said against a kernel, by key.
+        refused: the compiler's message against a kernel, by key.
         undone: why the compiler could not do its work, by key.
         jobs: every kernel that was asked for, by key.
     """

@@ -126,7 +126,7 @@ class _Compiled:
 
     @functools.cached_property
     def products(self) -> tuple[micro_kernels.Product, ...]:
-        """What the text says of the C++ templates' products."""
+        """What the text shows of the C++ templates' products."""
         return micro_kernels.products(self.source)
 
 
@@ -255,7 +255,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
 class CompileSpec:
     """How to compile: Inductor's options, where its caches live, and what may be answered from them.
 
-    ``threads`` holds while compiling and running: blocking asks for it, and Dynamo guards on it.
+    ``threads`` holds while compiling and running: blocking reads it, and Dynamo guards on it.
     ``request`` is what the engine asked for.
     ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
     A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
@@ -327,7 +327,7 @@ class Artifact:
         if self.rebind_reason:
             self._compile_for(tensors)
         if spec.mode == "cudagraphs":
-            self.run(tensors)  # PyTorch may skip the graph: a refusal that has to come before a judged run
+            self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
 
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
         self.compiles += 1
@@ -380,7 +380,7 @@ class Artifact:
         """Compute the program on these tensors, in memory that holds poison.
 
         Raises:
-            RecompileError: when the compiled program's guards refuse them.
+            RecompileError: when the compiled program's guards reject them.
         """
         self.bind(tensors)
         compiled = self._compiled
@@ -436,7 +436,7 @@ class Artifact:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
             chosen = tuple(f"{name} out of the FX graph cache" for name in templates)
         wanted = "" if not compiled.session.choices and self.spec.warm else self.spec.wanted
-        # Where one template has to have computed it, the code has to be that template's, whoever chose.
+        # Where one template has to have computed it, the code has to be that template's, however it was selected.
         asked = self.spec.request.candidate or (chosen[0] if wanted and len(chosen) == 1 else "")
         return Proof(
             chosen=chosen,
@@ -462,7 +462,7 @@ class Artifact:
         paths = dict.fromkeys(map(Path, seen.libraries))
         for module in compiled.modules:
             for name in compiled.kernels:
-                # The function that Python calls knows the library that it is in.
+                # The function that Python calls has the library that it is in.
                 kernel = getattr(module, name, None)
                 path = getattr(getattr(getattr(kernel, "kernel", kernel), "__self__", None), "__file__", None)
                 if path is not None:
@@ -476,7 +476,7 @@ class Artifact:
 
     @property
     def products(self) -> tuple[micro_kernels.Product, ...]:
-        """What the generated code says of the C++ templates' products; none where it has none of them."""
+        """What the generated code shows of the C++ templates' products; none where it has none of them."""
         return self._compiled.products
 
     @property
@@ -528,7 +528,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _multiplies_slices(name: str) -> bool:
-    """Whether this is the batched product that decompose-K asks ATen for: ``aten.bmm.dtype_out``, ``bmm_dtype``."""
+    """Whether this is the batched product that decompose-K calls ATen for: ``aten.bmm.dtype_out``, ``bmm_dtype``."""
     return re.fullmatch(r"(torch\.ops\.)?(aten|extern_kernels)\.bmm(_dtype)?(\.\w+)?", name) is not None
 
 
@@ -565,7 +565,7 @@ class InductorPrepared:
             yield lambda: function(*args)
 
     def proof(self) -> Proof:
-        """What the last :meth:`run` executed.  An empty result needs no kernel, so none is asked for."""
+        """What the last :meth:`run` executed.  An empty result needs no kernel, so none has to be proved."""
         proof = self.artifact.proof()
         return dataclasses.replace(proof, provable=False) if self.problem.shape.is_empty else proof
 
@@ -586,7 +586,7 @@ class InductorPrepared:
 
 
 class CalledPrepared(InductorPrepared):
-    """A compiled program whose products are ATen's own: they are what it is asked for, and nothing has to be proved."""
+    """A compiled program whose products are ATen's own: they are what is to be judged, and nothing has to be proved."""
 
     def proof(self) -> Proof:
         """The products that the program calls, by what the dispatcher saw and by its text."""

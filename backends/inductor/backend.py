@@ -1,7 +1,7 @@
 """Inductor with one backend forced: what the backends ``cpp``, ``triton``, ``cutlass`` and ``nvgemm`` share.
 
-ATen is never among the candidates, so where the backend has none the compile is refused instead of answered by
-somebody else; and where Inductor falls back all the same, the proof shows it.  No torch is imported before
+ATen is never among the candidates, so where the backend has none the problem is unsupported instead of computed by
+another library; and where Inductor falls back all the same, the proof shows it.  No torch is imported before
 something is to be compiled.
 """
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
 
-# Ops on quantised weights, which Inductor lowers for the CPU alone and decomposes for nobody.
+# Ops on quantised weights, which Inductor lowers for the CPU alone and decomposes for no backend.
 QUANTISED = frozenset({"woq_int8", "woq_int4", "qlinear", "da8w8"})
 
-# The M at which a m.dynamic artifact is compiled, whatever M is asked for first: a single rerun then compiles
+# The M at which a m.dynamic artifact is compiled, whatever M comes first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
 DYN_M_HINT = 61
 
-# What a mode asks of Inductor; aoti and dynamic are asked for where the program is handed over.
+# Inductor's options of a mode; aoti and dynamic are set where the program is handed over.
 _MODE_OPTIONS: Mapping[str, dict[str, Any]] = {
     "cudagraphs": {"triton.cudagraphs": True},
     "cpp-wrapper": {"cpp_wrapper": True},
@@ -445,7 +445,7 @@ def _strides_at(tensor: torch.Tensor, dim: int, m: int) -> list[int]:
 
 
 def _casts(problem: Problem) -> bool:
-    """Whether the graph itself says where to round: by a cast, before which the value has the product's dtype."""
+    """Whether the graph itself determines where to round: by a cast, before which the value has the product's dtype."""
     return any(s.kind is StepKind.CAST for s in problem.epilogue)
 
 
@@ -502,7 +502,7 @@ def specialised(problem: Problem) -> Unsupported | None:
 
 
 def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
-    """Products that Inductor writes as multiplications and sums before any backend is asked.
+    """Products that Inductor writes as multiplications and sums before any backend is tried.
 
     From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
     and confirmed on it.  With ``m.dynamic`` a size that is 1 at run time is not 1 at compile time, which

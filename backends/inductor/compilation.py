@@ -21,7 +21,7 @@ class Session:
         blockings: for a list of them, see :func:`_blockings`, by name.
         tried: the one of them that was left, where one was asked for.
         failed: candidates that a compile or a benchmark of the selection failed on, with the exception or, where
-            Inductor keeps it to itself, the reason.  Inductor leaves them out without a word.
+            Inductor does not report it, the reason.  Inductor leaves them out silently.
         pruned: candidates that were left out, with the reason; for the artifact.
         timings: seconds that the selection measured, by candidate; empty where nothing was benchmarked.
         chosen: names of those that became a node of the program.
@@ -31,7 +31,7 @@ class Session:
         unsupported: micro-kernels of the program's types and this instruction set that are left out, with why.
         modules: generated Python modules, in order of loading.
         libraries: paths of the compiled C++.
-        levels: the instruction set that each of its compile commands asks for, see :func:`level_of`.
+        levels: the instruction set that each of its compile commands names, see :func:`level_of`.
         packings: replayable weight packings.
         counted: Inductor's counters of micro-kernels that rose, ``cpp_micro_gemm_amx_counter``.
         fusions: nodes that the scheduler fused into C++ templates.  What a lowering made part of a template is not

@@ -88,7 +88,7 @@ def lacks_isa(isa: str) -> str:
 
 @functools.cache
 def _vectors(isa: str) -> Any:
-    """An object that stands for a level as Inductor's own does; it is asked for nothing of this machine."""
+    """An object that stands for a level as Inductor's own does; it reads nothing of this machine."""
     from torch._inductor import cpu_vec_isa
 
     base: Any = getattr(cpu_vec_isa, _VECTORS[isa][0])
@@ -127,13 +127,13 @@ def isa_setup(isa: str) -> tuple[str, ...]:
 def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
     """Let Inductor generate and compile C++ for an instruction set as on a machine that has no higher one.
 
-    What decides there is asked here of the level: ``VecISA`` and with it macros, flags and ``-march``; ``torch.cpu``'s
+    What decides there depends here on the level: ``VecISA`` and with it macros, flags and ``-march``; ``torch.cpu``'s
     questions; whether oneDNN has bf16 and f16, on which lowerings depend.  What is computed outside of generated code
     (ATen, oneDNN) stays the machine's.
 
     Args:
         isa: one of ``machine.isa.ISAS``; "" changes nothing.
-        beyond: nothing will be executed: the level may be higher than the machine's, whose own gifts shall not show.
+        beyond: nothing will be executed: the level may be higher than the machine's, whose own features must not show.
     """
     if not isa:
         yield
@@ -186,7 +186,7 @@ def _for_cpu(asked: Callable[[str], bool], answer: bool) -> Callable[[str], bool
 
 @contextlib.contextmanager
 def _packing_nothing() -> Iterator[None]:
-    """Let freezing take oneDNN's packed weight for the weight itself: this machine's oneDNN may refuse to pack it."""
+    """Let freezing take oneDNN's packed weight for the weight itself: oneDNN here may be unable to pack it."""
     from torch._inductor.constant_folding import ConstantFolder
 
     call: Any = ConstantFolder.call_function
@@ -254,7 +254,7 @@ def _counted() -> dict[str, int]:
 
 
 def level_of(command: str) -> str:
-    """The level of ``machine.isa.ISAS`` that a compile command of Inductor's asks for, "" for none.
+    """The level of ``machine.isa.ISAS`` that a compile command of Inductor's names, "" for none.
 
     By the flags that its classes add, of which each level has one of its own.
     """

@@ -1,4 +1,4 @@
-"""What generated code says of itself."""
+"""What the text of generated code shows: its kernels, and the products that it calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kernels_of(source: str) -> dict[str, bool]:
 
 @dataclasses.dataclass(frozen=True)
 class CppProgram:
-    """What the text of a program says whose kernels are called by C++.
+    """What the text of a program shows whose kernels are called by C++.
 
     Attributes:
         kernels: that it defines: name -> whether it is a matrix product template.

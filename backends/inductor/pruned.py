@@ -29,7 +29,7 @@ def after_failure(
         text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
         raise Unsupported("no-choice", text) from error
     if spec.candidate is None:
-        # Inductor has tried them all, and says that no choice is valid.
+        # Inductor has tried them all, and raises that no choice is valid.
         causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}
         reasons = {name: reason for name, why in causes.items() if (reason := torch_compat.why_pruned(why))}
         if reasons and set(reasons) >= set(seen.choices):
@@ -40,7 +40,7 @@ def after_failure(
         cause = error
     reason = torch_compat.why_pruned(cause)
     # Once a candidate is part of the program, autotuning has no part in it any more: a kernel with its epilogue that
-    # nvcc refuses is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
+    # nvcc rejects is what a user gets.  (Triton's kernels are another matter: they may have been chosen unseen.)
     if reason is None or (reason.code == "compile-error" and seen.chosen and spec.inductor_name == "CUTLASS"):
         raise cause
     if isinstance(spec.candidate, str):
@@ -63,5 +63,5 @@ def left_out(why: Exception | Reason) -> Reason:
     return torch_compat.why_pruned(why) or Reason("benchmark-failed", f"{type(why).__name__}: {first}"[:200])
 
 
-# Modes in which C++ calls the kernels: nobody can count them, and what the program calls is read in it.
+# Modes in which C++ calls the kernels: calls cannot be counted, and are read in the program's text.
 IN_CPP = frozenset({"aoti", "cpp-wrapper"})

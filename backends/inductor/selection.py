@@ -73,7 +73,7 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
         return f"{operation.configuration_name()},swizzle={choice.info_kwargs.get('swizzle')}", {}
     if (metadata := getattr(getattr(choice, "kernel", None), "metadata", None)) is not None:
         return str(getattr(metadata, "kernel_name", None) or getattr(metadata, "operator_name", name)), {}
-    # Inductor numbers callers in the order in which a process makes them, so the number says nothing.
+    # Inductor numbers callers in the order in which a process makes them, so the number has no meaning.
     name = re.sub(r"_[0-9]+$", "", name)
     log = getattr(choice, "log_info", None)
     if isinstance(log, dict) and "tile_shape" in log:
@@ -90,7 +90,7 @@ _MICRO_KERNEL = "pytest_gemm_micro_kernel"
 
 @contextlib.contextmanager
 def _watch_grouped_kernels() -> Iterator[None]:
-    """Note the micro-kernel that each C++ template of several linears asks for before it is made."""
+    """Note the micro-kernel that each C++ template of several linears requests before it is made."""
     try:
         from torch._inductor.codegen import cpp_grouped_gemm_template as room
 
@@ -161,7 +161,7 @@ class Listed(Exception):
 
 
 def _blockings(choice: Any) -> str:
-    """How a C++ template would split the product over threads and caches, in register blocks; "" where it cannot say.
+    """How a C++ template would split the product over threads and caches, in register blocks; "" where unknown.
 
     ``2x1x4/2x1x4``: M x N x K of a thread, then of what stays in its caches.
     """
@@ -175,7 +175,7 @@ def _blockings(choice: Any) -> str:
 
 
 class _Selection:
-    """Watches the selections of one compile, and narrows them where a candidate is asked for.
+    """Watches the selections of one compile, and narrows them where a candidate is requested.
 
     A selection inside another one (the product within decompose-K) is none of ours and passes.
     """
@@ -283,7 +283,7 @@ def watch_selection(seen: Session, candidate: int | str | None = None, listing: 
     watch = _Selection(seen, candidate, listing)
     select = AlgorithmSelectorCache.__call__
     benchmark_one: Any = inspect.getattr_static(AlgorithmSelectorCache, "benchmark_choice").__func__
-    benchmark_elsewhere = autotune_process.benchmark_in_sub_process
+    benchmark_in_worker = autotune_process.benchmark_in_sub_process
     autotune = AlgorithmSelectorCache.do_autotuning
 
     def selecting(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -310,8 +310,8 @@ def watch_selection(seen: Session, candidate: int | str | None = None, listing: 
                 watch.fail(choice, Reason("benchmark-failed", text))
         return timings
 
-    def benchmarking_elsewhere(choices: Any) -> Any:
-        return timed(benchmark_elsewhere(choices), "its benchmark, in a process of its own, failed or took too long")
+    def benchmarking_in_worker(choices: Any) -> Any:
+        return timed(benchmark_in_worker(choices), "its benchmark, in a process of its own, failed or took too long")
 
     def autotuning(*args: Any, **kwargs: Any) -> Any:
         return timed(autotune(*args, **kwargs), "its benchmark gave no time")
@@ -320,7 +320,7 @@ def watch_selection(seen: Session, candidate: int | str | None = None, listing: 
         patch.object(AlgorithmSelectorCache, "__call__", selecting),
         patch.object(AlgorithmSelectorCache, "benchmark_choice", classmethod(benchmarking_one)),
         patch.object(AlgorithmSelectorCache, "do_autotuning", autotuning),
-        patch.object(autotune_process, "benchmark_in_sub_process", benchmarking_elsewhere),
+        patch.object(autotune_process, "benchmark_in_sub_process", benchmarking_in_worker),
         _watch_deferred(watch),
         _rendering_less(candidate, listing),
         _generating_nothing() if listing else contextlib.nullcontext(),
@@ -372,7 +372,7 @@ def _watch_deferred(watch: _Selection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rendering_less(candidate: int | str | None, listing: bool) -> Iterator[None]:
-    """Where a candidate is asked for by name, make no other one's Triton code; for a list of them, make none.
+    """Where a candidate is requested by name, make no other one's Triton code; for a list of them, make none.
 
     It takes milliseconds each, at every compile, and the exhaustive search space has thousands of them.
     """
@@ -432,7 +432,9 @@ def _registered(kept: Mapping[Any, list[Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _forcing_micro_kernel(candidate: int | str | None) -> Iterator[None]:
-    """Where a micro-kernel is asked for by name, have no other one registered.  The reference one is what none leaves.
+    """Where a micro-kernel is requested by name, have no other one registered.
+
+    Without any, Inductor takes the reference one.
 
     Where it does not fit the product Inductor takes the reference one, which is then not the candidate asked for.
     """
@@ -452,7 +454,7 @@ def _forcing_micro_kernel(candidate: int | str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
-    """Note every micro-kernel that the templates could be given instead of the one that the heuristic picks."""
+    """Note every micro-kernel that the templates could be given instead of the one that the heuristic selects."""
     from torch._inductor.codegen import cpp_gemm_template, cpp_grouped_gemm_template, cpp_micro_gemm
 
     original = cpp_micro_gemm.create_micro_gemm
@@ -497,7 +499,7 @@ def _why_refused(check: Callable[..., bool] | None) -> Reason:
     if check is None:
         text = "create_micro_gemm has a rule against this micro-kernel for such a problem"
     else:
-        text = f"Inductor's {getattr(check, '__name__', 'extra check')} refuses the problem"
+        text = f"Inductor's {getattr(check, '__name__', 'extra check')} rejects the problem"
     return Reason(micro_kernels.REFUSED, text)
 
 

@@ -1,7 +1,7 @@
 """The one adapter to what is private in PyTorch: all that this package touches of Inductor and Dynamo.
 
 Written against torch 2.13 and meant for 2.11 to 2.14.  Every name that those releases do not promise is
-looked up here and nowhere else; what a release lacks is said in :func:`lacks`.  All hooks are context
+looked up here and nowhere else; what a release lacks is listed by :func:`lacks`.  All hooks are context
 managers: outside of :func:`session` nothing of torch is changed.
 
 The internals are untyped, so ``Any`` stands wherever a value is one of theirs.
@@ -74,7 +74,7 @@ def _forgetting(user_caches: str) -> Iterator[None]:
     """Let no answer that Inductor gave under other options reach this session, nor this session's any other.
 
     Nor an answer to another program: the CUTLASS template keeps the configurations that fit, and the code of the
-    candidates, by the operands alone, and a later program asks for them with another output, accuracy, alpha or beta.
+    candidates, by the operands alone, and a later program requests them with another output, accuracy, alpha or beta.
     Sessions of one tag of user's caches share these, as they do in a user's process.
     """
     from torch._inductor import utils
@@ -158,7 +158,7 @@ def _memoised() -> Iterator[None]:
             stack.enter_context(patch.object(guards, "profile_guard_manager", lambda *_args: 0.0))
 
         if not os.environ.get("TORCH_TRACE"):
-            # The structured trace writes a record for every step to whoever listens; pytest listens to every logger.
+            # The structured trace writes a record for every step to all handlers; pytest handles every logger.
             stack.enter_context(patch.object(logging.getLogger("torch.__trace"), "handlers", []))
         yield
 
@@ -169,7 +169,7 @@ def _memoised() -> Iterator[None]:
 def users_cache_dir() -> str:
     """``TORCHINDUCTOR_CACHE_DIR`` as the user set it, "" otherwise.
 
-    Inductor itself sets the variable to its default when it first asks for the folder, so a default counts as unset.
+    Inductor itself sets the variable to its default when it first reads the folder, so a default counts as unset.
     """
     import torch._inductor.runtime.cache_dir_utils as utils
 

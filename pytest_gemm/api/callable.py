@@ -1,6 +1,6 @@
 """A plain function as a backend: the shortest way to put a kernel under the whole suite.
 
-Whoever registers one does so in a conftest.py, which every process of a run loads.  So torch is imported when a problem
+It is registered in a conftest.py, which every process of a run loads.  So torch is imported when a problem
 is prepared and not before: xdist's controller, the doctor, whose children are to be forked without it, and a usage
 error need none.
 """
@@ -47,7 +47,7 @@ class CallableBackend:
         self.deterministic = deterministic
 
     def contract(self, problem: Problem) -> Contract:
-        """What is claimed for a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
+        """The arithmetic of a problem: sums in the registered type; without one in f64 for f64, in f32 for others."""
         accumulate = self.accumulate or ("f64" if problem.dtypes.out.name == "f64" else "f32")
         return Contract(accumulate, "eager", deterministic=self.deterministic)
 
@@ -56,11 +56,11 @@ class CallableBackend:
         return Availability(versions=(("torch", metadata.version("torch")),))
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
-        """What the registration said about dtypes and batches."""
+        """The dtypes and batches of the registration."""
         if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
         if problem.op.name == "woq_int4":
-            return Unsupported("op", "a plain product knows nothing of codes of 4 bits")
+            return Unsupported("op", "a plain product does not decode 4-bit weights")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
         cast_first = problem.autocast or problem.op.converts
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}

@@ -1,6 +1,6 @@
-"""Kernels as the device's own profiler names them: evidence of what ran that no generated code can claim for itself.
+"""Kernels as the device's own profiler names them: evidence of what ran that is independent of the generated code.
 
-The profiler is PyTorch's (Kineto on CUPTI).  It names every launch in a block, whoever made it: a product that came
+The profiler is PyTorch's (Kineto on CUPTI).  It names every launch in a block, by any library: a product that came
 from cuBLAS after all shows by its name, and so does the absence of the kernel that should have run.
 """
 

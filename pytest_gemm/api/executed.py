@@ -1,6 +1,6 @@
 """Which matrix products the ATen dispatcher executed: the third and independent kind of evidence.
 
-A generated kernel never goes through the dispatcher, so a product seen here was computed by somebody else:
+A generated kernel never goes through the dispatcher, so a product seen here was computed by another library:
 by ATen, oneDNN or MKL.  For eager code it is simply the list of what ran.
 """
 
@@ -51,7 +51,7 @@ PRODUCTS = frozenset(
     }
 )
 
-# How the wrapper that Inductor writes calls somebody else's kernel, e.g. "extern_kernels.mm(" or
+# How the wrapper that Inductor writes calls another library's kernel, e.g. "extern_kernels.mm(" or
 # "torch.ops.mkldnn._linear_pointwise.default(".
 _EXTERNAL = re.compile(r"\b(?:extern_kernels|torch\.ops\.\w+|aten|_quantized)\.(\w+)(?:\.\w+)?\(")
 
@@ -63,7 +63,7 @@ def is_product(name: str) -> bool:
 
 
 def products_in_source(source: str) -> tuple[str, ...]:
-    """Matrix products of somebody else that a generated wrapper calls, by reading it."""
+    """Matrix products of other libraries that a generated wrapper calls, by its text."""
     return tuple(m[0].rstrip("(") for m in _EXTERNAL.finditer(source) if m[1] in PRODUCTS)
 
 

@@ -67,7 +67,7 @@ class Proof:
         device_kernel: pattern (``re``) of the backend's own kernels among these; "" where any name will do.
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
-        configuration: what the generated code says of each product's blockings, where the backend can read it.
+        configuration: what the generated code shows of each product's blockings, where the backend can read it.
         contradiction: where the generated code is not that of the candidate that was asked for, in words.
         provable: ``False`` where there is nothing to prove, for a plain callable.
         wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.

@@ -19,7 +19,7 @@ _SUMS: Final = ("f64", "f32", "f16")
 
 
 class RegistryError(ValueError):
-    """A backend that cannot be registered, or a name that nobody registered."""
+    """A backend that cannot be registered, or a name that is not registered."""
 
 
 class Registry:
@@ -48,7 +48,7 @@ class Registry:
             raise RegistryError(f"two backends are called {name!r}: choose another name")
         devices = getattr(backend, "devices", ("cpu",))
         if isinstance(devices, str) or not isinstance(devices, Iterable) or not {*devices} or {*devices} - {*_DEVICES}:
-            raise RegistryError(f'backend {name!r}: devices is {devices!r}; give some of {_DEVICES}, ("cpu",) say')
+            raise RegistryError(f"backend {name!r}: devices is {devices!r}; give some of {_DEVICES}")
         self._backends[name] = backend
 
     def add_callable(
@@ -79,13 +79,13 @@ class Registry:
             deterministic: whether the same call again gives the same bits.
 
         Raises:
-            RegistryError: when the name is taken or malformed, or an argument is not what is asked for.
+            RegistryError: when the name is taken or malformed, or an argument is not of its kind.
         """
         if not callable(matmul):
             raise RegistryError(f"backend {name!r}: matmul is {matmul!r}; give a function of A and B")
         given: object = dtypes
         if isinstance(given, str) or not isinstance(given, Iterable) or not (dtypes := tuple(given)):
-            raise RegistryError(f'backend {name!r}: dtypes is {dtypes!r}; give names of dtypes, ("f32", "bf16") say')
+            raise RegistryError(f'backend {name!r}: dtypes is {dtypes!r}; give names, as ("f32", "bf16")')
         for dtype in dtypes:
             if dtype not in DTYPES:
                 hint = did_you_mean(str(dtype), DTYPES)

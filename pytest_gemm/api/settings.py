@@ -1,6 +1,6 @@
 """Settings of a backend, from ``--gemm-set=BACKEND.KEY=VALUE`` or lines of ``gemm_set`` in the ini file.
 
-A backend declares them in its class and gets their values before anything else is asked of it::
+A backend declares them in its class and gets their values before any other method is called::
 
     class Mine:
         name = "mine"
@@ -32,7 +32,7 @@ class Setting:
         default: its text where none is given.
         metavar: what stands for the value in a help text.
         help: one line.
-        parse: makes the value of its text, or raises a ``ValueError`` that says what would be right.
+        parse: makes the value of its text, or raises a ``ValueError`` with what would be right.
     """
 
     default: str
