@@ -114,7 +114,6 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:1x1x1:relu++add", "epilogue", 21, ["one '+'"]),
         ("mm:f32:nn:1x1x1:b.paded", "flags", 18, ["did you mean 'b.padded'"]),
         ("mm:f32:nn:1x1x1:c.padded", "flags", 18, ["unknown subject 'c'"]),
-        ("mm:f32:nn:1x1x1:" + ":b.padded", "epilogue", 17, ["earlier version", "write mm:f32:nn:1x1x1:b.padded"]),
         ("mm:f32:nt:2x1x1:b.alias_t", "flags", 18, ["2x2x1"]),
         ("linear:f32:nt:3x2x2x1:b.alias_t", "flags", 24, ["drop b.alias_t"]),
         ("mm:f32-f16-f16:nn:1x1x1", "dtypes", 3, ["f32-f32-f16"]),
