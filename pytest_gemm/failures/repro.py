@@ -169,7 +169,7 @@ def _own(case: Case) -> _Own | None:
 # -- the text ---------------------------------------------------------------------------------------------
 
 
-def _traced(problem: Problem, names: Sequence[str], matmul: bool) -> str:
+def traced(problem: Problem, names: Sequence[str], matmul: bool) -> str:
     """The program as a function of these tensors, in the straight-line code of torch.fx.
 
     Raises:
@@ -351,7 +351,7 @@ def _lines(case: Case, tensors: dict[str, torch.Tensor], own: _Own | None, *, sa
         options="\n".join(_wrapped(f"OPTIONS = {_options(recipe)!r}", 11)),
         formula=formula if not saved or case.warm or recipe.dynamic else "",
         pages=(outcome.case.guard or "end") if died and not cuda else "",
-        traced=_traced(problem, list(tensors), recipe.matmul is not None),
+        traced=traced(problem, list(tensors), recipe.matmul is not None),
         inputs=[n for n in tensors if n not in constants],
         constants=constants,
         given="\n".join(_wrapped(f"given = dict({given})", 13)),

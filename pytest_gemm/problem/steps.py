@@ -369,6 +369,14 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         saturates=True,
         unit_range=True,
     ),
+    # x / (1 + |x|): a sum and a quotient, which Triton's div.full computes to 2 ulp.
+    "softsign": StepSpec(
+        StepKind.UNARY,
+        function=lambda f, x: f.softsign(x),
+        curve=Curve(error=lambda at: at.y * (8 * at.u), range=(-1.0, 1.0), undefined_at=(-math.inf, math.inf)),
+        saturates=True,
+        unit_range=True,
+    ),
     "leaky_relu": StepSpec(
         StepKind.UNARY,
         "numbers",

@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "list what a level of the suite holds, and the pairs it does not cover",
     ),
     "families": ("pytest_gemm.conformance.families", "list PyTorch's own GEMM tests beside this suite's cases"),
+    "explain": ("pytest_gemm.tools.explain", "show what a problem line means: words, shapes, program"),
     "migrate": ("pytest_gemm.problem.migrate", "rewrite problem lines of earlier versions in files"),
     "cache": ("pytest_gemm.storage.cache", "show, prune or clear what runs keep for later runs"),
 }

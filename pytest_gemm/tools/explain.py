@@ -1,0 +1,80 @@
+"""``pytest-gemm explain LINE``: a problem in words, the shapes and strides of its tensors, and its PyTorch program."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+
+from pytest_gemm.failures.repro import traced
+from pytest_gemm.operands.distributions import distributions_for
+from pytest_gemm.operands.tensors import make
+from pytest_gemm.outcome import Unsupported
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.rules import FLAGS
+from pytest_gemm.problem.steps import StepKind
+from pytest_gemm.programs import program
+from pytest_gemm.text import show
+
+_KINDS = {
+    StepKind.BIAS: "add the bias operand",
+    StepKind.CAST: "convert",
+    StepKind.BINARY: "combine with a residual operand",
+    StepKind.FACTOR: "factor of the product or of the bias",
+    StepKind.MOVE: "view: elements in other places, nothing is computed",
+    StepKind.QUANT: "quantisation",
+}
+
+
+def explain(line: str) -> str:
+    """A problem in words and shapes, with the program that PyTorch runs and the distributions that fit.
+
+    Args:
+        line: a problem line.
+
+    Raises:
+        ProblemError: when it is none.
+    """
+    problem = Problem.parse(line)
+    shape, dtypes = problem.shape, problem.dtypes
+    batch = "" if shape.batch is None else f", {shape.batch} of them"
+    found = [
+        problem.line,
+        "",
+        f"{problem.op.name}: ({shape.m}, {shape.k}) @ ({shape.k}, {shape.n}){batch}",
+        f"A is {dtypes.a.name}, B is {dtypes.b.name}, the product is {dtypes.out.name}; layout {problem.layout}",
+        f"B is {'A' if problem.b_is_a else 'a constant of the program' if problem.constant_b else 'an argument'}",
+    ]
+    for step in problem.epilogue:
+        about = step.spec.help or _KINDS.get(step.kind, "elementwise function")
+        found.append(f"  {step}: {about}")
+    found += [f"  {flag}: {FLAGS[flag].help}" for flag in problem.flags]
+    return "\n".join([*found, "", *_tensors(problem)]) + "\n"
+
+
+def _tensors(problem: Problem) -> list[str]:
+    """Name, dtype, shape and strides of each tensor, those of the results, the distributions that fit, the program."""
+    names = distributions_for(problem)
+    if not names:
+        return ["no input distribution fits"]
+    tensors = program.args(problem, make(problem, names[0], 0))
+    rows = [
+        f"  {name:<8} {str(t.dtype).removeprefix('torch.'):<13} {tuple(t.shape)!s:<18} strides {t.stride()}"
+        for name, t in tensors.items()
+    ]
+    rows += [f"  {'result':<8} {one.result_dtype.torch_name:<13} {one.returned_shape}" for one in problem.outputs]
+    try:
+        source = traced(problem, list(tensors), matmul=False)
+    except Unsupported as error:
+        source = str(error)
+    return ["tensors", *rows, "", "input distributions", f"  {' '.join(names)}", "", textwrap.indent(source, "  ")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("lines", nargs="+", metavar="LINE", help="problem lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation of each line."""
+    show("\n".join(map(explain, args.lines)))
+    return 0
