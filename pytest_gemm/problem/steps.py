@@ -369,13 +369,15 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         saturates=True,
         unit_range=True,
     ),
-    # x / (1 + |x|): a sum and a quotient, which Triton's div.full computes to 2 ulp.
-    "softsign": StepSpec(
+    # min(x, 0) - log1p(exp(-|x|)): no cancellation; where x is large, the value is the exponential's.
+    "logsigmoid": StepSpec(
         StepKind.UNARY,
-        function=lambda f, x: f.softsign(x),
-        curve=Curve(error=lambda at: at.y * (8 * at.u), range=(-1.0, 1.0), undefined_at=(-math.inf, math.inf)),
+        function=lambda f, x: f.logsigmoid(x),
+        curve=Curve(
+            error=lambda at: at.y * ((8 + at.x.clamp(max=800)) * (2 * at.u)) + at.flush,
+            range=(-math.inf, 0.0),
+        ),
         saturates=True,
-        unit_range=True,
     ),
     "leaky_relu": StepSpec(
         StepKind.UNARY,
