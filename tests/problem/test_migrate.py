@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.migrate import modern_line, modern_text
-from pytest_gemm.problem.problem import Problem, ProblemError
+from pytest_gemm.problem.problem import Problem
 from pytest_gemm.tools import cli
 
 # Joined here, so that the command that rewrites a tree leaves the old spellings of this file alone.
