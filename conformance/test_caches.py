@@ -33,7 +33,7 @@ def test_new_weights_in_one_process(gemm_case: Case, gemm_check: GemmCheck) -> N
 @pytest.mark.gemm(problems=matrix.recompiled_in_another_process, distributions=["rand"])
 def test_new_weights_in_another_process(gemm_case: Case, gemm_check: GemmCheck) -> None:
     user = gemm_check.user_caches(gemm_case)
-    gemm_check.run_elsewhere(dataclasses.replace(user, seed=user.seed + 1))
+    gemm_check.run_in_worker(dataclasses.replace(user, seed=user.seed + 1))
     gemm_check(user)
 
 

@@ -76,7 +76,7 @@ def _explained_without(
     """What the ledger says of outcomes, in a process that has read no configuration."""
     ledger = settings_module.ledger(config, default_ledger())
     known = words.environment if words else None
-    return state_module.explain_elsewhere(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
+    return state_module.explain_for_worker(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
 
 
 def begin(config: pytest.Config) -> int | None:
@@ -167,7 +167,7 @@ class GemmRun:
         self._measured: list[Any] | None = (
             None  # of speed.runner.Measured, which a run of no timed test does not import
         )
-        self._fuzzer: Any = None  # a fuzzing.server.Elsewhere, likewise
+        self._fuzzer: Any = None  # a fuzzing.server.TrialWorker, likewise
         self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
         self._fuzzed: list[str] = []
         self._shown_header = False
@@ -260,7 +260,7 @@ class GemmRun:
     def _explained(self, outcomes: Sequence[Outcome], words: Words | None) -> tuple[list[Outcome], LedgerUse]:
         """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
         known, settings = words.environment if words else None, self.settings
-        return state_module.explain_elsewhere(outcomes, known, settings.ledger, settings.devices, settings.threads)
+        return state_module.explain_for_worker(outcomes, known, settings.ledger, settings.devices, settings.threads)
 
     def _rerun(self, nodeid: str) -> text.Rerun:
         """How to run a test again of which only the id is known."""
@@ -277,10 +277,10 @@ class GemmRun:
         """Start gathering.  Backends that are missing are found here: with xdist this process collects nothing."""
         settings, config = self.settings, self._config
         if settings.fuzz and not config.option.collectonly:
-            from pytest_gemm.fuzzing.server import Elsewhere
+            from pytest_gemm.fuzzing.server import TrialWorker
 
             self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
-            self._fuzzer = Elsewhere(settings)  # before a backend is asked whether it is available
+            self._fuzzer = TrialWorker(settings)  # before a backend is asked whether it is available
         if settings.guard == "pages" and self._judges_here():
             from pytest_gemm.run.guarded import GuardedJudge
 

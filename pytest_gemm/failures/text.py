@@ -26,7 +26,7 @@ class Rerun:
         options = self.options
         choice = outcome.candidate
         if f"{_CHOICES}winner" in options and len(outcome.chosen) == 1:
-            choice = outcome.chosen[0]  # who wins is a matter of nanoseconds
+            choice = outcome.chosen[0]  # another one may win the next time
         if choice:
             options = (*(o for o in options if not o.startswith(_CHOICES)), f"{_CHOICES}{choice}")
         words = [

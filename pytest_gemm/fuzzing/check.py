@@ -17,7 +17,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.fuzzing import fuzzer as fuzz
-from pytest_gemm.fuzzing.server import PRODUCT, PROPERTY, Elsewhere
+from pytest_gemm.fuzzing.server import PRODUCT, PROPERTY, TrialWorker
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
@@ -45,7 +45,7 @@ class FuzzCheck:
     def __init__(
         self,
         config: GemmConfig,
-        elsewhere: Elsewhere,
+        elsewhere: TrialWorker,
         display: Display,
         uncaptured: Callable[[], AbstractContextManager[None]],
         here: Path,
@@ -75,7 +75,7 @@ class FuzzCheck:
         )
         try:
             fuzzer.run(seconds)
-        finally:  # what was found by then, also where somebody has had enough
+        finally:  # what was found by then, also after Ctrl-C
             found = fuzzer.findings
             self.lines += fuzz.summary(found)
             outcomes = [dataclasses.replace(d.outcome, test=d.outcome.test or PRODUCT) for d in found.defects]

@@ -13,7 +13,7 @@ All three share one socket.  The keeper has imported torch and has computed noth
 interpreter; and it is forked before anybody has asked for a CUDA device, which no child could use any more otherwise.
 Being a fork, a judge has every backend that was registered, also a function of a conftest.py that no other interpreter
 could import.
-What a judge was doing when it died stands in its diary (``watch.py``), and its limits are those of every test.
+What a judge was doing when it died stands in its journal (``isolation.journal``).  Its limits are those of every test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pytest_gemm.api.protocols import Backend
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
-from pytest_gemm.isolation.worker import Death, Keeper, Service
+from pytest_gemm.isolation.worker import Death, Service, Worker
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
@@ -45,7 +45,7 @@ PRODUCT: Final = "test_product"
 PROPERTY: Final = "test_properties"
 
 
-class Elsewhere:
+class TrialWorker:
     """Judges trials in a process of its own, and starts another one when that is gone.
 
     Args:
@@ -54,7 +54,7 @@ class Elsewhere:
 
     def __init__(self, config: GemmConfig) -> None:
         self._config = config
-        self._keeper = Keeper(config, _trial, eager=state.eager_refusal(config.ledger))
+        self._keeper = Worker(config, _trial, eager=state.eager_refusal(config.ledger))
 
     @property
     def deaths(self) -> int:
@@ -70,7 +70,7 @@ class Elsewhere:
             rerun: how to run it again; with it, what fails is kept in the failures folder of ``--gemm-output``.
 
         Raises:
-            RuntimeError: when there is nobody any more to judge.
+            RuntimeError: when no process is left that can judge.
         """
         request: dict[str, object] = {"backend": backend.name, "trial": trial.to_text()}
         if rerun is not None:
@@ -86,7 +86,7 @@ class Elsewhere:
         details = "\n".join(filter(None, (outcome.details, end.said)))
         outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
         device = self._config.device_of(backend)
-        env = state.environment_elsewhere(words.environment, device, self._config.threads)
+        env = state.environment_of_worker(words.environment, device, self._config.threads)
         return state.explain([outcome], Problem.parse(outcome.problem), self._config.ledger, env)[0][0]
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def death(words: Words, status: int | None) -> Outcome:
         status: its exit status, negative for a signal, ``None`` where it is unknown.
     """
     doing = words.activity
-    assert doing is not None, "a death without an activity is nobody's case"
+    assert doing is not None, "a death without an activity belongs to no case"
     seconds = Seconds()
     if words.ended == "timed-out":
         option = "--gemm-timeout=RUN" if doing.phase.is_run else "--gemm-timeout=RUN,COMPILE"
@@ -119,7 +119,7 @@ def manner(status: int | None) -> str:
 
 def _remedy(status: int | None) -> str:
     if status == -signal.SIGKILL:
-        return "somebody killed it; when memory runs out Linux does: dmesg says so, and fewer workers (-n) need less"
+        return "it was killed, as Linux does when memory runs out: see dmesg; use fewer workers (-n)"
     return "run the case alone under a debugger: gdb --args python -m pytest ..."
 
 
@@ -130,7 +130,7 @@ class Diary:
     a file for each test has what was judged in it, so that another process can go on behind the last case.
 
     Args:
-        folder: shared by all processes of a run; ``None``: nobody would read it, and nothing is written.
+        folder: shared by all processes of a run; ``None``: nothing is written.
         process: name of this one, ``gw0`` for instance.
         replaceable: when this process ends itself, another one takes its test over.
 
@@ -168,7 +168,7 @@ class Diary:
         self._say(test=test, call=0, activity=None, over=False, environment=None)
 
     def end(self) -> None:
-        """The test has been reported: nobody has to go on with it."""
+        """The test has been reported: no other process has to go on with it."""
         if self._folder is not None:
             _judged_file(self._folder, self.words.test).unlink(missing_ok=True)
         self._say(test="", call=0, activity=None, over=False, environment=None)
@@ -191,7 +191,7 @@ class Diary:
             what earlier processes judged when they were asked the same.
         """
         call, self._calls = self._calls, self._calls + 1
-        # The names of a CPU's instruction sets are many, and whoever reads this can ask the same machine.
+        # The names of a CPU's instruction sets are many, and the reader runs on the same machine.
         told = dataclasses.replace(environment, isa=environment.isa if environment.device == "cuda" else ())
         self._say(call=call, activity=None, over=False, environment=told)
         if self._folder is None:
@@ -212,7 +212,7 @@ class Diary:
             _append(self._folder, self.words.test, {"call": self.words.call, **entry})
 
     def leave(self) -> None:
-        """End this process, which has lost its device and can judge nothing more; returns where nobody would follow.
+        """End this process, which has lost its device and can judge nothing more; returns where no process replaces it.
 
         What was judged of the test has been written down, the case that lost the device included.
         """

@@ -28,7 +28,7 @@ from pytest_gemm.outcome import Activity, Outcome
 
 # How often is looked whether a limit has run out, in seconds.
 _POLL = 0.1
-# How much later than the watch the fence ends a process at least, in seconds.
+# How much later than the watch the backstop ends a process at least, in seconds.
 _GRACE = 5.0
 
 
@@ -38,7 +38,7 @@ class _Armed:
 
     Attributes:
         until: when its limit runs out, by ``time.monotonic()``.
-        thread: who does it.
+        thread: that does it.
     """
 
     until: float
@@ -49,14 +49,14 @@ class Watch:
     """Ends the process when something takes longer than its limit: ``with watch(activity): ...``.
 
     A thread looks on.  Where Python's lock is not given back (a kernel that was called with it) no thread of Python
-    runs any more, so behind it stands a fence: a timer of faulthandler's, which needs no lock.
+    runs any more, so there is a backstop: a timer of faulthandler's, which needs no lock.
 
     Args:
         run: limit of one run of a kernel, in seconds; 0: none.
         compile_: limit of one compile, and of whatever else the harness does in a case; 0: none.
         diary: where the last words go.
         last_call: is told the outcome before the process ends, where no other process will report it.
-        fence: where the fence writes the stack, a file or its descriptor; ``None``: no fence.
+        stacks: where the backstop writes the stack, a file or its descriptor; ``None``: no backstop.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Watch:
                 self.diary.over()
 
     def lift(self) -> None:
-        """No limit for the block at hand: somebody has opened a debugger in it."""
+        """No limit for the block at hand: a debugger is open in it."""
         with self._lock:
             self._now = None
             self._backstop.drop()
@@ -143,7 +143,7 @@ class _Backstop:
     Setting it costs 0.1 ms, for it starts a thread; so it is set a third too far, and again when that has passed.
 
     Args:
-        file: where it writes the stack; ``None``: no fence.
+        file: where it writes the stack; ``None``: no backstop.
     """
 
     def __init__(self, file: IO[str] | int | None) -> None:

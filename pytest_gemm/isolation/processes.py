@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def end_process() -> None:
-    """End this process at once, and the compilers that it has started: without it nobody would end them."""
+    """End this process at once, and the compilers that it has started: they would outlive it."""
     try:
         for pid in _descendants(os.getpid()):
             with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ class Terminated(KeyboardInterrupt):
 class Termination:
     """The handler of SIGTERM of a run's main process.
 
-    Only where nobody else handles the signal.  The first signal raises :class:`Terminated`; a second one ends the
+    Only where the signal has no other handler.  The first signal raises :class:`Terminated`; a second one ends the
     process at once.  A process that is forked meanwhile ends as if there were no handler.
 
     Attributes:

@@ -61,8 +61,8 @@ Eager = Callable[["Problem", str], str]
 Answer = Callable[[Service, "dict[str, Any]"], Iterator[Outcome]]
 
 
-class Keeper:
-    """A process that forks judges, one after the other, who answer requests.
+class Worker:
+    """A process that forks judges, one after the other, which answer requests.
 
     Created before this process has asked any backend whether it is available: see the module.
 
@@ -95,7 +95,7 @@ class Keeper:
         """The outcomes that a judge answers with, and how it ended if it did.
 
         Raises:
-            RuntimeError: when there is nobody any more to judge, or a judge failed outside of a case.
+            RuntimeError: when the process that forks judges is gone, or a judge failed outside of a case.
         """
         said = self._errors.stat().st_size
         outcomes: list[Outcome] = []
@@ -153,7 +153,7 @@ class Keeper:
 def _keep(
     config: GemmConfig, answer: Answer, there: socket.socket, folder: Path, errors: Path, *, eager: Eager
 ) -> NoReturn:
-    """Fork judges, one after the other, until nobody listens any more."""
+    """Fork judges, one after the other, until the socket is closed."""
     try:
         os.setpgid(0, 0)  # out of reach of Ctrl-C; with its judges and their compilers it is ended as one
         null, said = os.open(os.devnull, os.O_RDWR), os.open(errors, os.O_WRONLY | os.O_APPEND)
@@ -162,7 +162,7 @@ def _keep(
         os.dup2(said, 2)
         _cover_others(null, there.fileno())
         faulthandler.disable()  # it would write to a file of the parent's
-        import pytest_gemm.judging.judge  # noqa: F401  # for the judges, who need not import torch any more
+        import pytest_gemm.judging.judge  # noqa: F401  # so that no judge has to import torch
 
         number = 0
         while True:
@@ -175,7 +175,7 @@ def _keep(
             message = {"exit": os.waitstatus_to_exitcode(status), "process": name}
             there.sendall(b"\n" + json.dumps(message).encode() + b"\n")
             number += 1
-    except OSError:  # nobody listens
+    except OSError:  # the socket is closed
         os._exit(0)
     except BaseException:  # nothing may go on in a copy of pytest
         os.write(2, traceback.format_exc().encode())
@@ -183,7 +183,7 @@ def _keep(
 
 
 def _cover_others(null: int, ours: int) -> None:
-    """Put nothing in the place of other pipes and sockets: who waits for their end would wait for this process."""
+    """Replace other pipes and sockets by the null device: a reader would wait for their end until this process ends."""
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if int(entry) not in {0, 1, 2, ours} and os.readlink(f"/proc/self/fd/{entry}")[:4] in {"pipe", "sock"}:

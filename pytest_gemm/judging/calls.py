@@ -170,7 +170,7 @@ def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:
     if made.numel():
         shared = inputs.get(made.untyped_storage().data_ptr())
         if shared is not None:
-            text = f"the result lies in the memory of {shared}: who writes to one of them changes the other"
+            text = f"the result lies in the memory of {shared}: a write to one of them changes the other"
             raise Misconduct("result-is-input", text, "return memory of its own")
     return made
 
@@ -305,7 +305,7 @@ def _set_precisions(before: Any) -> None:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # somebody has removed it
+    except FileNotFoundError:  # it has been removed
         return ""
 
 

@@ -1,13 +1,13 @@
 """What must hold between two results of one compiled problem, whatever the right values are.
 
-A reference says what a product is; these properties ask nobody.  Each runs the artifact on operands that differ in a
+These properties need no reference.  Each runs the artifact on operands that differ in a
 known way (A negated, K in another order, a NaN in one row ...) and holds the results against each other, bit for bit.
 So they also meet operands that no distribution has, and would show a defect of the reference.
 
 Not here, because ``judge.Judge`` asks it of every case: the same bits when a case is run again, inputs
 and guard bands left alone, no influence of memory outside a view or of what an output's memory held, one-hot rows.
 
-Some hold for a right kernel only as long as every element is summed in the same order, which nobody promises: a
+Some hold for a right kernel only as long as every element is summed in the same order, which no backend promises: a
 tail may be computed in another way.  They are *reported* (:attr:`Property.gated` is ``False``).
 """
 

@@ -247,7 +247,7 @@ def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
 
 
 class Sample:
-    """What is known of a problem and its operands whoever computes them: references of lines, and ``A (B x)``.
+    """What is known of a problem and its operands for all backends: references of lines, and ``A (B x)``.
 
     Args:
         operands: of the problem.

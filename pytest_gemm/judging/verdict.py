@@ -147,8 +147,8 @@ def compare(
         operands: from what.
         tile: the kernel's tile (rows, columns) if known; tried first when bad elements are located.
         others: results of earlier calls by name, to recognise a stale one.
-        whole: ``False`` for lines of a larger result: then nothing is said of where elements lie, which only somebody
-            knows who knows the lines.
+        whole: ``False`` for lines of a larger result: then the place of wrong elements is not described;
+            it depends on the lines.
     """
     complaint = complaint_of(actual, problem, operands)
     if complaint is not None:

@@ -146,7 +146,7 @@ class GemmCheck:
         self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")
 
-    def run_elsewhere(self, case: Case) -> None:
+    def run_in_worker(self, case: Case) -> None:
         """Compile and run a case in a process of its own, for what it leaves in caches on disk.
 
         A process that dies, or an exception in it, ends the test as a crashed case.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.isolation.journal import Words, death
-from pytest_gemm.isolation.worker import Death, Keeper, Service
+from pytest_gemm.isolation.worker import Death, Service, Worker
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.run.state import eager_refusal
 from pytest_gemm.text import described
@@ -33,7 +33,7 @@ _FAULTS: Final = frozenset({-signal.SIGSEGV, -signal.SIGBUS})
 class GuardedJudge:
     """Judges cases in a process of its own, with operands and results at guard pages; one of these a test process.
 
-    Created before this process computes, see ``elsewhere.py``.
+    Created before this process computes, see ``isolation.worker``.
 
     Args:
         config: what the run was asked for.
@@ -41,7 +41,7 @@ class GuardedJudge:
 
     def __init__(self, config: GemmConfig) -> None:
         self._config = config
-        self._keeper = Keeper(config, _answer, eager=eager_refusal(config.ledger))
+        self._keeper = Worker(config, _answer, eager=eager_refusal(config.ledger))
 
     def judge(self, case: Case) -> list[Outcome]:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""

@@ -138,7 +138,7 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
     """Ask a backend for the kernels of these problems.
 
     Args:
-        backend: who is asked.
+        backend: that is asked.
         lines: the problems.
         architecture: as nvcc has it.
         wanted: as ``--gemm-candidates``.

@@ -197,7 +197,7 @@ def forbidding(ledger: Ledger, case: Case, test: str, choice: str = "") -> Entry
 def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome | None:
     """The outcome of what the ledger forbids to run; ``None`` where it may run.  Arguments as of :func:`forbidding`.
 
-    Whoever is about to run a case asks here: the judge of a test, that of fuzzing, and a session that is to time it.
+    Called before a case runs: in a test, while fuzzing, and in a session that times it.
     """
     entry = forbidding(ledger, case, test, choice)
     if entry is None:
@@ -218,7 +218,7 @@ def _installed(device: str) -> Environment:
     return Environment(torch=torch.__version__, isa=isa, device=device)
 
 
-def environment_elsewhere(known: Environment | None, device: str, threads: int) -> Environment:
+def environment_of_worker(known: Environment | None, device: str, threads: int) -> Environment:
     """The same of a process of this machine that is gone; imports no torch.
 
     Args:
@@ -230,7 +230,7 @@ def environment_elsewhere(known: Environment | None, device: str, threads: int) 
     return known if known.device == "cuda" else dataclasses.replace(known, isa=processor.cpu().flags)
 
 
-def explain_elsewhere(
+def explain_for_worker(
     outcomes: Sequence[Outcome], known: Environment | None, ledger: Ledger, devices: Mapping[str, str], threads: int
 ) -> tuple[list[Outcome], LedgerUse]:
     """:func:`explain` for outcomes whose process of this machine is gone; imports no torch.
@@ -244,7 +244,7 @@ def explain_elsewhere(
     """
     explained, use = [], LedgerUse()
     for outcome in outcomes:
-        env = environment_elsewhere(known, devices.get(outcome.backend, "cpu"), threads)
+        env = environment_of_worker(known, devices.get(outcome.backend, "cpu"), threads)
         env = env.at(outcome.case.isa, outcome.case.threads)
         found, noted = explain([outcome], Problem.parse(outcome.problem), ledger, env)
         explained += found

@@ -1286,11 +1286,11 @@ def test_a_crash_in_the_other_process_is_one_crashed_case(pytester: pytest.Pytes
         @pytest.mark.gemm(problems=["mm:f32:nn:8x16x32"], distributions=["rand"])
         def test_elsewhere(gemm_case, gemm_check):
             user = gemm_check.user_caches(gemm_case)
-            gemm_check.run_elsewhere(user)
+            gemm_check.run_in_worker(user)
             gemm_check(user)
         """
     )
     result = run(pytester, "--gemm-backends=dying")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"mm:f32:nn:8x16x32 {words}", "  rerun: pytest *"])
-    assert "run_elsewhere" not in result.stdout.str()
+    assert "run_in_worker" not in result.stdout.str()
