@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
@@ -29,11 +30,18 @@ _FALSE_ALARM: Final = 1e-9
 _STATISTICAL_K: Final = 64
 
 
+@dataclasses.dataclass(frozen=True)
+class Bounding:
+    """What bounds the results of a kernel: a problem, its operands, the reference of both, and a contract."""
+
+    problem: Problem
+    operands: Operands
+    reference: Reference
+    contract: Contract
+
+
 def error_of(
-    problem: Problem,
-    operands: Operands,
-    reference: Reference,
-    contract: Contract,
+    given: Bounding,
     addend: torch.Tensor | None,
     scale: torch.Tensor | None,
     value: torch.Tensor,
@@ -42,6 +50,7 @@ def error_of(
 
     With ``addend`` and ``scale`` for the op's full value, without them for the bare product.
     """
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     k = problem.shape.k
     full = addend is not None or scale is not None or value is not reference.c
     alpha = problem.alpha if full else 1.0
@@ -52,7 +61,7 @@ def error_of(
         if problem.dtypes.out.name != "f64" and torch.equal(round_to(value, DTYPES["f32"]), value):
             return None, "exact"
         return value.abs() * (2 * contract.unit_roundoff) + 2.0**-149, "hard"
-    if _is_exact(problem, operands, reference, contract, addend, scale, alpha):
+    if _is_exact(given, addend, scale, alpha):
         return None, "exact"
 
     # Roundings of the op's own arithmetic beyond the sum: scale or alpha, beta, the addition.  Two scales are two, in
@@ -74,7 +83,7 @@ def error_of(
     error = hard
     tier: Tier = "hard"
     if statistics_apply(problem, operands):
-        statistical = _statistical(problem, operands, reference, contract, addend, gauge, value, extra)
+        statistical = _statistical(given, addend, gauge, value, extra)
         error = torch.minimum(hard, statistical)
         tier = "statistical"
     # What rounding leaves out: underflow, and the reference's own error.
@@ -88,10 +97,7 @@ def error_of(
 
 
 def _is_exact(
-    problem: Problem,
-    operands: Operands,
-    reference: Reference,
-    contract: Contract,
+    given: Bounding,
     addend: torch.Tensor | None,
     scale: torch.Tensor | None,
     alpha: float,
@@ -103,6 +109,7 @@ def _is_exact(
     two that shrink the quantum accordingly.  Partial sums that may be stored in the output's type must fit that too,
     and inputs that may be cut to some bits must have no others.
     """
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     quantum = operands.quantum
     if quantum <= 0.0 or (contract.input_error and not reference.fits(contract.input_bits)):
         return False
@@ -134,7 +141,7 @@ def _is_exact(
         # ratio is the same since scales are powers of two.
         own = scale_of(operands)
         assert own is not None
-        return _is_exact(problem, operands, reference, contract, addend, own, alpha)
+        return _is_exact(given, addend, own, alpha)
     if addend is None and operands.bias is not None:
         # A bias that comes as a pass may still be fused into the sum.
         addend = as_added(problem, operands)
@@ -156,10 +163,7 @@ def statistics_apply(problem: Problem, operands: Operands) -> bool:
 
 
 def _statistical(
-    problem: Problem,
-    operands: Operands,
-    reference: Reference,
-    contract: Contract,
+    given: Bounding,
     addend: torch.Tensor | None,
     gauge: Callable[[torch.Tensor], torch.Tensor],
     value: torch.Tensor,
@@ -178,6 +182,7 @@ def _statistical(
     K / P further terms.  On a model of Hopper's fp8 (L = 32, f = 13) the worst of 4096 elements stays below a sixth of
     it.
     """
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     spread, steps = spread_of(problem), statistical_theta(problem, contract, extra)
     small = gauge(reference.small)
     # A bias that comes after a scale is not where the sum starts.
@@ -228,9 +233,10 @@ def _underflow(problem: Problem, contract: Contract, factor: float) -> float:
     return lost
 
 
-def undecided(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> torch.Tensor | None:
+def undecided(given: Bounding) -> torch.Tensor | None:
     """Elements of the product about which nothing can be said; ``None`` if there are none."""
-    free = _may_overflow(problem, operands, reference, contract)
+    problem, reference = given.problem, given.reference
+    free = _may_overflow(given)
     if problem.alpha == 0.0 and not bool(reference.c.isfinite().all()):
         # In BLAS alpha = 0 means that A and B are not read; generated code multiplies their NaN by 0.
         unread = ~reference.c.isfinite()
@@ -239,13 +245,14 @@ def undecided(problem: Problem, operands: Operands, reference: Reference, contra
 
 
 def _may_overflow(
-    problem: Problem, operands: Operands, reference: Reference, contract: Contract
+    given: Bounding,
 ) -> torch.Tensor | None:
     """Elements where some order of summation overflows and another does not; ``None`` if there are none.
 
     That takes partial sums beyond the accumulator's range and terms of both signs: with one sign ``|c| = G`` and the
     sum overflows in every order or in none.
     """
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     limit = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 65504.0, "i32": math.inf}[
         contract.accumulate
     ]

@@ -26,7 +26,7 @@ import torch
 
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.epilogue import apply, around, as_f32, cast, step_span, times, undefined_at
-from pytest_gemm.numerics.error import Tier, error_of, undecided
+from pytest_gemm.numerics.error import Bounding, Tier, error_of, undecided
 from pytest_gemm.numerics.quantised import da8w8, qlinear
 from pytest_gemm.numerics.reference import Reference, addend_of, scale_of, widened, with_addend
 from pytest_gemm.numerics.rounding import round_to
@@ -55,21 +55,20 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         reference: of the same problem and operands.
         contract: the arithmetic that the backend claims.
     """
+    given = Bounding(problem, operands, reference, contract)
     if problem.has("steps.first") or problem.has("steps.last"):
-        return _of_one(problem, operands, reference, contract)
+        return _of_one(given)
     if problem.op.fused_steps:
-        return qlinear(problem, operands, reference)
+        return qlinear(given)
     if problem.op.int8:
         value = with_addend(problem, operands, reference.c, addend_of(problem, operands))
-        return _through(problem, operands, contract, *da8w8(problem, operands, reference, contract), value)
-    found = _interval(problem, operands, reference, contract)
-    return dataclasses.replace(found, _signs=lambda: _signs_of(problem, operands, reference, contract))
+        return _through(given, *da8w8(given), value)
+    return dataclasses.replace(_interval(given), _signs=lambda: _signs_of(given))
 
 
-def _interval(
-    problem: Problem, operands: Operands, reference: Reference, contract: Contract, signs: Signs | None = None
-) -> Interval:
+def _interval(given: Bounding, signs: Signs | None = None) -> Interval:
     """:func:`interval` of all other products; ``signs`` follows every pass, ``None`` for none."""
+    problem, operands, reference = given.problem, given.operands, given.reference
     tier: Tier
     integers = problem.dtypes.out.name == "i32"
     free = None
@@ -79,17 +78,15 @@ def _interval(
         span = Span(value, value)
     else:
         value = with_addend(problem, operands, reference.c, addend_of(problem, operands))
-        span, tier = _product_span(problem, operands, reference, contract, value)
-        free = undecided(problem, operands, reference, contract)
+        span, tier = _product_span(given, value)
+        free = undecided(given)
     if signs is not None:
         signs.begin(problem, operands, reference, span, value)
-    return _through(problem, operands, contract, span, tier, value, free, signs)
+    return _through(given, span, tier, value, free, signs)
 
 
 def _through(
-    problem: Problem,
-    operands: Operands,
-    contract: Contract,
+    given: Bounding,
     span: Span,
     tier: Tier,
     start: torch.Tensor,
@@ -99,15 +96,14 @@ def _through(
     """From the product to the result, through every pass.
 
     Args:
-        problem: whose result it is.
-        operands: its operands.
-        contract: the arithmetic that the backend claims.
+        given: whose result it is.
         span: the enclosure of the product with what the op itself does to it.
         tier: what bounds it.
         start: the same without any error.
         free: elements about which nothing can be said; ``None`` for none.
         signs: follows every pass; ``None`` where the signs of zeros are not asked for.
     """
+    problem, operands, contract = given.problem, given.operands, given.contract
     integers = problem.dtypes.out.name == "i32"
     value = start
     dtype = problem.dtypes.out
@@ -159,10 +155,10 @@ def _through(
     return Interval(lo, hi, expected, value, start, tier, (span.lo, span.hi))
 
 
-def _signs_of(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> Signs:
+def _signs_of(given: Bounding) -> Signs:
     """The signs that results may have: the interval is computed once more, and they are followed through it."""
     signs = Signs()
-    _interval(problem, operands, reference, contract, signs)
+    _interval(given, signs)
     return signs
 
 
@@ -171,8 +167,9 @@ def _working(dtype: DType) -> DType:
     return DTYPES["f64" if dtype.name == "f64" else "f32"]
 
 
-def _of_one(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> Interval:
+def _of_one(given: Bounding) -> Interval:
     """Results of ``linears`` of which one has gone through the steps, and the others have not."""
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     flags = tuple(f for f in problem.flags if f not in {"steps.first", "steps.last"})
     plain = dataclasses.replace(problem, epilogue=_own_steps(problem), flags=flags)
     bare = interval(plain, operands, reference, contract)
@@ -231,21 +228,20 @@ def _joined(
     return value, arithmetic.stored(arithmetic.basic(product), dtype), free
 
 
-def _product_span(
-    problem: Problem, operands: Operands, reference: Reference, contract: Contract, value: torch.Tensor
-) -> tuple[Span, Tier]:
+def _product_span(given: Bounding, value: torch.Tensor) -> tuple[Span, Tier]:
     """The product with its own bias and scale, before any pass, and the tier that bounds it."""
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     out = problem.dtypes.out
     addend = addend_of(problem, operands)
     scale = scale_of(operands)
-    span, tier = _sum_span(problem, operands, reference, contract, addend, value)
+    span, tier = _sum_span(given, addend, value)
     # Autocast's rounding of the bias is a cast on the way, too, and fused code may leave it out.
     unrounded = None
     if problem.autocast and contract.epilogue != "eager":
         unrounded = addend_of(problem, operands, stored=True)
     if unrounded is not None:
         as_it_is = with_addend(problem, operands, reference.c, unrounded)
-        span = union(span, _sum_span(problem, operands, reference, contract, unrounded, as_it_is)[0])
+        span = union(span, _sum_span(given, unrounded, as_it_is)[0])
     plain = addend is None and scale is None and problem.alpha == 1.0
     if contract.epilogue == "fused" or (plain and not problem.passes):
         return span, tier  # without any further step the last rounding is the only one in every contract
@@ -253,7 +249,7 @@ def _product_span(
         return Arithmetic(out, contract.epilogue).stored(span, out), tier
     # Eager kernels are free to round the product to a tensor of the output's dtype before they scale it or add to it
     # (a plain callable does, and so do some paths of ATen and oneDNN), or to do it all in the accumulator.
-    alone, _ = error_of(problem, operands, reference, contract, None, None, reference.c)
+    alone, _ = error_of(given, None, None, reference.c)
     parts = (Span(reference.c, reference.c) if alone is None else around(reference.c, alone)).hull(out)
     # A product with a factor is rounded to f32 before it is rounded to a half type: near a tie that makes a difference.
     basic = Arithmetic(DTYPES["f64" if out.name == "f64" else "f32"], contract.epilogue).basic
@@ -280,13 +276,10 @@ def _product_span(
 
 
 def _sum_span(
-    problem: Problem,
-    operands: Operands,
-    reference: Reference,
-    contract: Contract,
+    given: Bounding,
     addend: torch.Tensor | None,
     value: torch.Tensor,
 ) -> tuple[Span, Tier]:
     """``value``, the product with ``addend`` and scale, and what its sum may be off; the tier that says so."""
-    error, tier = error_of(problem, operands, reference, contract, addend, scale_of(operands), value)
+    error, tier = error_of(given, addend, scale_of(given.operands), value)
     return (Span(value, value) if error is None else around(value, error)), tier

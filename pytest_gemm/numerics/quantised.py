@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.numerics.epilogue import apply, around, cast, requantised, step_span, times
-from pytest_gemm.numerics.error import Tier, largest_of
-from pytest_gemm.numerics.reference import Reference, scale_of, widened
+from pytest_gemm.numerics.error import Bounding, Tier, largest_of
+from pytest_gemm.numerics.reference import scale_of, widened
 from pytest_gemm.numerics.rounding import round_to
 from pytest_gemm.numerics.span import Arithmetic, Interval, Span, powers_of_two, union, wrap_int32
 from pytest_gemm.problem.dtypes import DTYPES
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
 if TYPE_CHECKING:
-    from pytest_gemm.operands.tensors import Operands
+    pass
 
 
-def qlinear(problem: Problem, operands: Operands, reference: Reference) -> Interval:
+def qlinear(given: Bounding) -> Interval:
     """``onednn::qlinear_pointwise``: one kernel, in f32 from the int32 sum on, with one rounding at its end.
 
     The sum s of what is stored, ``s = (A + z) @ B``, is exact in int32 up to K = 65793.  The zero point z is taken off
@@ -33,6 +31,7 @@ def qlinear(problem: Problem, operands: Operands, reference: Reference) -> Inter
 
     The steps are f32.  An 8-bit result is ``RNE(y / scale) + zero``, saturated, in f32 too: see :func:`_requantised`.
     """
+    problem, operands, reference = given.problem, given.operands, given.reference
     f32 = DTYPES["f32"]
     arithmetic = Arithmetic(f32, "fused")
     scale = scale_of(operands)
@@ -69,13 +68,14 @@ def qlinear(problem: Problem, operands: Operands, reference: Reference) -> Inter
     return Interval(last.lo, last.hi, expected.lo, code.lo, start, tier, (before.lo, before.hi))
 
 
-def da8w8(problem: Problem, operands: Operands, reference: Reference, contract: Contract) -> tuple[Span, Tier]:
+def da8w8(given: Bounding) -> tuple[Span, Tier]:
     """An int32 product that is converted and multiplied by A's and by B's scales, with the bias.
 
     The integers are exact.  Each step of the program is rounded to its type (bf16 where out is, else f32; the last one
     to f16 where out is): *eager* does so for certain and in the program's order, other contracts may at each of them,
     and Inductor's pattern multiplies by B's scales first, behind oneDNN's or the template's product.
     """
+    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     own = problem.dtypes.out if problem.dtypes.out.name == "bf16" else DTYPES["f32"]
     arithmetic = Arithmetic(DTYPES["f32"], contract.epilogue)
     assert operands.scale_a is not None
