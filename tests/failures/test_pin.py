@@ -135,6 +135,22 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
     compile(made.text, "repro.py", "exec")
 
 
+@pytest.mark.parametrize(
+    ("line", "high", "full"),
+    [
+        ("mm:f32:nn:16x16x16", False, True),
+        ("mm:f32:nn:16x16x16:math.tf32", True, True),
+        ("mm:f16:nn:16x16x16:math.half_partials", False, False),
+    ],
+)
+def test_a_script_sets_the_precision_of_the_problem(line: str, high: bool, full: bool) -> None:
+    problem = Problem.parse(line)
+    given = dataclasses.replace(tensors.make(problem, "int-2", 0), device="cuda")
+    text = repro.script(repro.Case(failed(line, Status.CRASHED, "prepare-X"), Recipe(), given)).text
+    assert ('torch.set_float32_matmul_precision("high")' in text) is high
+    assert ("allow_fp16_reduced_precision_reduction = False" in text) is full
+
+
 def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_address() -> None:
     """And a script whose child ends with an exception has not shown that the process dies."""
     problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32:a.offset")
