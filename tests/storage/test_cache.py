@@ -182,7 +182,7 @@ def test_a_wrong_command_line_is_told(words: list[str], says: str, capsys: pytes
 
 def test_a_wrong_limit_in_the_environment_is_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_GEMM_CACHE_GB", "much")
-    result = pytester.runpytest()
+    result = pytester.runpytest("--gemm-backends=aten")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: PYTEST_GEMM_CACHE_GB=much: give a number, 0 for no limit"])
 
