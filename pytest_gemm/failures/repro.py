@@ -157,7 +157,7 @@ def _own(case: Case) -> _Own | None:
         except Exception:
             continue
         actual = (made[case.place] if isinstance(made, tuple) else made).double().cpu()
-        expected, value = expected.cpu().reshape(output.returned_shape), views.forth(interval.value, output.moves)
+        expected, value = expected.cpu().reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
         if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
             continue
         bound = float(torch.maximum(interval.hi - interval.value, interval.value - interval.lo).max())
@@ -281,7 +281,7 @@ def script(case: Case) -> Script:
 
 def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     assert case.interval is not None
-    interval, steps = case.interval, case.operands.problem.outputs[case.place].moves
+    interval, steps = case.interval, case.operands.problem.outputs[case.place].view_steps
     ends = {"lo": interval.lo, "hi": interval.hi, "expected": interval.expected, "signed": interval.signed}
     return {**tensors, **{name: views.forth(end, steps) for name, end in ends.items()}}
 

@@ -325,12 +325,12 @@ def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
     for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
         name, _, parameter = token.partition("-")
         step = Step(name, parameter)
-        moved = any(other.kind is StepKind.MOVE for other in found)
+        moved = any(other.kind is StepKind.VIEW for other in found)
         if step.name == "perm" and (form.op.batch != "always" or form.op.grouped):
             continue  # a matrix has two dimensions
         if step.kind is StepKind.BINARY and parameter and moved:
             continue  # a row or a column is met before any move
-        if form.op.several and (step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and parameter)):
+        if form.op.several and (step.kind is StepKind.VIEW or (step.kind is StepKind.BINARY and parameter)):
             continue
         if value == "i32" and step.kind is not StepKind.CAST:
             found.append(Step("cast", value := "f32"))

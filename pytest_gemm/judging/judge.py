@@ -467,7 +467,11 @@ def _differs(runs: Sequence[_Run], first: _Run, second: tuple[torch.Tensor, ...]
 
 def _places(output: Problem) -> str:
     """How to read a place of a result that is stored through a view step; "" for any other."""
-    return f"\n  (places of the product; it is stored after {'+'.join(map(str, output.moves))})" if output.moves else ""
+    return (
+        f"\n  (places of the product; it is stored after {'+'.join(map(str, output.view_steps))})"
+        if output.view_steps
+        else ""
+    )
 
 
 @contextlib.contextmanager

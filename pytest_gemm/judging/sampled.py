@@ -141,7 +141,7 @@ class _Lines:
         shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": size})
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f.startswith("math."))
-        steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.MOVE)
+        steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.VIEW)
         return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
 
 
@@ -357,7 +357,7 @@ class Sample:
         operands = self._operands
         quantum = operands.quantum
         out = output.result_dtype
-        most = operands.reach + sum(_largest(t.tensor) for t in terms) / (quantum or 1.0)
+        most = operands.magnitude_bound + sum(_largest(t.tensor) for t in terms) / (quantum or 1.0)
         if not most <= (2.0**out.precision if out.is_float else 2.0**31 - 1):
             return None
         if self._integers is None:

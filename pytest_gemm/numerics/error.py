@@ -127,7 +127,7 @@ def _is_exact(
     if contract.alignment_bits:
         # Terms cut at f bits below the largest lose nothing while that is at most 2^f times their grid.  The terms are
         # the products, before any scale.
-        limit_aligned = 2.0 ** min(precision, contract.alignment_bits) * operands.grain * grid(alpha)
+        limit_aligned = 2.0 ** min(precision, contract.alignment_bits) * operands.base_quantum * grid(alpha)
         if most > limit_aligned:
             return False
     if scale is not None:

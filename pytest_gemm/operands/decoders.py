@@ -43,7 +43,7 @@ def one_hot(headroom: Headroom, draw: Draw) -> Drawn:
     e = min(-math.ceil(math.log2(highest)), headroom.exponent(0.58 * highest, highest))
     level = 0.58 * highest * 2.0**e
     return dataclasses.replace(
-        drawn, b=scaled_lines(b, e), quantum=2.0**e, grain=2.0**e, level=level, units=(1.0, 2.0**e)
+        drawn, b=scaled_lines(b, e), quantum=2.0**e, base_quantum=2.0**e, level=level, units=(1.0, 2.0**e)
     )
 
 
@@ -104,7 +104,7 @@ def k_cover(headroom: Headroom, _draw: Draw) -> Drawn:
     spare = min(headroom.limit - overlap * total, _integer_span(headroom.problem) / 8)
     return Drawn(
         a, b, float(total), 1.0, spare, scale,
-        positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(overlap * total),
+        positive=True, scale_a=scale_a, units=(1.0, 1.0), magnitude_bound=float(overlap * total),
     )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def tile_map(headroom: Headroom, draw: Draw) -> Drawn:
     spare = min(headroom.limit / 2, _integer_span(headroom.problem) / 8)
     return Drawn(
         a, b, 128.0, 1.0, spare, scale,
-        positive=True, scale_a=scale_a, units=(1.0, 1.0), reach=float(i_period * j_period),
+        positive=True, scale_a=scale_a, units=(1.0, 1.0), magnitude_bound=float(i_period * j_period),
     )  # fmt: skip
 
 

@@ -200,9 +200,9 @@ class Drawn:
         scale: scales of B's columns, or of B as a whole.
         positive: bias and residuals keep to positive values.
         scale_a: scales of A's rows, or of A as a whole.
-        grain: grid of the products before any scale; 0.0 where it is the quantum.
+        base_quantum: grid of the products before any scale; 0.0 where it is the quantum.
         units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is none.
-        reach: what no sum of magnitudes of products exceeds, in quanta (exact distributions).
+        magnitude_bound: what no sum of magnitudes of products exceeds, in quanta (exact distributions).
     """
 
     a: Array
@@ -213,9 +213,9 @@ class Drawn:
     scale: Array | None = None
     positive: bool = False
     scale_a: Array | None = None
-    grain: float = 0.0
+    base_quantum: float = 0.0
     units: tuple[float, float] = (0.0, 0.0)
-    reach: float = math.inf
+    magnitude_bound: float = math.inf
 
 
 Draw = Callable[[str], Stream]
@@ -311,9 +311,9 @@ def on_grid(
         quantum,
         spare,
         scale,
-        grain=2.0**e,
+        base_quantum=2.0**e,
         units=(2.0**ea, 2.0**eb),
-        reach=headroom.limit - spare,
+        magnitude_bound=headroom.limit - spare,
     )
 
 
@@ -330,7 +330,7 @@ def _on_quantised_grid(headroom: Headroom, draw: Draw, a: Array, b: Array | None
         headroom.limit - bound / _SCALE_STEP**2,
         scaled_lines(scale_b, e // 2),
         scale_a=scaled_lines(scale_a, e - e // 2),
-        grain=1.0,
+        base_quantum=1.0,
     )
 
 

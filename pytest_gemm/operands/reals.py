@@ -46,7 +46,7 @@ def _random_quantised(
     draw: Draw,
     side: _Side,
     lift: Callable[[DType], int] = lambda _: 0,
-    reach: Callable[[float, float], int] | None = None,
+    scale_exponent: Callable[[float, float], int] | None = None,
 ) -> Drawn:
     """Random fp8 with random scales of full significands.
 
@@ -55,12 +55,12 @@ def _random_quantised(
         draw: its streams.
         side: how elements are drawn.
         lift: the power of two of an element by its dtype.
-        reach: ``reach(rms, bound)`` is the exponent that the scales add to the product; by default what fits.
+        scale_exponent: ``scale_exponent(rms, bound)`` is the exponent that the scales add to the product; by default what fits.
     """
     k, lifts = max(headroom.k, 1), lift(headroom.a) + lift(headroom.b)
     rms = 0.76**2 * max(math.sqrt(k) * side.square, k * side.mean**2) * 2.0**lifts
     bound = k * 2.0**lifts
-    e = (reach or headroom.exponent)(rms, bound)
+    e = (scale_exponent or headroom.exponent)(rms, bound)
 
     def lines(name: str, shape: tuple[int, ...], dtype: DType) -> Array:
         return scaled_lines(side.draw(draw(name), shape, headroom.wide), lift(dtype))
@@ -117,7 +117,7 @@ def random(
     )
     if headroom.all_integer:
         drawn.quantum, drawn.spare = 1.0, headroom.limit - bound
-        drawn.units, drawn.reach = (1.0, 1.0), bound
+        drawn.units, drawn.magnitude_bound = (1.0, 1.0), bound
     return drawn
 
 
@@ -163,7 +163,7 @@ def rand_large(headroom: Headroom, draw: Draw) -> Drawn:
     """Sums of magnitudes up to 2^124 (2^400 for f64, whose reference squares them); f16: a result near 65504."""
     ceiling = 2.0**400 if headroom.wide else 2.0**124
 
-    def reach(rms: float, bound: float) -> int:
+    def exponent_of(rms: float, bound: float) -> int:
         if headroom.room < ceiling / 2.0**20:
             peak = bound if headroom.b_is_a else min(bound, 8.0 * rms)
             return math.floor(math.log2(headroom.room) - math.log2(peak + 2.0 * headroom.adds * rms))
@@ -172,11 +172,11 @@ def rand_large(headroom: Headroom, draw: Draw) -> Drawn:
     if headroom.quantised:
         # The largest binade but one of fp8, whose products leave the range of f16; the scales say how large the
         # result is.
-        return _random_quantised(headroom, draw, _BINADE, lambda dtype: dtype.emax, reach)
+        return _random_quantised(headroom, draw, _BINADE, lambda dtype: dtype.emax, exponent_of)
 
     def exponents(rms: float, bound: float) -> tuple[int, int]:
         # Scales of about 2^-7 come after the sum, which must not overflow before them.
-        e = reach(rms, bound) - (8 if headroom.scaled else 0)
+        e = exponent_of(rms, bound) - (8 if headroom.scaled else 0)
         if headroom.b_is_a:
             return e // 2, e // 2
         ea, eb = headroom.split(e)

@@ -71,9 +71,10 @@ class Operands:
         quantum: > 0: every product ``a * b`` (times its scale) and every bias element is an integer multiple
             of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
             holds for p = 24 (53 for f64, 31 for integers).  0.0: no grid.
-        grain: the same for the products before any scale; it is the quantum where there are no scales.
+        base_quantum: the same for the products before any scale; it is the quantum where there are no scales.
         units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is no grid.
-        reach: what no sum of magnitudes ``sum |a||b|`` (times its scale) exceeds, in quanta; infinite without a grid.
+        magnitude_bound: what no sum of magnitudes ``sum |a||b|`` (times its scale) exceeds, in quanta;
+            infinite without a grid.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
         buffers: the storages of all tensors, for digests and poison checks.
@@ -95,9 +96,9 @@ class Operands:
     scale_a: Tensor | None = None
     offs: Tensor | None = None
     lookups: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
-    grain: float = 0.0
+    base_quantum: float = 0.0
     units: tuple[float, float] = (0.0, 0.0)
-    reach: float = math.inf
+    magnitude_bound: float = math.inf
     zero_a: Tensor | None = None
     zero_b: Tensor | None = None
     affine: Tensor | None = None
@@ -283,7 +284,7 @@ def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") ->
     return Operands(
         problem, distribution, seed, device, a, b, bias, residuals, found.get("scale_b"),
         drawn.quantum, chosen.zero_mean and not headroom.b_is_a and not exact, finite, tuple(buffers),
-        found.get("scale_a"), offs, lookups, drawn.grain or drawn.quantum, drawn.units, drawn.reach,
+        found.get("scale_a"), offs, lookups, drawn.base_quantum or drawn.quantum, drawn.units, drawn.magnitude_bound,
         found.get("zero_a"), found.get("zero_b"), found.get("affine"), headroom.zero,
     )  # fmt: skip
 
@@ -382,7 +383,13 @@ def _affine(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str) -> 
 
 def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
     """The operands of a further product by the same B: what its A holds has been computed, and nothing is promised."""
-    facts: dict[str, Any] = {"quantum": 0.0, "grain": 0.0, "units": (0.0, 0.0), "reach": math.inf, "zero_mean": False}
+    facts: dict[str, Any] = {
+        "quantum": 0.0,
+        "base_quantum": 0.0,
+        "units": (0.0, 0.0),
+        "magnitude_bound": math.inf,
+        "zero_mean": False,
+    }
     finite = given.finite and is_finite(a)
     return dataclasses.replace(
         given, problem=problem, distribution="rand", a=a, residuals=(), buffers=(), finite=finite, **facts

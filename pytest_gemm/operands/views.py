@@ -83,15 +83,15 @@ def in_product(problem: Problem, made: tuple[Any, ...]) -> tuple[Any, ...]:
         WrongShape: when a result that was to be moved has another shape than asked for.
     """
     outputs = problem.outputs
-    if len(made) != len(outputs) or not any(output.moves for output in outputs):
+    if len(made) != len(outputs) or not any(output.view_steps for output in outputs):
         return made
     return tuple(_in_place(*pair) for pair in zip(outputs, made, strict=True))
 
 
 def _in_place(output: Problem, result: Any) -> Any:
-    if not output.moves or not isinstance(result, torch.Tensor):
+    if not output.view_steps or not isinstance(result, torch.Tensor):
         return result
     if tuple(result.shape) != output.returned_shape:
         text = f"the result has shape {tuple(result.shape)}, expected {output.returned_shape}"
-        raise WrongShape(f"{text} ({output.result_shape} after {'+'.join(map(str, output.moves))})")
-    return back(result, output.result_shape, output.moves)
+        raise WrongShape(f"{text} ({output.result_shape} after {'+'.join(map(str, output.view_steps))})")
+    return back(result, output.result_shape, output.view_steps)

@@ -170,12 +170,12 @@ class Problem:
     @property
     def passes(self) -> tuple[Step, ...]:
         """The steps of :attr:`chain` that compute something."""
-        return tuple(s for s in self.chain if s.kind is not StepKind.MOVE)
+        return tuple(s for s in self.chain if s.kind is not StepKind.VIEW)
 
     @property
-    def moves(self) -> tuple[Step, ...]:
+    def view_steps(self) -> tuple[Step, ...]:
         """The steps of :attr:`chain` that only move: what lies between the product's shape and the returned one."""
-        return tuple(s for s in self.chain if s.kind is StepKind.MOVE)
+        return tuple(s for s in self.chain if s.kind is StepKind.VIEW)
 
     @property
     def residuals(self) -> tuple[tuple[Step, tuple[Step, ...]], ...]:
@@ -183,7 +183,7 @@ class Problem:
         found: list[tuple[Step, tuple[Step, ...]]] = []
         moves: tuple[Step, ...] = ()
         for step in self.chain:
-            if step.kind is StepKind.MOVE and step.name != "dense":
+            if step.kind is StepKind.VIEW and step.name != "dense":
                 moves = (*moves, step)
             elif step.kind is StepKind.BINARY:
                 found.append((step, moves))
@@ -241,9 +241,9 @@ class Problem:
 
     @property
     def returned_shape(self) -> tuple[int, ...]:
-        """Shape of the tensor that the program returns: :attr:`result_shape` after :attr:`moves`."""
+        """Shape of the tensor that the program returns: :attr:`result_shape` after :attr:`view_steps`."""
         shape = self.result_shape
-        for step in self.moves:
+        for step in self.view_steps:
             shape = step.moved(shape)
         return shape
 
@@ -474,7 +474,7 @@ class Problem:
             if step.kind is StepKind.BINARY and step.extent and move is not None:
                 problem = f"{step} after {move}: rows and columns have moved then"
                 raise self._wrong("epilogue", problem, f"put {step} first", index)
-            if step.kind is not StepKind.MOVE:
+            if step.kind is not StepKind.VIEW:
                 continue
             self._check_move(index, shape, move or deep)
             if step.name == "dense" and is_copied:

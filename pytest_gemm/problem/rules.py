@@ -85,7 +85,7 @@ def _rules_of_fork(p: Problem, _: str) -> _Rules:
 
 def _rules_of_again(p: Problem, _: str) -> _Rules:
     yield p.shape.n != p.shape.k, "program.chained needs N = K", f"write {_but(p.shape, k=p.shape.n)}"
-    other = bool(p.moves) or not p.dtypes.a == p.dtypes.out == p.result_dtype
+    other = bool(p.view_steps) or not p.dtypes.a == p.dtypes.out == p.result_dtype
     yield (
         other,
         "program.chained needs a first result that could be A",

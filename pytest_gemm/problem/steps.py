@@ -28,7 +28,7 @@ class StepKind(enum.Enum):
     CAST = "cast"  # conversion to another dtype
     JOIN = "join"  # makes one value of the two products of ``linears``
     QUANT = "quant"  # scales and zero points of quantised operands and results: a field of the line of their own
-    MOVE = "move"  # a view with its elements in other places: nothing is computed
+    VIEW = "view"  # a view with its elements in other places: nothing is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Step:
         return DTYPES[self.text]
 
     def moved(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that a ``MOVE`` step makes of ``shape``."""
+        """The shape that a ``VIEW`` step makes of ``shape``."""
         if self.name == "view":
             return self.sizes
         return tuple(shape[dim] for dim in self.order(len(shape)))
@@ -431,10 +431,10 @@ STEPS: Final[Mapping[str, StepSpec]] = {
         help="cast-f32: result in another dtype",
     ),
     # Where the result is stored, and what later steps meet there.
-    "t": StepSpec(StepKind.MOVE, help="the last two dimensions swapped"),
-    "perm": StepSpec(StepKind.MOVE, "places", help="perm-1_0_2: the dimensions in this order"),
-    "view": StepSpec(StepKind.MOVE, "places", help="view-4x8x2x33: the result in this shape, as many elements"),
-    "dense": StepSpec(StepKind.MOVE, help="what was moved is copied to memory in its new order: contiguous()"),
+    "t": StepSpec(StepKind.VIEW, help="the last two dimensions swapped"),
+    "perm": StepSpec(StepKind.VIEW, "places", help="perm-1_0_2: the dimensions in this order"),
+    "view": StepSpec(StepKind.VIEW, "places", help="view-4x8x2x33: the result in this shape, as many elements"),
+    "dense": StepSpec(StepKind.VIEW, help="what was moved is copied to memory in its new order: contiguous()"),
     "gated": StepSpec(
         StepKind.JOIN,
         "choice",

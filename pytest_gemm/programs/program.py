@@ -160,7 +160,7 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
                     residual = F.embedding(tensors[f"i{index}"], residual)
                 index += 1
             before = tapped if forks and place == len(chain) - 1 else x
-            moving = step.kind is StepKind.MOVE
+            moving = step.kind is StepKind.VIEW
             tapped, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
         if problem.has("program.chained"):
             return x, product({**tensors, "a": x})

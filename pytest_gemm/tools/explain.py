@@ -20,7 +20,7 @@ _KINDS = {
     StepKind.CAST: "convert",
     StepKind.BINARY: "combine with a residual operand",
     StepKind.FACTOR: "factor of the product or of the bias",
-    StepKind.MOVE: "view: elements in other places, nothing is computed",
+    StepKind.VIEW: "view: elements in other places, nothing is computed",
     StepKind.QUANT: "quantisation",
 }
 

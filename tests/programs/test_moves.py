@@ -163,7 +163,7 @@ def test_residuals_are_views_and_come_back_to_the_product(line: str) -> None:
             continue
         assert taken.untyped_storage().data_ptr() == residual.untyped_storage().data_ptr()
         assert torch.equal(views.residual_of(problem, index, taken), residual)
-        assert taken.is_contiguous() or any(move.name == "view" for move in problem.moves)
+        assert taken.is_contiguous() or any(move.name == "view" for move in problem.view_steps)
     assert given.guards_intact()
 
 

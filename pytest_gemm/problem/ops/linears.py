@@ -26,7 +26,7 @@ def _check(p: Any) -> Complaints:
         allowed = f"write for example 2x{shape.m}x{shape.n}x{shape.k}"
         yield "shape", 0, f"linears are two or more products, up to {_MOST}", allowed
     for index, step in enumerate(p.epilogue):
-        if step.kind is StepKind.MOVE or (step.kind is StepKind.BINARY and step.extent):
+        if step.kind is StepKind.VIEW or (step.kind is StepKind.BINARY and step.extent):
             yield "epilogue", index, f"linears do not take {step}", f"drop {step}"
 
 
