@@ -1,4 +1,4 @@
-"""The contract: the arithmetic that a backend claims for a problem."""
+"""The contract: the arithmetic that a backend declares for a problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_gemm.problem.dtypes import DType
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """The arithmetic that a backend claims for a problem; the oracle holds it to exactly this.
+    """The arithmetic that a backend declares for a problem; results are judged by exactly this.
 
     Attributes:
         accumulate: type of the partial sums: ``f64``, ``f32``, ``f16`` or ``i32``.

@@ -131,7 +131,7 @@ def _is_exact(
         if most > limit_aligned:
             return False
     if scale is not None:
-        # quantum speaks of a * b * scale.  Only powers of two make the unscaled products as exact.
+        # The quantum is that of a * b * scale.  Only powers of two make the unscaled products as exact.
         if not bool((torch.frexp(scale)[0].abs() == 0.5).all()):
             return False
         scaled = reference.big * scale.abs()

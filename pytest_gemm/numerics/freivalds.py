@@ -5,7 +5,7 @@ Two uses of one idea (Freivalds, *Probabilistic machines can use less running ti
 * :func:`times` on integers modulo the prime 2^61 - 1 with random x.  If a row of C is not that of A @ B, the two sides
   agree with a probability of 2^-61 at most: the difference is a linear form in x that is not zero, as no entry of a
   difference that occurs here reaches the prime.
-* :func:`project` on floats in float64 with random signs.  What rounding may do to ``C x`` is bounded by whoever asks.
+* :func:`project` on floats in float64 with random signs.  What rounding may do to ``C x`` is for the caller to bound.
 
 Both work where the tensors lie.  On a CPU they use float64 matrix products, on a CUDA device only elementwise
 multiplication and sums: a library's float64 product can be emulated there, and this is the arithmetic that judges.

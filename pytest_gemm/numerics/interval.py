@@ -53,7 +53,7 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
         problem: what was computed.
         operands: its operands; ``quantum`` opens the exact tier, ``zero_mean`` the statistical one.
         reference: of the same problem and operands.
-        contract: the arithmetic that the backend claims.
+        contract: the arithmetic that the backend declares.
     """
     given = Bounding(problem, operands, reference, contract)
     if problem.has("steps.first") or problem.has("steps.last"):

@@ -1,6 +1,6 @@
 """PyTorch's switches for less precise products: what they are while a problem is compiled and run.
 
-A contract speaks of one arithmetic, so nothing that a user, a plugin or an earlier test has set may change it.
+A contract describes one arithmetic, so nothing that a user, a plugin or an earlier test has set may change it.
 :func:`settings` makes it a fact: less precision is allowed where a problem's flag asks for it, and forbidden
 everywhere else.
 

@@ -1,4 +1,4 @@
-"""Memory on the CPU that ends, or begins, where a page begins that nobody may touch.
+"""Memory on the CPU that ends, or begins, where an inaccessible page begins.
 
 A kernel that reads or writes one byte past an operand is killed by the processor at once (SIGSEGV), whatever the byte
 holds.  Poison finds what a kernel *uses* of memory that is not its own; a page finds what it touches.
@@ -116,7 +116,7 @@ class GuardPages:
             name: again(getattr(given, name))
             for name in ("a", "b", "bias", "scale_b", "scale_a", "zero_a", "zero_b", "affine", "offs")
         }
-        # What has been looked up is nobody's operand: the table and its index are.
+        # A looked-up residual is no operand: its table and its index are.
         residuals = tuple(r if i in given.lookups else again(r) for i, r in enumerate(given.residuals))
         lookups = {i: (again(table), again(rows)) for i, (table, rows) in given.lookups.items()}
         fields |= {"residuals": residuals, "lookups": lookups, "buffers": tuple(buffers)}

@@ -193,7 +193,7 @@ class Drawn:
 
     Attributes:
         a, b: lines of A and B, float32 or float64, exactly representable after rounding to their dtype;
-            ``b`` is ``None`` for a twin.
+            ``b`` is ``None`` where B is A.
         level: typical magnitude of the product, scales included.
         quantum: grid of products and bias, 0.0 for none.
         spare: what the bias may reach, in quanta (exact distributions).

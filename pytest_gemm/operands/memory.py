@@ -32,7 +32,7 @@ def _poison(count: int, dtype: torch.dtype, fill: Fill = "nan", device: str = "c
     """``count`` poisoned elements.
 
     Floats: NaN, or the largest finite value for ``max``.  Integers have no NaN: the two extremes in turn,
-    starting with the other one for ``max``.  Unsigned ones alternate between the two largest, as 0 harms nobody.
+    starting with the other one for ``max``.  Unsigned ones alternate between the two largest, as 0 is harmless.
     """
     flat = torch.empty(count, dtype=dtype, device=device)
     if dtype.is_floating_point:
@@ -171,7 +171,7 @@ def guarded(
 def poison_output(
     shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", *, offset: int = 0, fill: Fill = "nan"
 ) -> Guarded:
-    """A contiguous output that nobody has written yet, between two guard bands.
+    """An unwritten contiguous output, between two guard bands.
 
     Hand ``result.view`` to an ``out=`` kernel: an element that it leaves out stays poison, and
     ``result.guards_intact()`` is ``False`` afterwards if it wrote past an end.

@@ -55,7 +55,8 @@ def _random_quantised(
         draw: its streams.
         side: how elements are drawn.
         lift: the power of two of an element by its dtype.
-        scale_exponent: ``scale_exponent(rms, bound)`` is the exponent that the scales add to the product; by default what fits.
+        scale_exponent: ``scale_exponent(rms, bound)`` is the exponent that the scales add to
+            the product; by default the one that fits.
     """
     k, lifts = max(headroom.k, 1), lift(headroom.a) + lift(headroom.b)
     rms = 0.76**2 * max(math.sqrt(k) * side.square, k * side.mean**2) * 2.0**lifts

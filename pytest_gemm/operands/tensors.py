@@ -39,8 +39,8 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.text import did_you_mean
 
-# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types, and of fp8, which
-# nobody multiplies unaligned, it takes 16.
+# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types.  fp8 takes 16, as
+# no kernel multiplies it unaligned.
 _PAD: Final = 8
 _PAD_FP8: Final = 16
 
@@ -115,7 +115,7 @@ class Operands:
             return None if x is None else move(x)
 
         def move_residual(index: int, x: Tensor) -> Tensor:
-            return x if index in self.lookups else move(x)  # nobody else holds what has been looked up
+            return x if index in self.lookups else move(x)  # no other tensor shares its storage
 
         return dataclasses.replace(
             self,
@@ -424,8 +424,7 @@ def _kept_residual(
 def group_ends(problem: Problem, stream: Stream) -> Array:
     """Where the groups of ``grouped_mm`` end: int32, the last one at the last row.
 
-    Ends at random rows, so that no tile's edge is one; of three groups and more one is empty, at a random place: nobody
-    is sent to every expert.
+    Ends at random rows, so that no tile's edge is one; of three groups and more one is empty, at a random place.
     """
     groups, rows = problem.shape.batch or 0, problem.result_shape[0]
     ends = sorted(stream.below(rows + 1) for _ in range(groups - 1))

@@ -9,7 +9,7 @@ import enum
 class Layout(enum.Enum):
     """Whether A and B are row-major (``n``) or transposed views of row-major storage (``t``).
 
-    The first letter speaks of A (``n``: M x K row-major), the second of B (``n``: K x N row-major;
+    The first letter is for A (``n``: M x K row-major), the second of B (``n``: K x N row-major;
     ``t``: an N x K row-major weight seen as K x N, which is what ``torch.nn.Linear`` stores).
     """
 

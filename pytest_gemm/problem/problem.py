@@ -234,7 +234,7 @@ class Problem:
         return (self.shape.batch or 0) if self.op.several and self.step("gated") is None else 0
 
     def is_one_of(self, what: str, index: int) -> bool:
-        """Whether product ``index`` of ``linears`` has what ``what`` speaks of: ``bias`` or ``steps``."""
+        """Whether product ``index`` of ``linears`` has its own ``bias`` or ``steps``."""
         if self.has(f"{what}.first"):
             return index == 0
         return not self.has(f"{what}.last") or index == (self.shape.batch or 0) - 1
