@@ -12,21 +12,19 @@ import functools
 import gc
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm import effect, options, records, selection, supervisor, xdist
+from pytest_gemm import effect, records, reports, selection, startup, supervisor, xdist
+from pytest_gemm import items as items_module
 from pytest_gemm import settings as settings_module
-from pytest_gemm.api.registry import Registry, RegistryError
-from pytest_gemm.config import CONFIG, SPEED_WORKER, GemmConfig
+from pytest_gemm.api.registry import Registry
+from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.failures import text
-from pytest_gemm.isolation import sanitizer
 from pytest_gemm.isolation.journal import Diaries, Diary, Words
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.isolation.termination import STATUS, Termination
@@ -39,7 +37,7 @@ from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
 from pytest_gemm.speed.replay import Replay
 from pytest_gemm.storage import cache
-from pytest_gemm.text import described, message, printable
+from pytest_gemm.text import message
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case
@@ -48,94 +46,8 @@ if TYPE_CHECKING:
 
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
-_CHILD = pytest.StashKey[supervisor.Child]()
 _JUDGED = pytest.StashKey[dict[str, Any]]()
 _VERDICTS = pytest.StashKey[list[str]]()
-
-
-# -- before pytest is configured ----------------------------------------------------------------------------
-
-
-def supervised(config: pytest.Config) -> supervisor.Child | None:
-    """Fork where another process is to watch this run; ``None`` where this one goes on unwatched.
-
-    A run reports itself how one of its sessions died.
-    """
-    if config.pluginmanager.has_plugin(SPEED_WORKER) or not supervisor.wanted(config):
-        return None
-    given = settings_module.settings_given(config)
-    if not settings_module.engine_setting(given, "run", "supervise"):
-        return None
-    child = config.stash[_CHILD] = supervisor.start(functools.partial(_explained_without, config))
-    return child
-
-
-def _explained_without(
-    config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None, run: Mapping[str, Any]
-) -> list[Outcome]:
-    """What the ledger says of outcomes, in a process that has read no configuration."""
-    ledger = settings_module.ledger(config, default_ledger())
-    known = words.environment if words else None
-    return state_module.explain_for_worker(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
-
-
-def begin(config: pytest.Config) -> int | None:
-    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool; let workers of xdist crash."""
-    if (tool := settings_module.value(config, "guard")) in options.TOOLS:
-        settings_module.check_sanitizer(config)
-        given = config.invocation_params
-        return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
-    xdist.allow_crashes(config)
-    return None
-
-
-def default_ledger() -> Path:
-    """The ledger that is shipped with the conformance suite."""
-    spec = find_spec("pytest_gemm.conformance")
-    assert spec is not None, "the conformance suite is part of the package"
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "known_failures.toml"
-
-
-def register_builtin(registry: Registry) -> None:
-    """The backends that come with the package; their modules import no torch."""
-    from pytest_gemm.backends.builtin import BUILTIN
-
-    for backend in BUILTIN:
-        registry.add(backend())
-
-
-@contextlib.contextmanager
-def _usage(what: str) -> Iterator[None]:
-    """The block calls a user's code at start-up: whatever it raises is a usage error with its place."""
-    try:
-        yield
-    except (KeyboardInterrupt, pytest.UsageError):
-        raise
-    except RegistryError as error:
-        raise pytest.UsageError(f"{what}: {error}") from None
-    except BaseException as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise pytest.UsageError(
-            f"{what} raised {described(error)}\n  {last.filename}:{last.lineno}, in {last.name}"
-        ) from None
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput")
-
-
-def _workers(config: pytest.Config) -> int:
-    """xdist's workers, which share the cores; 1 without xdist.  The controller knows them by its option."""
-    if _is_worker(config):
-        return int(config.workerinput["workercount"])  # type: ignore[attr-defined]  # xdist's
-    return int(getattr(config.option, "numprocesses", None) or 1)
-
-
-def _is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:
-    """Whether the user asked for less than whole suites."""
-    selected = any(config.getoption(name, None) for name in ("keyword", "markexpr", "lf", "deselect", "maxfail"))
-    return bool(selected or settings.problems or settings.ops or any("::" in arg for arg in config.args))
 
 
 # -- the run ------------------------------------------------------------------------------------------------
@@ -158,8 +70,8 @@ class GemmRun:
             pytest.UsageError: for wrong input.
         """
         self._config = config
-        self._child = config.stash.get(_CHILD, None)
-        self._is_worker = _is_worker(config)
+        self._child = config.stash.get(startup.CHILD, None)
+        self._is_worker = startup.is_worker(config)
         self._diaries: Diaries | None = None
         self._termination: Termination | None = None
         self._stderr: int | None = None
@@ -173,15 +85,15 @@ class GemmRun:
         self._shown_header = False
         self.replay = Replay()
         registry = Registry()
-        register_builtin(registry)
-        with _usage("pytest_gemm_register_backends"):
+        startup.register_builtin(registry)
+        with startup.usage("pytest_gemm_register_backends"):
             config.hook.pytest_gemm_register_backends(registry=registry)
-        with _usage("configure() of a backend"):
-            self.settings = settings_module.read(config, registry, _workers(config), default_ledger())
+        with startup.usage("configure() of a backend"):
+            self.settings = settings_module.read(config, registry, startup.workers(config), startup.default_ledger())
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
         self.watch = self._make_watch()
-        self.state = RunState(self.settings, narrowed=_is_narrowed(config, self.settings))
+        self.state = RunState(self.settings, narrowed=startup.is_narrowed(config, self.settings))
         if self._child is not None:
             self._child.note(
                 options={n: effect.rerun_options(self.settings, n, timed=False) for n in registry.names()},
@@ -302,7 +214,7 @@ class GemmRun:
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
         """The header, where a GEMM test was collected."""
-        return self.header() if any(_parameter(item) is not None for item in items) else None
+        return self.header() if any(items_module.parameter(item) is not None for item in items) else None
 
     def generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give a marked test its cases."""
@@ -327,7 +239,11 @@ class GemmRun:
         """Choose what runs; and a timed test counts as a benchmark where ``--benchmark-only`` looks for these."""
         self._choose(items)
         # The fixture is asked for late, so the tests of a function do not have it among their names by themselves.
-        names = {id(found): found for item in items if _timed(item) and "benchmark" not in (found := _names(item))}
+        names = {
+            id(found): found
+            for item in items
+            if items_module.timed(item) and "benchmark" not in (found := items_module.names(item))
+        }
         for found in names.values():
             found.append("benchmark")
         try:
@@ -338,7 +254,7 @@ class GemmRun:
 
     def _choose(self, items: list[pytest.Item]) -> None:
         """Take out the placeholders of marked tests that no problem was selected for."""
-        kept = [item for item in items if not _is_placeholder(item)]
+        kept = [item for item in items if not items_module.is_placeholder(item)]
         if self.settings.fuzz:
             kept = [item for item in kept if "gemm_fuzz" in getattr(item, "fixturenames", ())]
             if items and not kept and selection.available(self.settings):
@@ -350,9 +266,11 @@ class GemmRun:
             items[:] = kept
             self._config.hook.pytest_deselected(items=list(gone))
         for item in items:
-            if _timed(item) is not None:  # pytest-benchmark reads the clock that plays what was measured before
+            if (
+                items_module.timed(item) is not None
+            ):  # pytest-benchmark reads the clock that plays what was measured before
                 item.add_marker(pytest.mark.benchmark(timer=self.replay.clock))
-        if self._is_worker and (timed_items := [case for case in map(_timed, items) if case is not None]):
+        if self._is_worker and (timed_items := [case for case in map(items_module.timed, items) if case is not None]):
             from pytest_gemm.speed import controller
 
             controller.offer(self._exchange(), timed_items)
@@ -367,7 +285,7 @@ class GemmRun:
         if self._is_worker:
             return
         ids = [item.nodeid for item in session.items]
-        timed = [case for case in map(_timed, session.items) if case is not None]
+        timed = [case for case in map(items_module.timed, session.items) if case is not None]
         self._check_cases(ids, len(timed))
         if not self._config.option.collectonly:
             self._precompile(ids)
@@ -531,7 +449,7 @@ class GemmRun:
 
         self.watch.diary.begin(node.nodeid)
         check = GemmCheck(
-            *(self.settings, judge, self.watch.diary, node.originalname, _target(node), self._guarded),
+            *(self.settings, judge, self.watch.diary, node.originalname, items_module.target(node), self._guarded),
             timed="gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
@@ -579,36 +497,17 @@ class GemmRun:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach what was judged to the report: attributes of plain data travel through xdist."""
         made: Any = yield  # pytest keeps and ships extra attributes
-        if call.when == "setup" and (case := _parameter(item)) is not None:
+        if call.when == "setup" and (case := items_module.parameter(item)) is not None:
             made.gemm_asked = case.backend
-        judged = item.stash.get(_JUDGED, None)
-        if judged is not None and made.failed:
-            shown = made.longreprtext
-            if (said := printable(shown, len(shown))) != shown:  # a worker could not send it
-                made.longrepr = said
-        if call.when == "call" and judged is not None:
-            process, verdicts = os.environ.get("PYTEST_XDIST_WORKER", "main"), item.stash.get(_VERDICTS, [])
-            made.gemm = {**judged, "process": process, "verdicts": verdicts}
-            own = [(name, value) for name, value in item.user_properties if not name.startswith("gemm_")]
-            # In place, for it is read again for the teardown's report; and without those of an attempt before this one.
-            item.user_properties[:] = [*own, *records.junit_properties(judged["outcomes"])]
+        if (judged := item.stash.get(_JUDGED, None)) is not None:
+            verdicts: list[str] = item.stash.get(_VERDICTS, [])
+            reports.attach(made, item, call.when, judged, verdicts)
         return made  # type: ignore[no-any-return]  # a report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Words of our own for what pytest would call skipped and xfailed."""
-        judged = getattr(report, "gemm", None)
-        if judged is None or report.when != "call" or not (report.passed or report.skipped):
-            return None
-        if report.passed:
-            verdicts = judged.get("verdicts", ())
-            words = {"undecided": ("undecided", "?", "UNDECIDED"), "no-baseline": ("no-baseline", "b", "NO-BASELINE")}
-            return next((words[verdict] for verdict in words if verdict in verdicts), None)
-        ended = {record["status"] for record in judged["outcomes"]}
-        xfailed = hasattr(report, "wasxfail")
-        own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.PRUNED, Status.UNSUPPORTED]
-        found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
-        return (found, found[0], found.upper()) if found else None
+        return reports.status_words(report)
 
     @pytest.hookimpl(tryfirst=True)  # before xdist sends it
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
@@ -653,7 +552,7 @@ class GemmRun:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The backend x op table and what belongs to it."""
         if self._measured:
-            self._show_speed(terminalreporter)
+            reports.show_speed(self.settings, self.state, self._measured, terminalreporter)
         state, settings = self.state, self.settings
         lines = [line for harvest in self._harvest or [] for line in precompile.table(harvest)]
         lines = lines if settings.compile_only else []
@@ -670,31 +569,6 @@ class GemmRun:
         running: Any = self._config.pluginmanager.get_plugin("session")
         if state.lost and running.exitstatus == pytest.ExitCode.OK:  # a page that was written just now, for instance
             running.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _show_speed(self, reporter: Any) -> None:
-        """The table of each device, and the pages that were asked for."""
-        from pytest_gemm.speed import controller
-        from pytest_gemm.speed.report import markdown, page
-        from pytest_gemm.speed.report import terminal as speed_terminal
-
-        settings, state = self.settings, self.state
-        runs = [controller.as_run(made, settings.speed) for made in self._measured or [] if made.sessions]
-        for run in runs:
-            reporter.section(f"GEMM speed on {run.hardware}")
-            for line in speed_terminal.table(run):
-                reporter.write_line(line)
-        title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
-        if (path := settings.speed.summary) is not None:
-            with state.writing(path):
-                path.write_text("".join(markdown.markdown(run, title) + "\n" for run in runs), encoding="utf-8")
-        for run in runs if settings.speed.report is not None else ():
-            path = settings.speed.report
-            assert path is not None
-            if len(runs) > 1:  # a page is about one machine
-                path = path.with_stem(f"{path.stem}-{run.hardware}")
-            with state.writing(path):
-                path.write_text(page.page(run, title), encoding="utf-8")
-                reporter.write_line(f"speed report: {path}")
 
 
 class _Collector:
@@ -723,46 +597,3 @@ class _Collector:
             state.lose(judged.get("lost", {}))
             if run._diaries is not None:
                 run._diaries.unfinished.discard(report.nodeid)
-
-
-# -- tests as pytest has them --------------------------------------------------------------------------------
-
-
-def _names(item: pytest.Item) -> list[str]:
-    assert isinstance(item, pytest.Function)
-    return item.fixturenames
-
-
-def _is_placeholder(item: pytest.Item) -> bool:
-    """Whether pytest made it up for a marked test that no problem was selected for."""
-    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
-        return False
-    params = item.callspec.params
-    if "gemm_fuzz" in params and not isinstance(params["gemm_fuzz"], str):
-        return True
-    return "gemm_case" in params and not isinstance(params["gemm_case"], selection.Pick)
-
-
-def _timed(item: pytest.Item) -> tuple[str, str, str] | None:
-    """Backend, problem line and function of a test whose case is timed, ``None`` of any other."""
-    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
-        return None
-    pick = _parameter(item)
-    return (pick.backend, pick.problem.line, item.originalname) if pick is not None else None
-
-
-def _parameter(item: pytest.Item) -> selection.Pick | None:
-    """The backend and the problem that a test is for."""
-    callspec = getattr(item, "callspec", None)
-    pick = callspec.params.get("gemm_case") if callspec is not None else None
-    return pick if isinstance(pick, selection.Pick) else None
-
-
-def _target(item: pytest.Function) -> str:
-    """How to name this test on pytest's command line."""
-    path, here, name = item.path, item.config.invocation_params.dir, item.originalname
-    if path.is_relative_to(here):
-        return f"{path.relative_to(here).as_posix()}::{name}"
-    if item.module.__name__.startswith("pytest_gemm."):
-        return f"--pyargs {item.module.__name__}::{name}"
-    return f"{path}::{name}"

@@ -57,9 +57,9 @@ def pytest_load_initial_conftests(
         options.add_ini_keys(parser)
     result = yield
     if any(arg.startswith("--gemm") for arg in args):
-        from pytest_gemm import settings
+        from pytest_gemm import values
 
-        settings.check_names(parser, args)
+        values.check_names(parser, args)
     return result
 
 
@@ -88,9 +88,9 @@ class _Supervision:
         """Fork; and hand the status over to the parent when pytest has come to its end."""
         child = None
         if not config.option.help and is_used(config):
-            from pytest_gemm import hooks
+            from pytest_gemm import startup
 
-            child = hooks.supervised(config)
+            child = startup.supervised(config)
         if child is None:
             return (yield)
         try:
@@ -107,9 +107,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and below a compute-sanitizer the run is another process's."""
     if config.option.help or not options.is_any_given(config):
         return None
-    from pytest_gemm import hooks
+    from pytest_gemm import startup
 
-    return hooks.begin(config)
+    return startup.begin(config)
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend

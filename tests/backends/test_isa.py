@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gemm import records, selection
-from pytest_gemm import settings as settings_module
+from pytest_gemm import records, selection, values
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.proof import Generation, Proof
 from pytest_gemm.api.protocols import unsupported
@@ -36,8 +35,8 @@ from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import RunState
-from pytest_gemm.settings import Given
 from pytest_gemm.tools import doctor
+from pytest_gemm.values import Given
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 TWIN = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, isa="avx2"), "rand", 0, Status.INCORRECT)
@@ -117,7 +116,7 @@ def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
 def test_the_levels_that_are_asked_for(
     text: str, here: tuple[str, ...], isas: tuple[str, ...], lacking: tuple[str, ...]
 ) -> None:
-    assert settings_module._isas(Given.of(text, "--gemm-isa"), isa_module.isas(here)) == (isas, lacking)
+    assert values.isas(Given.of(text, "--gemm-isa"), isa_module.isas(here)) == (isas, lacking)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_a_level_that_is_unknown_or_not_in_the_cpu_is_a_usage_error(
     text: str, here: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(pytest.UsageError, match=told):
-        settings_module._isas(Given.of(text, "--gemm-isa"), isa_module.isas(here))
+        values.isas(Given.of(text, "--gemm-isa"), isa_module.isas(here))
 
 
 def test_what_all_left_out_is_said_in_the_summary() -> None:

@@ -1,0 +1,72 @@
+"""What a run adds to pytest's reports, and what a timed run shows and writes at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gemm import records
+from pytest_gemm.outcome import Status
+from pytest_gemm.text import printable
+
+if TYPE_CHECKING:
+    from pytest_gemm.config import GemmConfig
+    from pytest_gemm.run.state import RunState
+
+
+def show_speed(settings: GemmConfig, state: RunState, measured: Sequence[Any], reporter: Any) -> None:
+    """The table of each device, and the pages that were asked for."""
+    from pytest_gemm.speed import controller
+    from pytest_gemm.speed.report import markdown, page
+    from pytest_gemm.speed.report import terminal as speed_terminal
+
+    runs = [controller.as_run(made, settings.speed) for made in measured if made.sessions]
+    for run in runs:
+        reporter.section(f"GEMM speed on {run.hardware}")
+        for line in speed_terminal.table(run):
+            reporter.write_line(line)
+    title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
+    if (path := settings.speed.summary) is not None:
+        with state.writing(path):
+            path.write_text("".join(markdown.markdown(run, title) + "\n" for run in runs), encoding="utf-8")
+    for run in runs if settings.speed.report is not None else ():
+        path = settings.speed.report
+        assert path is not None
+        if len(runs) > 1:  # a page is about one machine
+            path = path.with_stem(f"{path.stem}-{run.hardware}")
+        with state.writing(path):
+            path.write_text(page.page(run, title), encoding="utf-8")
+            reporter.write_line(f"speed report: {path}")
+
+
+def attach(made: Any, item: pytest.Item, when: str, judged: Mapping[str, Any], verdicts: Sequence[str]) -> None:
+    """Add what was judged to a test's report: attributes of plain data travel through xdist."""
+    if made.failed:
+        shown = made.longreprtext
+        if (said := printable(shown, len(shown))) != shown:  # a worker could not send it
+            made.longrepr = said
+    if when == "call":
+        process = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        made.gemm = {**judged, "process": process, "verdicts": list(verdicts)}
+        own = [(name, value) for name, value in item.user_properties if not name.startswith("gemm_")]
+        # In place, for it is read again for the teardown's report; and without those of an attempt before this one.
+        item.user_properties[:] = [*own, *records.junit_properties(judged["outcomes"])]
+
+
+def status_words(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Category, letter and word of a test that pytest would call passed, skipped or xfailed; ``None``: pytest's."""
+    judged = getattr(report, "gemm", None)
+    if judged is None or report.when != "call" or not (report.passed or report.skipped):
+        return None
+    if report.passed:
+        verdicts = judged.get("verdicts", ())
+        words = {"undecided": ("undecided", "?", "UNDECIDED"), "no-baseline": ("no-baseline", "b", "NO-BASELINE")}
+        return next((words[verdict] for verdict in words if verdict in verdicts), None)
+    ended = {record["status"] for record in judged["outcomes"]}
+    xfailed = hasattr(report, "wasxfail")
+    own = [Status.KNOWN_FAILURE] if xfailed else [Status.NOT_RUN, Status.PRUNED, Status.UNSUPPORTED]
+    found = next((str(status) for status in own if str(status) in ended), "")  # "": a skip of the user's
+    return (found, found[0], found.upper()) if found else None

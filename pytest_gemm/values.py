@@ -1,0 +1,288 @@
+"""The text of an option: where it was given, and what it is parsed to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gemm.api import settings as api_settings
+from pytest_gemm.config import cores
+from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.options import BY_NAME, OPTIONS, RECORDING, Option, renamed
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.text import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+# The most threads or processes that may be asked for; more is taken for a typing error.
+MANY: Final = 1024
+# Of a whole number; Python reads no more than a few thousand.
+_DIGITS: Final = 30
+# Seconds: thirty years.  More is a number that clocks and locks do not take.
+LONGEST: Final = 1e9
+
+
+class Given(str):
+    """The text of an option's value, which knows where it was given.
+
+    Attributes:
+        source: the option as it was spelled, ``--gemm-seed`` or ``gemm_seed (ini)``.
+    """
+
+    __slots__ = ("source",)
+    source: str
+
+    @classmethod
+    def of(cls, text: str, source: str) -> Given:
+        """A text with its source."""
+        given = cls(text)
+        given.source = source
+        return given
+
+
+def wrong(text: Given, says: str) -> pytest.UsageError:
+    """The error for a value."""
+    return pytest.UsageError(f"{text.source}={shown(text)}: {says}")
+
+
+# -- names of options --------------------------------------------------------------------------------------
+
+
+def check_names(parser: pytest.Parser, args: Sequence[str]) -> None:
+    """Answer an undeclared option that looks like one of these, before argparse does.
+
+    Raises:
+        pytest.UsageError: naming it and the option that was probably meant.
+    """
+    for word in parser.parse_known_and_unknown_args(list(args))[1]:
+        flag = word.partition("=")[0]
+        if flag.startswith("--gemm"):
+            raise _unknown(word, flag, "option", [option.flag for option in OPTIONS])
+
+
+def check_ini_names(config: pytest.Config) -> None:
+    """Refuse an unknown key of the ini file; pytest itself only warns."""
+    unknown: Iterable[str] = getattr(config, "_get_unknown_ini_keys", set)()  # of pytest 8 and 9
+    for key in sorted(unknown):
+        if key.startswith(("gemm_", "gemm-")):
+            raise _unknown(f"{key} (ini)", key, "key", [option.ini for option in OPTIONS])
+
+
+def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:
+    if remedy := renamed(name):
+        return pytest.UsageError(f"{shown(name)}{' (ini)' * (kind == 'key')} was renamed; {remedy}")
+    hint = did_you_mean(name, known)
+    return pytest.UsageError(f"{shown(word)}: there is no {kind} {shown(name)}{hint}; pytest --help lists them")
+
+
+# -- one value ---------------------------------------------------------------------------------------------
+
+
+def typed_values(config: pytest.Config, option: Option) -> list[str]:
+    """The values that the command line gives an option, "" where the next word is one; not those of ``addopts``."""
+    words = list(map(str, config.invocation_params.args))
+    return [
+        word.partition("=")[2] if word != option.flag else ("" if option.switch else after)
+        for word, after in zip(words, [*words[1:], ""], strict=True)
+        if word.partition("=")[0] == option.flag
+    ]
+
+
+def value(config: pytest.Config, name: str) -> Given:
+    """The text of an option, checked as far as that goes without knowing what it means.
+
+    An empty value in the ini file stands for the default, so that ``-o gemm_ops=`` undoes one.
+
+    Raises:
+        pytest.UsageError: for an empty or unprintable text, and for one that the option does not take.
+    """
+    option = BY_NAME[name]
+    typed = config.getoption(option.ini)
+    raw = config.getini(option.ini) if typed is None else typed
+    source = option.flag if typed is not None else f"{option.ini} (ini)"
+    if not isinstance(raw, str):
+        raise pytest.UsageError(f"{source}={shown(str(raw))}: give a text; a list is one with commas in it")
+    # The lines of a value in an ini file are one.
+    text = Given.of(raw.strip() if typed is not None else " ".join(raw.split("\n")).strip() or option.default, source)
+    if typed is not None and not text:
+        default = f", which is {option.default} then" if option.default else ""
+        raise pytest.UsageError(f"{source}= is empty: give {option.metavar}, or leave the option out{default}")
+    check_printable(text)
+    if option.switch and typed not in {None, "yes"} and option.flag in config.invocation_params.args:
+        raise pytest.UsageError(
+            f"{source} {shown(text)}: a value stands behind '=', {source}={option.metavar}; or put the option last"
+        )
+    if option.choices and text not in option.choices:
+        hint = did_you_mean(text.lower(), option.choices)
+        raise wrong(text, f"not a value{hint}; choose one of {', '.join(option.choices)}")
+    if option.repeat == "error" and len(values := dict.fromkeys(typed_values(config, option))) > 1:
+        both = " and ".join(map(shown, values))
+        raise pytest.UsageError(f"{source} is given twice, {both}: give it once, with commas between the values")
+    return text
+
+
+def check_printable(text: Given) -> None:
+    """Refuse a value with a character that cannot be printed."""
+    if not text.isprintable():
+        raise wrong(text, "there is a character in it that cannot be printed")
+
+
+# -- parsers: from a text to a value -------------------------------------------------------------------------
+
+Parser = Callable[[Given], Any]
+
+
+def parts_of(text: Given) -> tuple[str, ...]:
+    """The parts of a list; () for an empty one.
+
+    Raises:
+        pytest.UsageError: for a part that is empty, as an unset variable of a shell makes it, or stands twice.
+    """
+    parts = tuple(part.strip() for part in text.split(",")) if text else ()
+    for part in parts:
+        if not part:
+            raise wrong(text, "one of the values between the commas is empty")
+        if parts.count(part) > 1:
+            raise wrong(text, f"{shown(part)} is given twice")
+    return parts
+
+
+def names(what: str, known: Iterable[str]) -> Parser:
+    """A parser of a list, each part of it one of those known."""
+    known = tuple(known)
+
+    def parse(text: Given) -> tuple[str, ...]:
+        names = parts_of(text)
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name.lower(), known)
+                raise wrong(text, f"unknown {what} {shown(name)!r}{hint}; known: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def whole(least: int, most: int = 10**18) -> Parser:
+    """A parser of a whole number; 0 of an empty text."""
+
+    def parse(text: Given) -> int:
+        if not text:
+            return 0
+        if not re.fullmatch(r"[0-9]+", text) or (len(text) <= _DIGITS and int(text) < least):
+            raise wrong(text, f"give a whole number, {least} or more")
+        if len(text) > _DIGITS or int(text) > most:
+            raise wrong(text, f"give {most} at most")
+        return int(text)
+
+    return parse
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number without a sign or an exponent."""
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) is not None
+
+
+def share(text: Given) -> float:
+    """A percentage, as a share."""
+    if not is_number(text) or float(text) > 100:
+        raise wrong(text, "give a percentage from 0 to 100")
+    return float(text) / 100
+
+
+def limits(text: Given) -> tuple[float, float]:
+    """The limits of a run and of a compile, in seconds."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 2 or not all(is_number(part) and float(part) <= LONGEST for part in parts):
+        raise wrong(text, f"give seconds as RUN or RUN,COMPILE, 0 for no limit, {LONGEST:.0f} at most")
+    run, compile_limit = [*map(float, parts), 1800.0][:2]
+    return run, compile_limit
+
+
+def threads(text: Given) -> tuple[int, ...]:
+    """Numbers of CPU threads, each once; () where none is given."""
+    most, found = max(MANY, 4 * cores()), []  # more than any machine uses, fewer than it refuses to start
+    for part in parts_of(text):
+        if part != "all" and (not re.fullmatch(r"[0-9]+", part) or not part.strip("0")):
+            right = "give a whole number, 1 or more, or all, or several of them, 1,2,all for instance"
+            raise wrong(text, f"{shown(part)!r} is no number of threads; {right}")
+        if part != "all" and (len(part) > _DIGITS or int(part) > most):
+            raise wrong(text, f"give {most} at most")
+        found.append(cores() if part == "all" else int(part))
+    return tuple(dict.fromkeys(found))
+
+
+def problems(text: Given) -> tuple[Problem, ...]:
+    """Problem lines."""
+    try:
+        return tuple(dict.fromkeys(Problem.parse(line) for line in parts_of(text)))
+    except ProblemError as error:
+        raise pytest.UsageError(f"{text.source}: {error}") from None
+
+
+def isas(text: Given, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The instruction sets to generate for, "" being the CPU's own, and those of ``all`` that it lacks.
+
+    Args:
+        text: the option's value.
+        here: what the CPU executes.
+    """
+    given = names("level", ("native", *ISAS, "all"))(text)
+    for name in given:
+        if name in ISAS and name not in here:
+            can = ", ".join(("native", *here, "all"))
+            raise wrong(text, f"this CPU does not execute {name}; it can: {can}")
+    wanted = [one for name in given for one in (here if name == "all" else ("" if name == "native" else name,))]
+    lacking = tuple(name for name in ISAS if name not in here) if "all" in given else ()
+    return tuple(dict.fromkeys(wanted)), lacking
+
+
+def candidates(text: Given) -> str:
+    """Which autotune candidates: a word, a number, or a pattern."""
+    words = ("one", "winner", "all")
+    number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
+    is_numeric = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
+    hint = "" if is_numeric or text in words else did_you_mean(text.lower(), words)
+    if text and not number and (is_numeric or hint):
+        raise wrong(text, f"give one, winner, all, a number from 1 on, or a candidate's name{hint}")
+    return str(text)
+
+
+def fuzz(text: Given) -> float:
+    """The time to fuzz, in seconds; 0: not at all."""
+    if text and (not is_number(text) or not 0.0 < float(text) <= LONGEST):
+        raise wrong(text, "give the time in seconds, 60 for instance")
+    if text and find_spec("hypothesis") is None:
+        raise pytest.UsageError("--gemm-fuzz needs Hypothesis, which is not installed: pip install hypothesis")
+    return float(text or 0.0)
+
+
+def record(text: Given) -> frozenset[str]:
+    """How to record: empty for not at all, ``yes``, ``force``, ``prune``."""
+    if text in {"yes", "no"}:
+        return frozenset({"yes"} if text == "yes" else ())
+    parts = parts_of(text)
+    if unknown := [part for part in parts if part not in RECORDING]:
+        hint = did_you_mean(unknown[0], ("yes", *RECORDING))
+        raise wrong(text, f"not a value{hint}; choose yes, no, force, prune or force,prune")
+    return frozenset({"yes", *parts})
+
+
+def folder(text: Given) -> Path | None:
+    """A folder that can be written; ``None`` of an empty text."""
+    try:
+        return api_settings.folder(text)
+    except ValueError as error:
+        raise wrong(text, str(error)) from None
+
+
+def is_yes(text: Given) -> bool:
+    """Whether a switch is on."""
+    return text == "yes"
