@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "doctor": ("pytest_gemm.tools.doctor", "show which backends can run here, and try one product of each"),
     "fingerprint": ("pytest_gemm.tools.fingerprint_report", "show how each backend computes, and what has changed"),
     "results": ("pytest_gemm.run.page", "write run records as a Markdown page"),
+    "compare": ("pytest_gemm.tools.compare", "list the cases of two run records whose status differs"),
     "coverage": ("pytest_gemm.tools.coverage", "list which C++ micro-kernels the cases of run records reached"),
     "baseline": ("pytest_gemm.speed.baseline.commands", "show, diff, prune, record and merge speed baselines"),
     "calibrate": ("pytest_gemm.speed.calibrate", "estimate false alarms and power of the speed gate from sessions"),
