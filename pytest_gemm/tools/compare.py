@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pytest_gemm import records
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.run import record
@@ -36,13 +37,16 @@ def run(given: argparse.Namespace) -> int:
 
 def statuses(outcomes: Iterable[Outcome]) -> dict[CaseId, tuple[Status, str]]:
     """The status of each case, the worst of its distributions, with its ledger entry or the code of its reason."""
-    order = {status: place for place, status in enumerate(Status)}
-    found: dict[CaseId, tuple[Status, str]] = {}
+    found: dict[CaseId, list[Outcome]] = {}
     for one in outcomes:
-        told = one.known_failure or (one.reason.code if one.reason else "")
-        if one.case not in found or order[one.status] > order[found[one.case][0]]:
-            found[one.case] = one.status, told
-    return found
+        found.setdefault(one.case, []).append(one)
+
+    def worst(some: list[Outcome]) -> tuple[Status, str]:
+        status = records.status_of(some)
+        one = next(one for one in some if one.status is status)
+        return status, one.known_failure or (one.reason.code if one.reason else "")
+
+    return {case: worst(some) for case, some in found.items()}
 
 
 def differences(
