@@ -150,6 +150,13 @@ def threads_for(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def _calling(problem: Problem, spec: CompileSpec) -> Iterator[None]:
+    """Call the compiled program as it was compiled, and never compile it again."""
+    with threads_for(spec.threads), settings(problem), torch.no_grad(), torch_compat.never_recompile():
+        yield
+
+
 def traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
     inputs = example_inputs(tensors, constants)
@@ -235,13 +242,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
             if kernel is not None:
                 setattr(loaded, name, _Counted(name, kernel, calls))
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
-    with (
-        threads_for(spec.threads),
-        settings(problem),
-        torch.no_grad(),
-        torch_compat.never_recompile(),
-        record_products() as observed,
-    ):
+    with _calling(problem, spec), record_products() as observed:
         function(*args)
     order, foreign = tuple(calls), products_in_source(source)
     if in_cpp is not None:
@@ -387,13 +388,7 @@ class Artifact:
         args = [tensors[n] for n in compiled.inputs]
         compiled.calls.clear()
         try:
-            with (
-                threads_for(self.spec.threads),
-                settings(self.problem),
-                torch.no_grad(),
-                torch_compat.never_recompile(),
-                poisoned_memory(compiled.modules),
-            ):
+            with _calling(self.problem, self.spec), poisoned_memory(compiled.modules):
                 return compiled.function(*args) if self.spec.mode != "cudagraphs" else self._replayed(args)
         except RuntimeError as error:
             if torch_compat.recompiled(error):
@@ -480,6 +475,11 @@ class Artifact:
         return self._compiled.products
 
     @property
+    def session(self) -> compilation.Session:
+        """What the compile showed."""
+        return self._compiled.session
+
+    @property
     def chosen(self) -> tuple[str, ...]:
         """The candidates that the program was made of; one but for a program with several products."""
         return tuple(self._compiled.session.chosen)
@@ -494,26 +494,6 @@ class Artifact:
     def kernels(self) -> dict[str, bool]:
         """All generated kernels: name -> whether it is a template.  Pointwise kernels count here."""
         return self._compiled.kernels
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """All candidates that the selection was given."""
-        return tuple(self._compiled.session.choices)
-
-    @property
-    def pruned(self) -> dict[str, Reason]:
-        """Candidates that were left out on the way to the one that runs: name -> why."""
-        return dict(self._compiled.session.pruned)
-
-    @property
-    def timings(self) -> dict[str, float]:
-        """Seconds a call of the candidates that the selection timed, by name; empty where it timed none."""
-        return dict(self._compiled.session.timings)
-
-    @property
-    def source(self) -> str:
-        """Text of the generated program."""
-        return self._compiled.source
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -555,13 +535,7 @@ class InductorPrepared:
         compiled = self.artifact._compiled
         args = [tensors[n] for n in compiled.inputs]
         function = compiled.function
-        with (
-            threads_for(self.artifact.spec.threads),
-            settings(self.problem),
-            torch.no_grad(),
-            torch_compat.never_recompile(),
-            _uncounted(compiled.modules),
-        ):
+        with _calling(self.problem, self.artifact.spec), _uncounted(compiled.modules):
             yield lambda: function(*args)
 
     def proof(self) -> Proof:
@@ -571,18 +545,18 @@ class InductorPrepared:
 
     @property
     def pruned(self) -> dict[str, Reason]:
-        """See :attr:`Artifact.pruned`."""
-        return self.artifact.pruned
+        """Candidates that were left out on the way to the one that runs: name -> why."""
+        return dict(self.artifact.session.pruned)
 
     @property
     def timings(self) -> dict[str, float]:
-        """See :attr:`Artifact.timings`."""
-        return self.artifact.timings
+        """Seconds a call of the candidates that the selection timed, by name; empty where it timed none."""
+        return dict(self.artifact.session.timings)
 
     @property
     def source(self) -> str:
         """Text of the generated program, for the artifacts of a failure."""
-        return self.artifact.source
+        return self.artifact._compiled.source
 
 
 class CalledPrepared(InductorPrepared):
