@@ -23,11 +23,9 @@ from scipy import stats
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
-from pytest_gemm.speed.gate import decide, estimates
-from pytest_gemm.speed.gate import pairs as pairs_module
-from pytest_gemm.speed.gate import stored as stored_module
-from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
+from pytest_gemm.speed.gate.estimates import Screened
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.speed.resampling import Resample, Sessions, pair_run, stored_run, suite_run
 from pytest_gemm.text import show, table
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
@@ -40,7 +38,6 @@ STORED: Final = "gate, stored baseline"
 AGAINST: Final = "gate, base against head"
 SUITE: Final = "gate, stored, 200 cases"
 
-_SUITE: Final = 200
 _POWER_RUNS: Final = 100  # planting is a run for every slow-down; this many bound a share of 0.95 to within 0.05
 _ROUNDS: Final = 4  # a quarter of the cases is slowed down at once, so that the median case stays what it is
 _PRESENT: Final = 0.9  # share of the sessions that must have a case
@@ -209,151 +206,7 @@ RULES: Final = {
 """What each rule is, in words."""
 
 
-# -- the draws ---------------------------------------------------------------------------------------------------
-
-
-def _slowed(some: Iterable[Reading], factor: float) -> list[Reading]:
-    return [dataclasses.replace(r, subject=factor * r.subject) for r in some]
-
-
-class _Sessions:
-    """The sessions as tables: one reading, or none, a case and session."""
-
-    def __init__(self, sessions: Sequence[Session], cases: Collection[CaseId]) -> None:
-        self.samples: list[dict[CaseId, Sample]] = [
-            {s.case: s for s in session.samples if s.is_timed and s.case in cases} for session in sessions
-        ]
-        self.cases = tuple(cases)
-        self._took_turns = [session.is_interleaved for session in sessions]
-        self._readings = [
-            {case: Reading(s.estimate, s.comparator_estimate, s.disturbed) for case, s in by.items()}
-            for by in self.samples
-        ]
-
-    def take(self, numbers: Iterable[int], cases: Iterable[CaseId] | None = None) -> dict[CaseId, list[Reading]]:
-        """The readings of these sessions by case, numbered in this order."""
-        wanted = self.cases if cases is None else cases
-        found: dict[CaseId, list[Reading]] = {case: [] for case in wanted}
-        for position, number in enumerate(numbers):
-            for case, some in found.items():
-                reading = self._readings[number].get(case)
-                if reading is not None:
-                    some.append(dataclasses.replace(reading, session=position))
-        return found
-
-    def take_pairs(
-        self, base: Sequence[int], head: Sequence[int]
-    ) -> tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]:
-        """The readings of the sessions of two groups, as the gate reads pairs."""
-        then, now = self.take(base), self.take(head)
-        for position, (one, other) in enumerate(zip(base, head, strict=True)):
-            if self._took_turns[one] and self._took_turns[other]:
-                estimates.compare_windows(now, self.samples[one], self.samples[other], position)
-        return then, now
-
-
-@dataclasses.dataclass
-class _Draw:
-    """One run, drawn: what a mode of the gate looks at.
-
-    Attributes:
-        policy: of the gate.
-        stored: the baseline; ``None`` for base against head.
-        base_first, base_more: the base's readings in the pairs of the screen and of the confirmation, by case.
-        first, more: the head's readings of screen and confirmation, by case.
-    """
-
-    policy: Policy
-    stored: dict[CaseId, Stored] | None
-    base_first: dict[CaseId, list[Reading]]
-    base_more: dict[CaseId, list[Reading]]
-    first: dict[CaseId, list[Reading]]
-    more: dict[CaseId, list[Reading]]
-
-    def screen(self, head: Mapping[CaseId, Sequence[Reading]]) -> Screened:
-        """The gate's screen of these readings of the head."""
-        if self.stored is None:
-            return pairs_module.screen(self.base_first, head, self.policy)
-        return stored_module.screen(self.stored, head, self.policy)
-
-    def confirm(self, head: Mapping[CaseId, Sequence[Reading]], screened: Screened) -> dict[CaseId, Judgement]:
-        """The gate's confirmation by these readings of the head, look by look."""
-
-        def look(cases: tuple[CaseId, ...], count: int, known: Screened, last: bool) -> dict[CaseId, Judgement]:
-            mine = {case: head[case][:count] for case in cases}
-            if self.stored is None:
-                base = {case: self.base_more[case][:count] for case in cases}
-                return pairs_module.confirm(base, mine, known, self.policy, last=last)
-            return stored_module.confirm(self.stored, mine, known, self.policy, last=last)
-
-        policy = self.policy
-        return decide.by_looks(
-            screened, policy, policy.confirm_pairs if self.stored is None else policy.confirm_sessions, look
-        )
-
-    def idle(self) -> tuple[Screened, dict[CaseId, Judgement]]:
-        """The A/A run."""
-        screened = self.screen(self.first)
-        return screened, self.confirm({case: self.more[case] for case in screened.wanted}, screened)
-
-    def finds(self, cases: Collection[CaseId], change: float, idle: Screened) -> set[CaseId]:
-        """Which of the cases are called slower when each of them, alone, is slower by ``change``.
-
-        They are screened together, for a case's screen knows nothing of the others' subjects, and confirmed one by one,
-        beside the cases that the A/A run ``idle`` confirms.
-        """
-        screened = self.screen({c: _slowed(x, 1 + change) if c in cases else x for c, x in self.first.items()})
-        found = set()
-        for case in cases:
-            if case not in screened.slower:
-                continue
-            slower = (case, *(c for c in idle.slower if c != case))
-            judgements = {**idle.judgements, case: screened.judgements[case]}
-            alone = dataclasses.replace(screened, slower=slower, faster=(), judgements=judgements)
-            head = {c: self.more[c] for c in slower} | {case: _slowed(self.more[case], 1 + change)}
-            if self.confirm(head, alone)[case].verdict is Verdict.SLOWER:
-                found.add(case)
-        return found
-
-
-def _stored_draw(table: _Sessions, order: Sequence[int], policy: Policy, k: int) -> _Draw:
-    """Baseline, screen and confirmation from one order of the sessions."""
-    end = k + policy.screen_sessions
-    then, first, more = (
-        table.take(numbers) for numbers in (order[:k], order[k:end], order[end : end + policy.confirm_sessions])
-    )
-    stored = {case: Stored(case, tuple(some)) for case, some in then.items()}
-    return _Draw(policy, stored, {}, {}, first, more)
-
-
-def _pair_draw(table: _Sessions, rng: np.random.Generator, policy: Policy) -> _Draw:
-    """Screen and confirmation from neighbouring sessions, which of the two is the base being chance.
-
-    Sessions that took turns have come in pairs, and are neighbours in order of time.
-    """
-    begin = int(rng.integers(2)) if len(table.samples) % 2 else 0
-    pairs = [(i, i + 1) for i in range(begin, len(table.samples) - 1, 2)]
-    drawn = [pairs[i][:: int(rng.choice((1, -1)))] for i in rng.permutation(len(pairs))]
-    base, head = zip(*drawn, strict=True)
-    end = policy.screen_pairs
-    stop = end + policy.confirm_pairs
-    parts = (base[:end], head[:end]), (base[end:stop], head[end:stop])
-    (base_first, first), (base_more, more) = (table.take_pairs(*numbers) for numbers in parts)
-    return _Draw(policy, None, base_first, base_more, first, more)
-
-
-def _suite_draw(table: _Sessions, rng: np.random.Generator, policy: Policy, k: int) -> _Draw:
-    """A run of 200 cases: copies of the suite, each with an order of the sessions of its own."""
-    whole = _Draw(policy, {}, {}, {}, {}, {})
-    stored: dict[CaseId, Stored] = {}
-    for copy in range(-(-_SUITE // len(table.cases))):
-        part = _stored_draw(table, [int(i) for i in rng.permutation(len(table.samples))], policy, k)
-        for case in table.cases[: _SUITE - len(stored)]:
-            name = dataclasses.replace(case, candidate=f"{case.candidate}#{copy}")
-            stored[name] = dataclasses.replace((part.stored or {})[case], case=name)
-            whole.first[name], whole.more[name] = part.first[case], part.more[case]
-    whole.stored = stored
-    return whole
+# -- the study ---------------------------------------------------------------------------------------------------
 
 
 def _count(score: Score, screened: Screened, judgements: Mapping[CaseId, Judgement]) -> None:
@@ -390,7 +243,7 @@ def calibrate(
     present = [case for case, count in counts.items() if count >= _PRESENT * len(sessions)]
     if not present:
         raise ValueError(f"no case has an estimate in {_PRESENT:.0%} of the {len(sessions)} sessions")
-    table = _Sessions(sessions, present)
+    table = Sessions(sessions, present)
     pairs = len(sessions) // 2
     study = Study(sessions[0].hardware, len(sessions), policy, stored, pairs)
     study.left_out = {case: count for case, count in counts.items() if case not in present}
@@ -399,18 +252,18 @@ def calibrate(
     for run in range(runs):
         plant = run < _POWER_RUNS
         order = [int(i) for i in rng.permutation(len(sessions))]
-        draw = _stored_draw(table, order, policy, stored)
+        draw = stored_run(table, order, policy, stored)
         screened = _gate_run(study, STORED, draw, plant=plant)
         for case, weight in screened.weights.items():
             study.cases[case].weights[weight] += 1
         _peer_run(study, table, order, stored, plant=plant)
-        _count(study.scores[SUITE], *_suite_draw(table, rng, policy, stored).idle())
+        _count(study.scores[SUITE], *suite_run(table, rng, policy, stored).idle())
         if pairs >= policy.screen_pairs + policy.confirm_pairs:
-            _gate_run(study, AGAINST, _pair_draw(table, rng, policy), plant=plant)
+            _gate_run(study, AGAINST, pair_run(table, rng, policy), plant=plant)
     return study
 
 
-def _facts(table: _Sessions, case: CaseId) -> CaseFacts:
+def _facts(table: Sessions, case: CaseId) -> CaseFacts:
     def scale(values: Sequence[float]) -> float:
         return float(stats.median_abs_deviation(np.log(values), scale="normal"))
 
@@ -420,7 +273,7 @@ def _facts(table: _Sessions, case: CaseId) -> CaseFacts:
     return CaseFacts(statistics.median(figures), scale(figures), scale(ratios) if len(ratios) == len(some) else None)
 
 
-def _gate_run(study: Study, name: str, draw: _Draw, *, plant: bool) -> Screened:
+def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screened:
     score = study.scores[name]
     screened, judgements = draw.idle()
     _count(score, screened, judgements)
@@ -439,7 +292,7 @@ def _gate_run(study: Study, name: str, draw: _Draw, *, plant: bool) -> Screened:
     return screened
 
 
-def _peer_run(study: Study, table: _Sessions, order: Sequence[int], k: int, *, plant: bool) -> None:
+def _peer_run(study: Study, table: Sessions, order: Sequence[int], k: int, *, plant: bool) -> None:
     slower: Counter[str] = Counter()
     judged = 0
     for case, facts in study.cases.items():

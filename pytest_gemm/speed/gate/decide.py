@@ -13,15 +13,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import sentences
 from pytest_gemm.speed.gate.estimates import FEWEST_CASES, Reading, Screened, undisturbed
-from pytest_gemm.speed.gate.evidence import Anchor, Claim, Evidence, View, claims_of, median_comparator
+from pytest_gemm.speed.gate.evidence import Claim, Evidence, View, claims_of, median_comparator
 from pytest_gemm.speed.gate.policy import Policy
 
 Gathered: TypeAlias = Evidence | Judgement
@@ -88,6 +88,43 @@ def is_beyond_guard(e: Evidence, policy: Policy, move: float) -> bool:
     lift = 0.0 if e.ratio else max(0.0, move)
     views = [e.raw, e.ratio] if e.ratio else [e.raw]
     return all(c - lift > limit for v in views for c in v.changes)
+
+
+# -- the anchor --------------------------------------------------------------------------------------------------
+
+
+class Anchor(NamedTuple):
+    """How the machine, or what stands for it, moved."""
+
+    reason: Reason | None
+    move: float
+    raw_moved: bool
+
+
+def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
+    """Whether the comparators' median case moved, and whether the cases without one moved alike.
+
+    By the estimate alone, not by its significance: to take a calm anchor for a moved one costs power, to take a
+    moved one for calm makes a run red for nothing.
+    """
+    evidence = list(evidence)
+    moves = [e.comparator.estimate for e in evidence if e.comparator]
+    raw = [e.raw.estimate for e in evidence if not e.comparator]
+    limit = math.log1p(policy.anchor_shift)
+    middle = statistics.median(raw) if raw else 0.0
+    if moves:
+        move = statistics.median(moves)
+        if abs(move) <= limit:
+            return Anchor(None, move, raw_moved=False)
+        along = sum(m * move > 0 for m in moves)
+        reason = sentences.comparators_moved(move, along, len(moves))
+        return Anchor(reason, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
+    if len(raw) >= FEWEST_CASES and abs(middle) > limit:
+        alike = sum(abs(m - middle) <= limit for m in raw)
+        if alike >= 0.75 * len(raw):
+            reason = sentences.all_moved(middle, alike, len(raw))
+            return Anchor(reason, middle, raw_moved=True)
+    return Anchor(None, 0.0, raw_moved=False)
 
 
 # -- the screen --------------------------------------------------------------------------------------------------

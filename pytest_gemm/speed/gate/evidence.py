@@ -12,10 +12,7 @@ from typing import NamedTuple
 from scipy import optimize, special
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.gate import sentences
 from pytest_gemm.speed.gate.estimates import (
-    FEWEST_CASES,
     Prior,
     Reading,
     disturbed_share,
@@ -155,43 +152,6 @@ def _needed(
 def median_comparator(some: Sequence[Reading]) -> float | None:
     """Median time of the comparator, in seconds."""
     return statistics.median(r.comparator or math.nan for r in some) if paired(some) else None
-
-
-# -- the anchor --------------------------------------------------------------------------------------------------
-
-
-class Anchor(NamedTuple):
-    """How the machine, or what stands for it, moved."""
-
-    reason: Reason | None
-    move: float
-    raw_moved: bool
-
-
-def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
-    """Whether the comparators' median case moved, and whether the cases without one moved alike.
-
-    By the estimate alone, not by its significance: to take a calm anchor for a moved one costs power, to take a
-    moved one for calm makes a run red for nothing.
-    """
-    evidence = list(evidence)
-    moves = [e.comparator.estimate for e in evidence if e.comparator]
-    raw = [e.raw.estimate for e in evidence if not e.comparator]
-    limit = math.log1p(policy.anchor_shift)
-    middle = statistics.median(raw) if raw else 0.0
-    if moves:
-        move = statistics.median(moves)
-        if abs(move) <= limit:
-            return Anchor(None, move, raw_moved=False)
-        along = sum(m * move > 0 for m in moves)
-        reason = sentences.comparators_moved(move, along, len(moves))
-        return Anchor(reason, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
-    if len(raw) >= FEWEST_CASES and abs(middle) > limit:
-        alike = sum(abs(m - middle) <= limit for m in raw)
-        if alike >= 0.75 * len(raw):
-            reason = sentences.all_moved(middle, alike, len(raw))
-            return Anchor(reason, middle, raw_moved=True)
-    return Anchor(None, 0.0, raw_moved=False)
 
 
 def is_far(changes: Iterable[float], policy: Policy) -> bool:

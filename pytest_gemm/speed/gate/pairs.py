@@ -27,7 +27,6 @@ from pytest_gemm.speed.gate.estimates import (
     prior_of_comparators,
 )
 from pytest_gemm.speed.gate.evidence import (
-    Anchor,
     Evidence,
     View,
     by_pairs,
@@ -168,7 +167,7 @@ def screen(
             weights[case] = far.weight
         else:
             gathered[case] = decide.without(case, _merged(base[case], some), needed, "pair")
-    still = Anchor(None, 0.0, raw_moved=False)  # the machine is the same for both
+    still = decide.Anchor(None, 0.0, raw_moved=False)  # the machine is the same for both
     return dataclasses.replace(
         decide.screened(gathered, policy, still, "pair"),
         anchor=reason,

@@ -28,7 +28,7 @@ from pytest_gemm.speed.gate.estimates import (
     pooled,
     undisturbed,
 )
-from pytest_gemm.speed.gate.evidence import Evidence, View, anchor_of, fewest, is_far, median_comparator, smallest
+from pytest_gemm.speed.gate.evidence import Evidence, View, fewest, is_far, median_comparator, smallest
 from pytest_gemm.speed.gate.policy import Policy
 
 
@@ -39,7 +39,7 @@ def screen(stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Readi
     """
     learnt = learn(stored, policy)
     gathered = {case: _screening(case, some, stored, learnt, policy) for case, some in head.items()}
-    anchor = anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
+    anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
     found = decide.screened(gathered, policy, anchor, "session")
     return dataclasses.replace(
         found, weights=learnt.weights, priors=learnt.priors, of_comparators=learnt.of_comparators
