@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.tools.probes import Array, Bench, Print, Rows, all_alike, halves, kind
-from pytest_gemm.tools.stores import stores
+from pytest_gemm.tools.stores import same, stores
 from pytest_gemm.tools.sum_order import Order, Width, order_of, width_of
 
 
