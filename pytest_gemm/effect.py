@@ -23,7 +23,7 @@ _NOT_TIMED: Final = ("distributions", "modes", "isa", "guard")
 # Options that have no effect in a run of its own kind.
 _IGNORED: Final[Mapping[str, tuple[str, ...]]] = {
     "compile-only": (
-        *("timeout", "reference", "known-failures", "output", "guard", "modes", "isa"),
+        *("timeout", "reference", "known-failures", "guard", "modes", "isa"),
         *("record", "against"),
     ),
     "fuzz": ("modes", "reference", "guard"),

@@ -57,10 +57,8 @@ def modules() -> list[Path]:
 
 def snapshot() -> str:
     """All sentences, by module."""
-    parts = []
-    for path in modules():
-        if found := sentences(path):
-            parts.append("\n".join((f"# {path.relative_to(ROOT).as_posix()}", *found)))
+    by_module = {path.relative_to(ROOT).as_posix(): sentences(path) for path in modules()}
+    parts = ["\n".join((f"# {name}", *found)) for name, found in by_module.items() if found]
     return "\n\n".join(parts) + "\n"
 
 

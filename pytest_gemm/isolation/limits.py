@@ -26,6 +26,18 @@ from pytest_gemm.outcome import Activity, Outcome
 
 # -- the limit -------------------------------------------------------------------------------------
 
+# The limit of the kernel that runs, in seconds; 0: none runs.  A copy of the process that the kernel forks has no
+# thread that watches it, and may wait for ever for threads that were not copied.
+_running = 0.0
+
+
+def _limit_of_a_copy() -> None:
+    if _running:
+        faulthandler.dump_traceback_later(_running, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+
+
+os.register_at_fork(after_in_child=_limit_of_a_copy)
+
 # How often is looked whether a limit has run out, in seconds.
 _POLL = 0.1
 # How much later than the watch the backstop ends a process at least, in seconds.
@@ -82,6 +94,8 @@ class Watch:
         """Watch over the block, which holds no other of this kind; its limit follows from the activity's phase."""
         limit = self._run if activity.phase.is_run else self._compile
         process = os.getpid()
+        global _running  # noqa: PLW0603  # hooks of a fork cannot be taken back, so there is one
+        _running = limit if activity.phase.is_run else 0.0
         with self._lock:
             self.diary.doing(activity, limit)
             if limit:
@@ -97,6 +111,7 @@ class Watch:
         finally:
             if os.getpid() != process:  # a kernel has forked, and this copy would go on as another pytest
                 os._exit(1)
+            _running = 0.0
             with self._lock:  # not before the last words of a limit that has just run out
                 self._now = None
                 self.diary.over()

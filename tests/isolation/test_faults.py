@@ -264,7 +264,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
         in text
     )
     assert "mm:f32:nn:40x16x32 on planted: timed-out: no end in run within 1 s" in text
-    assert "remedy: raise --gemm-timeout if it is only slow" in text
+    assert "remedy: raise --gemm-timeout=RUN if it is only slow" in text
     assert "mm:f32:nn:48x16x32 on planted: timed-out: no end in compile within 3 s" in text
     assert "remedy: raise --gemm-timeout=RUN,COMPILE if it is only slow" in text
     assert "in endless_with_the_lock" in text
@@ -420,7 +420,7 @@ def test_without_workers_an_endless_kernel_is_named_as_the_run_ends_with_it(pyte
             "mm:f32:nn:16x16x32 on planted: timed-out: no end in run within 1 s",
             "*in endless*",
             "  kernel planted_kernel (planted_choice); distribution *",
-            "  remedy: raise --gemm-timeout if it is only slow",
+            "  remedy: raise --gemm-timeout=RUN if it is only slow",
             "  rerun: pytest test_it.py::test_product --gemm-backends=planted --gemm-problem=mm:f32:nn:16x16x32 *",
             "*2 more test(s) are not run.",
             "With -n 1 or more this case alone would have been lost*",

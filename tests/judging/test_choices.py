@@ -1219,7 +1219,7 @@ def test_a_candidate_that_can_kill_the_process_is_not_run_and_the_others_are(pro
     project.makeconftest(CONFTEST.format(here=str(Path(__file__).parent), names=("good-1", "b-off", "good-2")))
     record, ledger = project.path / "run.jsonl", project.path / "ledger.toml"
     ledger.write_text(
-        '[[known-failure]]\nid = "kills"\nbackend = "fake"\nreason = "it aborts"\nchoice = "*-off"\ncrashes = true\n'
+        '[[known-failure]]\nid = "kills"\nbackend = "fake"\nreason = "it aborts"\ncandidate = "*-off"\ncrashes = true\n'
     )
     options = ("--gemm-backends=fake", "--gemm-problem=mm:f32:nn:8x16x32", "--gemm-candidates=all")
     result = run(project, *options, "--gemm-output=.", f"--gemm-known-failures={ledger}")

@@ -272,7 +272,7 @@ def _like(pattern: str, text: str) -> bool:
 # The same where the process itself comes to its end, or a signal does.
 PROCESS = [
     (0, "--gemm-backends=mine", "*2 passed*"),
-    (0, "--gemm-backends=forks", "*2 passed*"),
+    (0, "--gemm-backends=forks --gemm-timeout=4", "*2 passed*"),
     (1, "--gemm-backends=other,leaves", "mm:f32:nn:8x16x32 on leaves: crashed: *in run: it ended itself*status 0"),
     (1, "--gemm-backends=other,segfault", "mm:f32:nn:8x16x32 on segfault: crashed: *in run: SIGSEGV *"),
     (1, "--gemm-backends=becomes-another", "mm:f32:nn:8x16x32 on becomes-another: crashed: *exit status 0"),

@@ -21,7 +21,10 @@ def test_no_sentence_and_no_docstring_is_in_dialect(path: Path) -> None:
     assert not [text for text in (*sentences(path), *docstrings) if DIALECT.search(text)]
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_no_document_is_in_dialect(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert not [f"{number}: {line}" for number, line in enumerate(lines, 1) if DIALECT.search(line)]

@@ -20,6 +20,7 @@ from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
+from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
@@ -28,6 +29,7 @@ from pytest_gemm.operands.distributions import distributions_for
 from pytest_gemm.outcome import Status, Unsupported
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.run.state import eager_refusal
 
 Groups = tuple[tuple[int, int], ...]
 
@@ -151,7 +153,7 @@ def test_eager_is_not_asked_beside_a_backend_for_what_it_refuses() -> None:
     registry = Registry()
     registry.add_callable("mine", torch.matmul, dtypes=("f64",), accumulate="f64")
     case = Case(registry["mine"], Problem.parse("grouped_mm:f64:nt:3x20x12x36"), ("rand",), 0, "cpu")
-    (outcome, *_) = Judge().outcomes(case)
+    (outcome, *_) = Judge(eager_refusal(Ledger())).outcomes(case)
     assert outcome.status is Status.PASSED
     assert "_grouped_mm takes f32, bf16 and f16" in outcome.eager
 

@@ -335,17 +335,15 @@ class Lines(Display):
     ("end", "raised"),
     [(KeyboardInterrupt(), KeyboardInterrupt), (runner_module.SessionFailed("planted", ""), pytest.UsageError)],
 )
-@pytest.mark.parametrize("kept", [True, False])
 def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException], kept: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(runner_module, "_Open", Answer)
     monkeypatch.setattr(Answer, "left", [None, None, None, end])
     registry = Registry()
     registry.add(Several())
-    speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b")
-    speed = dataclasses.replace(speed, samples=tmp_path / "mine" if kept else None)
+    speed = SpeedConfig(record=True, sessions=5, baselines=tmp_path / "b", samples=tmp_path / "mine")
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(raised):
@@ -355,7 +353,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     _, _, line = then.partition(": to record from these: ")
     program, command, *words = shlex.split(line)
     assert (program, command, words[0]) == ("pytest-gemm", "baseline", "record")
-    assert (words[1] == str(tmp_path / "mine")) is kept
+    assert words[1] == str(tmp_path / "mine")
     assert not (tmp_path / "b").exists()
     assert cli.main([command, *words]) == 0
     ((key, stored),) = store.Store(tmp_path / "b", "amd").load("several").items()

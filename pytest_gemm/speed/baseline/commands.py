@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.speed.baseline.record import record_sessions
@@ -257,7 +259,7 @@ def _accept(given: argparse.Namespace) -> list[str]:
     def meant(sample: Sample) -> bool:
         return any(str(sample.case) == one or fnmatch.fnmatchcase(str(sample.case), one) for one in given.cases)
 
-    some = [dataclasses.replace(one, samples=tuple(filter(meant, one.samples))) for one in whole]
+    some = [msgspec.structs.replace(one, samples=tuple(filter(meant, one.samples))) for one in whole]
     given.status = _store(given, some, lines, accept=given.cases, reason=given.reason)
     return lines
 
