@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -32,8 +33,9 @@ _running = 0.0
 
 
 def _limit_of_a_copy() -> None:
-    if _running:
-        faulthandler.dump_traceback_later(_running, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    if _running:  # faulthandler would wait for its thread, which was not copied
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _running)
 
 
 os.register_at_fork(after_in_child=_limit_of_a_copy)
