@@ -170,7 +170,7 @@ def missing(config: GemmConfig) -> dict[str, Reason]:
 
 
 def without_part(config: GemmConfig) -> list[Reason]:
-    """Why selected backends have no part in ``--gemm-compile-only``; nobody is asked for by ``auto``."""
+    """Why selected backends have no part in ``--gemm-compile-only``; ``auto`` names no backend."""
     reasons = [_state(config, b).reason for b in config.backends if config.named]
     return [reason for reason in reasons if reason is not None and reason.code == NOTHING_AHEAD]
 
@@ -305,7 +305,7 @@ def test_name(nodeid: str) -> str:
 
 
 def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status: int | None) -> tuple[Outcome, ...]:
-    """The outcomes of a test whose process is gone and that nobody goes on with; none for somebody else's test.
+    """The outcomes of a test whose process is gone and that no worker continues; none for a test of another plugin.
 
     Args:
         nodeid: the test.

@@ -241,7 +241,7 @@ class _Journal:
 
         Args:
             status: how it ended, negative for a signal.
-            explained: asks the ledger; ``None`` where the run was ended from outside, so that no case is to blame.
+            explained: asks the ledger; ``None`` where the run was ended from outside, so that no case is the cause.
             seconds: how long the run took.
         """
         judged = [records.from_record(record) for entry in self.ended.values() for record in entry["outcomes"]]
@@ -250,20 +250,20 @@ class _Journal:
         if explained is None:
             lines.append(f"The run was ended by {manner(status)}.")
         else:
-            guilty = explained(selection.crashed(self.last, self.words, self.earlier, status), self.words, self.run)
-            where = f" in {self.last}" if self.last and not guilty else ""
-            lines += [text_module.failure(o, self._rerun()) for o in guilty if o.status.is_failure or o.known_failure]
-            if not guilty and self.words is not None and self.words.stack:
+            crashed = explained(selection.crashed(self.last, self.words, self.earlier, status), self.words, self.run)
+            where = f" in {self.last}" if self.last and not crashed else ""
+            lines += [text_module.failure(o, self._rerun()) for o in crashed if o.status.is_failure or o.known_failure]
+            if not crashed and self.words is not None and self.words.stack:
                 lines.append(self.words.stack)
             late = self.words is not None and self.words.ended == "timed-out"
             gone = (
                 "Nothing else ends it" if late else f"The process that ran the tests is gone{where}: {manner(status)}"
             )
             lines += end_lines(gone, self._behind())
-            judged += guilty
+            judged += crashed
             if record := self.run.get("record"):
                 with Path(record).open("a", encoding="utf-8") as file:
-                    file.writelines(records.record_line(records.to_record(o)) for o in guilty)
+                    file.writelines(records.record_line(records.to_record(o)) for o in crashed)
         lines += ["", *terminal.summary(judged, missing={}, stale_entries=(), processes=1, wall_seconds=seconds)]
         counts = Counter(entry["end"] for entry in self.ended.values())
         said = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))

@@ -31,7 +31,7 @@ def scope(nodeid: str) -> str:
     return (problem.with_m(0) if problem.has("m.dynamic") else problem).line
 
 
-# Whom of xdist's schedulers ours goes by, for each "--dist" with scopes; the others keep their own.
+# Which scheduler of xdist ours extends, for each "--dist" with scopes; the others keep their own.
 _SCHEDULERS = {
     "load": "LoadScopeScheduling",
     "loadscope": "LoadScopeScheduling",

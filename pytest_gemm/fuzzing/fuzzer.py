@@ -153,7 +153,7 @@ class Fuzzer:
         seed_: the same seed draws the same trials.
         ops: names of ops to draw from; empty: all.
         store: where shrunk trials are kept, ``None``: nowhere.
-        tell: is told of each trial and each defect as they come.
+        tell: is called with each trial and each defect.
         clock: seconds, never going back.
     """
 

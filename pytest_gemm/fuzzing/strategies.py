@@ -147,7 +147,7 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
     """Ops and dtypes, in the order in which they shrink, with their layouts.
 
     Args:
-        backend: leave out those of which it claims no plain product; ``None``: nobody is asked.
+        backend: leave out those of which it supports no plain product; ``None``: leave out none.
         ops: names of ops; empty: all that operands and a program exist for.
     """
     wanted = frozenset(ops) or frozenset(OPS)
@@ -217,7 +217,7 @@ _SOME_OPS: Final = (
 
 
 def _makes_sense(form: Form, flag: str) -> bool:
-    """Whether the grammar takes a flag that speaks of the product's precision."""
+    """Whether the grammar takes a flag of the product's precision."""
     shape = Shape(1, 1, 128, 1 if form.op.batch == "always" else None)
     try:
         Problem(form.op, form.dtypes, form.layouts[0], shape, _needed(form.op, form.dtypes), (flag,))

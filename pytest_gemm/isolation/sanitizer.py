@@ -23,7 +23,7 @@ import pytest
 # Exit status of the tool when it has found something; pytest has none of this number.
 _FOUND: Final = 86
 _SHOWN: Final = 30
-# How the lines begin that speak of a fault, by the tools of 2024 and later.
+# How the lines of a fault begin, by the tools of 2024 and later.
 _COMPLAINT: Final = re.compile(
     r"Invalid|Uninitialized|Error: |Race reported|Barrier error|Program hit|Potential|Warning: "
 )

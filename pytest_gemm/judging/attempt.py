@@ -19,7 +19,7 @@ from pytest_gemm.judging.truth import Truth
 from pytest_gemm.outcome import Activity, Outcome, Phase, Pruned, Reason, Seconds, Status, Unsupported
 from pytest_gemm.text import first_line, kind_of, message
 
-# Is told of everything that may not come back, for as long as it lasts.
+# Encloses every call that may not return.
 Watching = Callable[[Activity], AbstractContextManager[None]]
 
 # What the watch calls a phase that begins the reason code of a crash by another name.

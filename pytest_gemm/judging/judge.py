@@ -193,7 +193,7 @@ class Judge:
         truths = [self._truth(case, candidate, distribution) for distribution in case.distributions]
         attempt = self._attempt(case, candidate, case.distributions[0])
         with attempt.phase(Phase.PREPARE, truths[0]):
-            # Before it has run nothing is known of kernels, so the watch is told of none.
+            # The kernels are not known before the first run, so the watch has none.
             prepared = drive.prepare(case, candidate, truths[0].operands)
             pruned = drive.pruned_of(prepared)
         for name, reason in pruned.items():

@@ -7,7 +7,7 @@ to be computed is found by two checks that look at every element:
 * integers (exact distributions whose sums the output's type holds): Freivalds' check modulo 2^61 - 1;
 * floats: ``C x`` against ``A (B x)`` with random signs x, whose difference has a derived bound.
 
-These only raise suspicion.  Every verdict is the oracle's on complete lines, so that a check cannot accuse a right
+These only raise suspicion.  Every verdict is the oracle's on complete lines, so that a check cannot reject a right
 result.  Where the epilogue is not linear, or the operands have scales, only the lines stand;
 :attr:`ResultVerdict.note` says which it was.
 """
@@ -404,7 +404,7 @@ class Sample:
         """Rows whose projection leaves its bound.
 
         Let e_j be the errors of a row's elements, each at most E_j as the oracle bounds it, and x random signs that
-        nobody knew who computed C.  Then ``|sum x_j e_j| > lambda ||E||`` has a probability of at most
+        were unknown to the kernel.  Then ``|sum x_j e_j| > lambda ||E||`` has a probability of at most
         ``2 exp(-lambda^2 / 2)`` (Hoeffding), whatever the e_j are.  ||E|| is at most the sum of the norms of its parts:
         theta g or theta G for the sum, u |c| for each store, and what underflows.
         """

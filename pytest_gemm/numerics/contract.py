@@ -17,7 +17,7 @@ class Contract:
         accumulate: type of the partial sums: ``f64``, ``f32``, ``f16`` or ``i32``.
         epilogue: ``fused``: every step in the accumulator's type, one rounding at the end;
             ``eager``: rounded to the tensor's dtype after every operation; ``either``: the backend
-            cannot tell beforehand, a result within either is right.
+            cannot tell in advance, a result within either is right.
         slices: number of split-K slices S, 1 for none.
         partials: dtype in which split-K partials are stored: ``f32`` or the output's.
         input_error: relative error of each input product that reduced-precision inputs cause

@@ -113,9 +113,9 @@ class GuardedJudge:
         if isinstance(self._ask(case, GuardPages(pages.side, frozenset())), Death):
             return outcome  # it needs no page for that
         names = [*(buffer.name for buffer in given.buffers), *ALLOCATED]
-        guilty = [n for n in names if isinstance(self._ask(case, GuardPages(pages.side, frozenset({n}))), Death)]
+        named = [n for n in names if isinstance(self._ask(case, GuardPages(pages.side, frozenset({n}))), Death)]
         where = "past the end of" if pages.side == "end" else "before the beginning of"
-        what = " and of ".join(guilty) or "an operand (none of them alone, when it was tried again)"
+        what = " and of ".join(named) or "an operand (none of them alone, when it was tried again)"
         kernel = ", ".join(outcome.kernels) or case.backend.name
         text = f"{kernel} touches memory {where} {what}: {_signal(end.status)} at a guard page"
         return dataclasses.replace(outcome, reason=Reason("page-guard", text))

@@ -234,7 +234,7 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
 
     The bandwidth is the best of copying (``b.copy_(a)``, read and written bytes together) and of reading (a dot product
     on the CPU, a sum on CUDA), over arrays of at least four last-level caches.  Reading matters because a product reads
-    far more than it writes, and a copy on a CPU may fetch its destination first, which nobody counts.
+    far more than it writes, and a copy on a CPU may fetch its destination first, which is not counted.
 
     Takes 1.5 to 3 s a dtype on the CPU and less than 1 s on CUDA.
 
@@ -355,7 +355,7 @@ class _Timed:
 def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
     """Least and total seconds of at least three calls, and of more while the budget lasts; the first is not counted.
 
-    The least is that of the calls that nobody else disturbed, for which three times the budget is spent.
+    The least is that of the calls that no other process disturbed, for which three times the budget is spent.
     """
     import torch
 

@@ -511,7 +511,7 @@ class _Open:
 
 
 class SessionFailed(Exception):
-    """A session that measured nothing, with the end of what it said; no case is to blame."""
+    """A session that measured nothing, with the end of its output; no case is the cause."""
 
     def __init__(self, text: str, log: str) -> None:
         super().__init__(f"{text}\n{log}" if log else text)

@@ -236,7 +236,7 @@ class Meter:
         return dataclasses.replace(held, reason=dataclasses.replace(held.reason, text=named))
 
     def _begin(self, case: Case) -> None:
-        if os.getppid() != self._parent:  # nobody reads the answer, and the next run may be timing by now
+        if os.getppid() != self._parent:  # the answer has no reader, and the next run may be timing by now
             pytest.exit("the run that asked for this session is gone", returncode=3)
         (self.folder / NOW).write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
 
@@ -382,7 +382,7 @@ class Meter:
         return [stack.enter_context(timed(prepared, one)) for one in sets]
 
     def _comparator(self, case: Case, given: Operands) -> tuple[str, Prepared | None]:
-        """Who is timed beside the case, if anybody can compute it: nobody beside itself."""
+        """The comparator of a case, if one can compute it; none is timed beside itself."""
         name = self._config.speed.comparator
         if not name or name == case.backend.name:
             return "", None
@@ -394,7 +394,7 @@ class Meter:
         try:
             comparator = backend.prepare(case.problem, given, DEFAULT)
             comparator.run(given)
-        except Exception:  # none of the subject's faults, whatever it is; the sample says that nobody stood beside
+        except Exception:  # not a fault of the subject; the sample says that it had no comparator
             return "", None
         return name, comparator
 

@@ -148,7 +148,7 @@ def _order(row: Row) -> tuple[object, ...]:
 def _kind(outcome: Outcome) -> str:
     """How a case counts: ``passed``, ``failed``, ``known``; "" for one that says nothing of a kernel.
 
-    Nobody judges what another kernel than the one that was meant has computed.
+    A result of another kernel than the intended one is not judged.
     """
     if outcome.status is Status.PASSED:
         return "passed"

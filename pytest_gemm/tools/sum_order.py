@@ -205,7 +205,7 @@ def order_of(bench: Bench, scale: Scale, inner: Width) -> Order | None:
     order = coarse_order(seen, sizes.grain)
     if order.name != "other":
         return order
-    # Lanes are powers of two apart: whoever of these meets term 0 first tells the width of a sum.
+    # Lanes are powers of two apart: the first of these that meets term 0 gives the width of a sum.
     near = sizes.of(0, [2**t for t in range(bench.k.bit_length() - 1)])
     first, second = sorted(near, key=lambda j: (near[j], j))[:2]
     return dataclasses.replace(order, places=(0, first, second))

@@ -220,9 +220,9 @@ def _resolve(given: argparse.Namespace) -> list[str]:
             if not line.strip() or MARKER.match(line.rstrip()):
                 continue
             one = Kept(Baseline.parse(line, backend, path, number), line.rstrip("\r"), number)
-            twin = newest.get(one.baseline.case)
-            dropped += twin is not None
-            if twin is None or _instant(twin.baseline.date) <= _instant(one.baseline.date):
+            other = newest.get(one.baseline.case)
+            dropped += other is not None
+            if other is None or _instant(other.baseline.date) <= _instant(one.baseline.date):
                 newest[one.baseline.case] = one
         store._write(backend, newest)
     return [f"{path}: {len(newest)} case(s), {dropped} older line(s) dropped"]

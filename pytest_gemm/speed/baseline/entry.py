@@ -311,7 +311,7 @@ _NEWER: Final = "if a newer pytest-gemm wrote it, update this one; otherwise del
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A baseline with the line that it stands in, so that a line nobody recorded anew stays as it is, byte by byte."""
+    """A baseline with the line that it stands in, so that a line that is not recorded anew stays the same bytes."""
 
     baseline: Baseline
     text: str
@@ -332,10 +332,10 @@ def parse(text: str, backend: str, path: Path | str) -> dict[CaseId, Kept]:
         if not line.strip():
             continue
         baseline = Baseline.parse(line, backend, path, number)
-        if (twin := found.get(baseline.case)) is not None:
-            dates = f"(dates {twin.baseline.date or '?'} and {baseline.date or '?'})"
+        if (earlier := found.get(baseline.case)) is not None:
+            dates = f"(dates {earlier.baseline.date or '?'} and {baseline.date or '?'})"
             remedy = f"keep one of them, or run {command('resolve', path)}, which keeps the newest"
-            problem = f"{baseline.case} stands on line {twin.number} already {dates}"
+            problem = f"{baseline.case} stands on line {earlier.number} already {dates}"
             raise BaselineError(path, number, problem, remedy)
         found[baseline.case] = Kept(baseline, line.rstrip("\r"), number)
     if not found:

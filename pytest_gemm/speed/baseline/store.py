@@ -86,7 +86,7 @@ class Recorded:
     Attributes:
         new: cases that had no baseline.
         changed: cases that had one.
-        refused: cases whose old line stays, because they got slower and nobody accepted it.
+        refused: cases whose old line stays, because they got slower without being accepted.
         idle_accepts: patterns of ``pytest-gemm baseline accept`` that no slower case answers to.
     """
 

@@ -162,8 +162,8 @@ class Winner:
         problem: the problem line.
         entrant: backend (with its choice), or the comparator.
         seconds: its time, median over the sessions.
-        runner_up: the second, "" where nobody else was timed.
-        lead: time of the runner-up over the winner's, ``None`` where nobody else was timed.
+        runner_up: the second, "" where no other was timed.
+        lead: time of the runner-up over the winner's, ``None`` where no other was timed.
         clear: whether the interval against each of the others excludes a tie; with a single session, which gives no
             interval, whether the lead is at least 2%.  Never where a case has disturbed sessions only.
         seconds_by: time by entrant, fastest first.

@@ -90,7 +90,7 @@ class CpuTimer:
         return time.perf_counter()
 
     def steady(self) -> bool:
-        """Nobody can tell: a virtual machine's clock is not the host's."""
+        """Unknown: the clock of a virtual machine is not the host's."""
         return True
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class CpuTimer:
         own, why = (after.own - before.own) / wall, []
         if before.waited is not None and after.waited is not None:
             lost = max(0.0, after.waited - before.waited) / wall
-            # More own threads than cores wait for each other, which is nobody else's doing.
+            # More own threads than cores wait for each other, which no other process causes.
             lost -= min(lost, max(0.0, own + lost - cores(self._proc)))
             telemetry["waited_cores"] = lost
             if lost > LOAD_OF_OTHERS:

@@ -238,7 +238,7 @@ class CudaTimer:
     def end(self) -> Conditions:
         """Read the state once more, and sum up."""
         self._read("")
-        # The reading before the first reading speaks of the warm-up as well; none is of an idle device.
+        # The reading before the first sample covers the warm-up as well; none is of an idle device.
         return _gpu_conditions(self._states, graphs=self.graphs)
 
     def _read(self, name: str) -> None:
