@@ -389,7 +389,7 @@ def summary(found: Findings) -> list[str]:
     ]
     lines += [f"  defect {found_line(defect)}; {defect.again} more failed alike" for defect in found.defects]
     lines += [f"  known failure {name}: {count}" for name, count in found.known.most_common()]
-    lines += [f"  refused {count}: {text}" for text, count in found.refused.most_common(_NAMED)]
+    lines += [f"  not supported, {count}: {text}" for text, count in found.refused.most_common(_NAMED)]
     lines += [f"  could tell nothing: {line}" for line in found.mistrusted[:_NAMED]]
     lines += [f"  not so in {count}, which is no error: {text}" for text, count in found.reported.most_common()]
     lines += [f"  passes now, and is forgotten: {line}" for line in found.mended]

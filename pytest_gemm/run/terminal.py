@@ -162,7 +162,10 @@ def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
         if outcome.status is Status.UNSUPPORTED and outcome.reason:
             groups[outcome.who, str(outcome.reason)].add(outcome.problem)
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    lines = [f"{backend} refused {len(problems)}: {reason}" for (backend, reason), problems in ranked[:_REASONS_SHOWN]]
+    lines = [
+        f"{backend} does not support {len(problems)}: {reason}"
+        for (backend, reason), problems in ranked[:_REASONS_SHOWN]
+    ]
     if len(ranked) > _REASONS_SHOWN:
         lines.append(f"and {len(ranked) - _REASONS_SHOWN} more reasons; the run record has them all")
     return lines

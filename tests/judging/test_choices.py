@@ -1130,7 +1130,7 @@ def test_a_pattern_takes_the_candidates_that_it_matches(project: pytest.Pytester
     assert result.ret == 0
     outcomes = result.parseoutcomes()
     assert (outcomes["passed"], outcomes["unsupported"]) == (2, 2)  # "other" has none of these
-    result.stdout.fnmatch_lines(["*other refused 1: no candidate is called good-[*]; there are x, y"])
+    result.stdout.fnmatch_lines(["*other does not support 1: no candidate is called good-[*]; there are x, y"])
 
 
 def test_a_pattern_that_matches_nothing_at_all_fails_the_run(project: pytest.Pytester) -> None:

@@ -213,7 +213,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 HERE = [
     (0, "--gemm-backends=mine", "mine *mm *"),
     (0, "--gemm-backends=off --gemm-known-failures=known.toml", "known failure off-by-one: 2 problem(s)"),
-    (0, "--gemm-backends=refusing --gemm-allow=unjudged", "refusing refused 2: nothing is taken"),
+    (0, "--gemm-backends=refusing --gemm-allow=unjudged", "refusing does not support 2: nothing is taken"),
     (0, "--gemm-backends=mine,absent --gemm-allow=missing", "absent did not run: there is no board"),
     (0, "--gemm-backends=mine,refusing -k mine", "*2 passed, 2 deselected*"),
     (1, "--gemm-backends=off", "*on off: incorrect: *"),

@@ -78,7 +78,7 @@ def test_a_good_callable_passes_and_a_refusal_is_not_a_skip(project: pytest.Pyte
             "*mm:f32:nn:8x16x32*PASSED*",
             "*int_mm*UNSUPPORTED*",
             "mine  *mm *2 *",
-            "mine refused 1: *registered without i8*",
+            "mine does not support 1: *registered without i8*",
         ]
     )
     outcomes = result.parseoutcomes()
