@@ -219,6 +219,7 @@ def test_headers_are_told_apart_by_wheel_or_by_version_file(tmp_path: Path) -> N
     assert compile_farm.headers_version(tmp_path / "a", wheel="4.2.0.0") == "nvidia-cutlass 4.2.0.0"
 
 
+@pytest.mark.compiler
 def test_the_compiler_says_its_version(nvcc: Compiler, tmp_path: Path) -> None:
     assert compile_farm.nvcc_version(nvcc.path) == "13.0.88"
     with pytest.raises(CompilerError, match="no-such"):
@@ -228,6 +229,7 @@ def test_the_compiler_says_its_version(nvcc: Compiler, tmp_path: Path) -> None:
 # -- the store -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_a_kernel_is_compiled_once_and_a_copy_of_the_folder_has_it(nvcc: Compiler, tmp_path: Path) -> None:
     first = Store(tmp_path / "store")
     made = first.obtain(job(nvcc))
@@ -248,6 +250,7 @@ def test_a_kernel_is_compiled_once_and_a_copy_of_the_folder_has_it(nvcc: Compile
     assert not list((tmp_path / "store" / "making").iterdir())
 
 
+@pytest.mark.compiler
 def test_a_kernel_asked_for_twice_counts_once(nvcc: Compiler, tmp_path: Path) -> None:
     Store(tmp_path).obtain(job(nvcc))
     store = Store(tmp_path)
@@ -257,6 +260,7 @@ def test_a_kernel_asked_for_twice_counts_once(nvcc: Compiler, tmp_path: Path) ->
     assert store.counts.kernels == 1
 
 
+@pytest.mark.compiler
 def test_a_refused_kernel_is_tried_once(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("refuses", "128x128x64")
     for store in (Store(tmp_path), Store(tmp_path)):
@@ -268,6 +272,7 @@ def test_a_refused_kernel_is_tried_once(nvcc: Compiler, tmp_path: Path) -> None:
     Store(tmp_path).obtain(job(nvcc, KERNEL.replace("128x128x64", "64x64x64")))  # another kernel is not refused
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "said", ["nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "fatal error: No space left on device", ""]
 )
@@ -280,6 +285,7 @@ def test_what_befalls_the_compiler_is_not_held_against_the_kernel(nvcc: Compiler
     assert Store(tmp_path).obtain(job(nvcc)).is_file()
 
 
+@pytest.mark.slow
 def test_a_compile_that_takes_too_long_is_ended_with_all_its_processes(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "30")
     started = time.monotonic()
@@ -289,6 +295,7 @@ def test_a_compile_that_takes_too_long_is_ended_with_all_its_processes(nvcc: Com
     assert not os.listdir(tmp_path / "making")
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_path: Path, how: signal.Signals) -> None:
     nvcc.set("slow", "60")
@@ -305,6 +312,7 @@ def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_pat
     wait_until(lambda: ended(compiler))
 
 
+@pytest.mark.compiler
 def test_a_compiler_that_is_killed_or_missing_is_not_the_kernel_s_fault(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "60")
     with ThreadPoolExecutor(1) as pool:
@@ -318,6 +326,7 @@ def test_a_compiler_that_is_killed_or_missing_is_not_the_kernel_s_fault(nvcc: Co
     assert Store(tmp_path).error_of(job(nvcc).key) == ""
 
 
+@pytest.mark.compiler
 def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "0.3")
     stores = [Store(tmp_path / "store") for _ in range(4)]  # as four processes have them
@@ -327,6 +336,7 @@ def test_two_that_want_one_kernel_compile_it_once(nvcc: Compiler, tmp_path: Path
     assert sorted((s.counts.compiled, s.counts.hits) for s in stores) == [(0, 1), (0, 1), (0, 1), (1, 0)]
 
 
+@pytest.mark.compiler
 def test_a_renamed_object_exports_the_name_that_is_asked_for(nvcc: Compiler, tmp_path: Path) -> None:
     made = Store(tmp_path / "store").obtain(job(nvcc))
     compile_farm.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
@@ -345,6 +355,7 @@ def numbered(nvcc: Compiler, count: int) -> list[Job]:
     return [job(nvcc, KERNEL.replace("128x128x64", f"128x128x{number}")) for number in range(count)]
 
 
+@pytest.mark.slow
 def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tmp_path: Path) -> None:
     jobs = numbered(nvcc, 6)
     Store(tmp_path / "store").obtain(jobs[0])
@@ -366,6 +377,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
     assert re.fullmatch(r"6/6 kernels, 0 at work, 0:0\d, 1 failed", str(told[-1]))
 
 
+@pytest.mark.compiler
 def test_an_interrupt_ends_the_compilers(nvcc: Compiler, tmp_path: Path) -> None:
     nvcc.set("slow", "60")
 
@@ -444,6 +456,7 @@ def test_the_cuda_package_of_inductor_hides_no_bindings(
         sys.modules.pop(name)
 
 
+@pytest.mark.compiler
 @needs_cutlass
 def test_inductor_links_the_stored_kernel_under_its_own_name(
     nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -550,6 +563,7 @@ def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> precompile.H
     return precompile.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", progress_module.Display(None))
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -562,6 +576,7 @@ def test_a_program_that_inductor_cannot_generate_wants_its_candidate_all_the_sam
     assert not found.unknown
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -594,6 +609,7 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
     assert {Source.of(text) for text in texts} <= {job.source for job in found.kernels.values()}
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -612,6 +628,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
     assert "static assertion failed: too many stages" in text
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -623,6 +640,7 @@ def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBack
     assert all("128x128x64" in name and "pingpong" in name for name in names)
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -636,6 +654,7 @@ def test_who_wants_the_fastest_needs_all_candidates(
     assert len({word for name in names for word in re.findall("cooperative|pingpong", name)}) == kernels
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -668,6 +687,7 @@ def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cutlass.kernel_cache_dir() == Path("/cache/pytest-gemm/cutlass-kernels")
 
 
+@pytest.mark.slow
 def test_a_toolkit_without_curand_is_helped_by_the_wheel_or_named(
     nvcc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -714,6 +734,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+@pytest.mark.compiler
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -749,6 +770,7 @@ def test_compile_only_compiles_and_runs_nothing(
     assert again.ret == 0
 
 
+@pytest.mark.slow
 @needs_cutlass
 @asks
 @pytest.mark.usefixtures("one_asks")
@@ -892,6 +914,7 @@ TEST = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_kernels_are_compiled_before_the_tests_with_and_without_workers(
     pytester: pytest.Pytester, nvcc: Compiler, monkeypatch: pytest.MonkeyPatch, workers: str

@@ -40,6 +40,7 @@ def _error(problem: Problem, given: operands.Operands, result: torch.Tensor) -> 
 # -- proof -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_proof_names_the_micro_kernel_that_ran(cpp: CppBackend) -> None:
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     given = operands.make(problem, "rand", 1)
@@ -56,6 +57,7 @@ def test_proof_names_the_micro_kernel_that_ran(cpp: CppBackend) -> None:
     assert f"{executed} = async_compile" in prepared.source
 
 
+@pytest.mark.slow
 def test_proof_of_a_run_that_called_no_kernel_objects(cpp: CppBackend) -> None:
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     given = operands.make(problem, "rand", 1)
@@ -67,6 +69,7 @@ def test_proof_of_a_run_that_called_no_kernel_objects(cpp: CppBackend) -> None:
     assert objection.code == "nothing-executed"
 
 
+@pytest.mark.compiler
 def test_a_silent_fallback_of_inductor_is_seen_as_foreign(cpp: CppBackend) -> None:
     """Forced to C++ only, torch 2.13 answers a linear with a transposed input by MKL (oneDNN without MKL)."""
     problem = Problem.parse("linear:f32:tt:20x33x40")
@@ -84,6 +87,7 @@ def test_a_silent_fallback_of_inductor_is_seen_as_foreign(cpp: CppBackend) -> No
     assert objection.code == "foreign-kernel"
 
 
+@pytest.mark.compiler
 def test_a_forced_backend_without_a_choice_is_refused_not_answered_by_aten(cpp: CppBackend) -> None:
     problem = Problem.parse("mm:f32:nn:20x33x40:b.argument")
     with pytest.raises(Unsupported) as caught:
@@ -104,6 +108,7 @@ def test_products_are_recorded_and_read() -> None:
 # -- one artifact for all distributions ---------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "line",
     [
@@ -130,6 +135,7 @@ def test_rebinding_gives_the_new_weights_answer_without_a_compile(line: str) -> 
     assert (after.double() - eager.double()).abs().max() < 0.02 * eager.double().abs().max()
 
 
+@pytest.mark.compiler
 def test_rebinding_and_compiling_give_the_same_bits() -> None:
     problem = Problem.parse("linear:f32:nt:20x33x40:bias+relu")
     given = operands.make(problem, "rand", 3)
@@ -138,6 +144,7 @@ def test_rebinding_and_compiling_give_the_same_bits() -> None:
     assert torch.equal(bound, compiled)
 
 
+@pytest.mark.compiler
 def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the recorded packing not the one that made the constant, every distribution would be compiled."""
     monkeypatch.setattr(bindings, "_replay", lambda packing, view, tensor: packing.replay(view(tensor)) * 1.5)
@@ -151,6 +158,7 @@ def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -
     assert backend.recompiles == 2
 
 
+@pytest.mark.compiler
 def test_a_small_bias_is_text_and_compiled_for_each_distribution() -> None:
     problem = Problem.parse("linear:f32:nt:20x7x40:bias")
     backend = CppBackend(threads=1)
@@ -238,6 +246,7 @@ _CLAIMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "code"), _CLAIMS.items(), ids=str)
 def test_supports_agrees_with_inductor(cpp: CppBackend, line: str, code: str) -> None:
     problem = Problem.parse(line)
@@ -314,6 +323,7 @@ def test_the_default_that_inductor_sets_by_itself_is_nobodys_wish(monkeypatch: p
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/ours"
 
 
+@pytest.mark.compiler
 def test_few_artifacts_are_kept() -> None:
     backend = CppBackend(threads=1, keep=1)
     for line in ("mm:f32:nn:20x33x40", "linear:f32:nt:20x33x40:bias+relu", "mm:f32:nn:20x33x40"):

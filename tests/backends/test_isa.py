@@ -214,6 +214,7 @@ def test_units_are_read_in_machine_code(text: str, units: set[str], level: str) 
     assert machine_code.level(found) == level
 
 
+@pytest.mark.compiler
 @needs_vectors
 def test_a_library_is_disassembled(tmp_path: Path) -> None:
     source, library = tmp_path / "tiles.cpp", tmp_path / "tiles.so"
@@ -278,6 +279,7 @@ def test_the_level_that_a_compile_command_asks_for(command: str, level: str) -> 
     assert cpu_isa.level_of(command) == level
 
 
+@pytest.mark.compiler
 def test_two_levels_share_no_folder_and_no_library() -> None:
     folders = {inductor.cache_dir(isa) for isa in ("", *isa_module.ISAS)}
     assert len(folders) == 1 + len(isa_module.ISAS)
@@ -298,6 +300,7 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
     assert len(paths) == len(isa_module.ISAS)
 
 
+@pytest.mark.compiler
 @needs_vectors
 @pytest.mark.usefixtures("shared_caches")
 def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
@@ -309,6 +312,7 @@ def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
     assert re.fullmatch(rf"cpp_fused_mm_0 \(CppMicroGemmFP32Vec-\w+\) \[{best}: .*{vectors}\]", kernel)
 
 
+@pytest.mark.compiler
 @needs_vectors
 @pytest.mark.usefixtures("shared_caches")
 def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +346,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
 # -- lists -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("isa", "line", "kernel"),
     [
@@ -371,6 +376,7 @@ def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pyte
     )
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_an_empty_linear_with_a_bias_is_claimed_where_inductor_has_a_candidate(isa: str) -> None:
     problem = Problem.parse("linear:bf16:nt:16x0x16:bias")

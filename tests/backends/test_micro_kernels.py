@@ -111,6 +111,7 @@ def text_of(kind: Any, registered: Any) -> str:
     return "\n".join([micro.codegen_define(kernel), 'extern "C" void kernel()', *constants])
 
 
+@pytest.mark.slow
 def test_every_registered_micro_kernel_is_known_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_micro_gemm, "pick_vec_isa", cpu_vec_isa.VecAMX)
     registered = selection.registered_micro_kernels()
@@ -251,6 +252,7 @@ def cpp() -> CppBackend:
     return CppBackend(threads=2)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: CppBackend) -> None:
     problem, first = given(LINE)
@@ -269,6 +271,7 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
     assert recipe.setup == micro_kernels.registering(names[1])
 
 
+@pytest.mark.compiler
 @needs_compiler
 def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
     problem, first = given(LINE)
@@ -286,6 +289,7 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
     assert objection.code == "another-candidate"
 
 
+@pytest.mark.compiler
 @needs_compiler
 @pytest.mark.parametrize(
     ("suffix", "code"), [(",threads=3.1.1", "not-the-threads"), (",kslices=2", "blocking-unmet"), (",x=1", "no-such")]
@@ -300,6 +304,7 @@ def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code
     assert outcome.reason.code.startswith(code)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_caches_do_not_answer_one_blocking_with_another() -> None:
     problem, first = given("bmm:f32:nn:2x5x25x33")
@@ -319,6 +324,7 @@ def test_caches_do_not_answer_one_blocking_with_another() -> None:
     assert said[:3] == said[3:]
 
 
+@pytest.mark.slow
 def test_a_script_leaves_one_micro_kernel_registered() -> None:
     """In a process of its own, where nothing of Inductor has been imported before."""
     shown = (
@@ -467,6 +473,7 @@ def test_the_matrix_is_a_page_and_data() -> None:
     assert data["rows"][0]["cases"]
 
 
+@pytest.mark.slow
 def test_the_matrix_is_made_of_stored_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from pytest_gemm import records
 

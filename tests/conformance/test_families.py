@@ -11,14 +11,17 @@ from pytest_gemm.conformance import families
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "pytorch-cpu-select-algorithm.md"
 
 
+@pytest.mark.slow
 def test_every_family_is_covered_by_problems_of_the_matrix() -> None:
     assert families.complaints(families.load()) == []
 
 
+@pytest.mark.slow
 def test_the_page_is_made_of_the_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == families.page(families.load()), "pytest-gemm families"
 
 
+@pytest.mark.slow
 def test_a_table_that_has_rotted_says_where() -> None:
     def complaint(lines: tuple[str, ...] = (), awaiting: tuple[str, ...] = ()) -> list[str]:
         return families.complaints([families.Family("test_it", "asks", 1, lines=lines, awaiting=awaiting)])

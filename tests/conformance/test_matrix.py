@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutedsl import CuteDslBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
@@ -103,6 +105,7 @@ def test_every_problem_of_the_matrix_can_be_read_back() -> None:
         assert Problem.parse(str(problem)) == problem
 
 
+@pytest.mark.slow
 def test_every_set_has_a_reason_and_a_problem_of_its_own() -> None:
     for name in (*matrix.families(), "caches", "properties"):
         for one in shapes.read(matrix.CASES / f"{name}.toml"):

@@ -47,6 +47,7 @@ def _one_thread() -> None:
 # -- what is drawn -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=150, database=None)
 @given(strategies.trials())
 def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
@@ -60,6 +61,7 @@ def test_whatever_is_drawn_has_a_line_and_operands(trial: Trial) -> None:
     assert Trial.from_text(trial.to_text()) == trial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_can_be_drawn(op: str) -> None:
     @settings(max_examples=60, derandomize=True)
@@ -193,6 +195,7 @@ class Shifted(CallablePrepared):
         return {n: t.roll(1, -1) if n == "bias" and t.dim() else t for n, t in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "line", "code"),
     [
@@ -214,6 +217,7 @@ def test_a_planted_bug_is_found_and_shrunk_to_its_smallest_line(name: str, line:
     assert defect.outcome.reason.code == code
 
 
+@pytest.mark.slow
 def test_an_correct_backend_has_no_defect() -> None:
     found = fuzz(registry_with(), "blocked", Clock(), seconds=40)
     assert not found.defects, summary(found)
@@ -246,6 +250,7 @@ def large(problem: Problem) -> str:
     return "wide" if problem.shape.n > 40 else ""
 
 
+@pytest.mark.slow
 def test_two_defects_are_two_and_the_same_one_is_counted() -> None:
     clock = Clock(defects=99)
     found = fuzz(registry_with(columns=product), "columns", clock, judge=by_rule(large), seconds=500, ops=("mm", "bmm"))
@@ -256,6 +261,7 @@ def test_two_defects_are_two_and_the_same_one_is_counted() -> None:
     assert found.trials == clock.trials
 
 
+@pytest.mark.slow
 def test_a_bug_that_takes_two_distributions_keeps_both() -> None:
     def stale(trial: Trial) -> list[Outcome]:
         return by_rule(lambda _: "stale" if {"int-2", "rand"} <= set(trial.distributions) else "")(trial)
@@ -267,6 +273,7 @@ def test_a_bug_that_takes_two_distributions_keeps_both() -> None:
     assert "made smaller in" in told
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_and_another_one_does_not() -> None:
     def drawn(seed: int) -> list[str]:
         lines: list[str] = []
@@ -304,6 +311,7 @@ def test_a_known_failure_is_counted_and_no_find(tmp_path: Path) -> None:
     assert any("known failure wide" in line for line in summary(found))
 
 
+@pytest.mark.slow
 def test_a_find_is_kept_and_judged_first_and_forgotten_when_it_is_mended() -> None:
     store, clock = InMemoryExampleDatabase(), Clock()
     rule = by_rule(large)
@@ -367,6 +375,7 @@ USER = """
 """
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_kernels_that_it_finds_and_keeps_what_they_left(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(USER)
     fuzzing = ("--pyargs", "pytest_gemm.conformance", "--gemm-fuzz=1", "--gemm-ops=mm", "--gemm-threads=1")

@@ -207,6 +207,7 @@ def alive(pid: int) -> bool:
 # -- with workers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_fault_is_one_case_and_everything_else_is_judged(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +276,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
     assert not list((pytester.path / "tmp").glob("pytest-gemm-*"))
 
 
+@pytest.mark.slow
 def test_the_other_choices_of_the_problem_are_judged_behind_the_fault(pytester: pytest.Pytester) -> None:
     plan = '8: ("second", segfault), 16: ("second", endless), 24: ("fourth", lose_the_device)'
     project(pytester, plan, range(8, 25, 8))
@@ -315,6 +317,7 @@ KNOWN = """
 """
 
 
+@pytest.mark.slow
 def test_the_ledger_explains_a_process_that_died_even_with_the_only_worker_s_last_test(
     pytester: pytest.Pytester,
 ) -> None:
@@ -331,6 +334,7 @@ def test_the_ledger_explains_a_process_that_died_even_with_the_only_worker_s_las
     assert result.stdout.str().count("KNOWN-FAILURE test_it.py") == 2
 
 
+@pytest.mark.slow
 def test_with_xdist_s_own_scopes_another_worker_goes_on_too(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", segfault)', range(8, 17, 8))
     result, outcomes = run(pytester, "-n1", "--dist=loadfile", backends="planted")
@@ -339,6 +343,7 @@ def test_with_xdist_s_own_scopes_another_worker_goes_on_too(pytester: pytest.Pyt
     assert [o["status"] for o in outcomes if "8x16x32" in o["problem"]] == ["passed", "crashed"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_keeps_the_cases_that_ended_a_process(pytester: pytest.Pytester) -> None:
     """Ctrl-C comes when the next worker has taken over the test that the first one died in."""
     project(pytester, '8: ("run", lambda: (open("died", "w").close(), segfault()))', range(8, 17, 8))
@@ -359,6 +364,7 @@ def test_a_run_that_is_interrupted_keeps_the_cases_that_ended_a_process(pytester
     result.stdout.fnmatch_lines(["planted  mm *", "1 cases of 1 problems judged*"])
 
 
+@pytest.mark.slow
 def test_where_xdist_hands_out_the_tests_the_controller_reports_the_case(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", segfault), 16: ("run", endless)', range(8, 25, 8))
     ledger = pytester.path / "known.toml"
@@ -378,6 +384,7 @@ def test_where_xdist_hands_out_the_tests_the_controller_reports_the_case(pyteste
     )
 
 
+@pytest.mark.slow
 def test_a_test_that_dies_outside_of_its_cases_is_over_and_the_rest_runs(pytester: pytest.Pytester) -> None:
     project(pytester, "", range(8, 25, 8))
     pytester.makepyfile(
@@ -400,6 +407,7 @@ def test_a_test_that_dies_outside_of_its_cases_is_over_and_the_rest_runs(pyteste
     )
 
 
+@pytest.mark.slow
 def test_workers_that_never_come_up_end_the_run(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import os\nif 'PYTEST_XDIST_WORKER' in os.environ:\n    os._exit(3)\n")
     pytester.makepyfile(test_it=TEST.format(problems="'mm:f32:nn:8x16x32'"))
@@ -411,6 +419,7 @@ def test_workers_that_never_come_up_end_the_run(pytester: pytest.Pytester) -> No
 # -- in a single process -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_workers_an_endless_kernel_is_named_as_the_run_ends_with_it(pytester: pytest.Pytester) -> None:
     project(pytester, '16: ("run", endless)', range(8, 33, 8))
     result, outcomes = run(pytester, "--capture=fd", backends="planted")
@@ -431,6 +440,7 @@ def test_without_workers_an_endless_kernel_is_named_as_the_run_ends_with_it(pyte
     assert len({o["problem"] for o in outcomes}) == 2
 
 
+@pytest.mark.slow
 def test_without_workers_a_kernel_that_keeps_python_s_lock_is_ended_all_the_same(pytester: pytest.Pytester) -> None:
     project(pytester, '16: ("run", endless_with_the_lock)', range(8, 33, 8))
     started = time.monotonic()
@@ -469,6 +479,7 @@ def test_without_workers_what_follows_a_lost_device_is_not_run_and_the_run_is_re
     )
 
 
+@pytest.mark.slow
 def test_without_workers_memory_that_ran_out_costs_nobody_else_anything(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,6 +513,7 @@ def test_memory_that_runs_out_in_the_harness_is_said_to(
     result.stdout.fnmatch_lines(["*crashed: out of memory in reference: *"])
 
 
+@pytest.mark.slow
 def test_no_limit_means_none(pytester: pytest.Pytester) -> None:
     project(pytester, '8: ("run", slow)', range(8, 9))
     conftest = pytester.path / "conftest.py"
@@ -589,6 +601,7 @@ def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> No
     assert best < 1e-4
 
 
+@pytest.mark.slow
 def test_a_debugger_lifts_the_limit() -> None:
     code = """
         import sys, time
@@ -743,6 +756,7 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     assert xdist.gpus({}, tmp_path / "dev", tmp_path / "driver") == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_workers_share_out_the_gpus_and_a_replacement_takes_over_its_predecessor_s(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -768,6 +782,7 @@ def test_workers_share_out_the_gpus_and_a_replacement_takes_over_its_predecessor
 # -- on a GPU ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the faults are those of a GPU")
 @pytest.mark.parametrize("workers", ["-n4", "-n1"])
 def test_each_fault_of_a_gpu_is_one_case_and_everything_else_is_judged(pytester: pytest.Pytester, workers: str) -> None:

@@ -92,6 +92,7 @@ TEST = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
 def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_correct_one_passes(
     pytester: pytest.Pytester, workers: tuple[str, ...]
@@ -122,6 +123,7 @@ def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_corr
     assert begun == ["passed"] * 8  # before the beginning it touches nothing
 
 
+@pytest.mark.slow
 def test_guard_pages_are_the_cpu_s(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)

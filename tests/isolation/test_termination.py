@@ -51,6 +51,7 @@ def lives(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "workers"])
 def test_a_run_that_is_terminated_ends_its_workers_and_cleans_up(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]

@@ -46,6 +46,8 @@ from pytest_gemm.operands import tensors as operands
 from pytest_gemm.outcome import Outcome, Pruned, Reason, Status, Unsupported
 from pytest_gemm.problem.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 needs_compiler = pytest.mark.skipif(
     not CppBackend().availability("cpu").ok, reason=f"cpp: {CppBackend().availability('cpu').reason}"
 )

@@ -224,6 +224,7 @@ def test_one_stray_in_a_thousand_does_not_hide_a_tail() -> None:
     assert "1024 of 1025 bad elements have row >= 56: an M-tail" in story("mm:f32:nn:64x128x64", change).pattern
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("count", [2, 3, 8, 40, 400, 2000])
 def test_scattered_elements_make_no_story(seed: int, count: int) -> None:

@@ -57,12 +57,14 @@ def test_cuda_graphs_need_a_cuda_device() -> None:
     assert "CUDA graphs" in reason.reason.text
 
 
+@pytest.mark.compiler
 def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
     outcomes = Judge().outcomes(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode=Mode.DYNAMIC))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "line",
     [
@@ -80,6 +82,7 @@ def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line
     assert (backend.supports(problem, request) is None) == bool(candidates)
 
 
+@pytest.mark.compiler
 def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:
     outer = Problem.parse("bmm:f32-f32-bf16:nt:2x9x10x1")
     outcomes = Judge().outcomes(Case(AtenBackend(), outer, ("rand", "int-2"), 0, "cpu", mode=Mode.STATIC))
@@ -159,6 +162,7 @@ def test_a_ledger_entry_may_speak_of_modes(tmp_path: Path, patterns: str, explai
     assert bool(found) is explains
 
 
+@pytest.mark.slow
 def test_a_loaded_package_is_let_go_of_when_the_process_ends() -> None:
     text = """
 import ctypes

@@ -59,6 +59,7 @@ def judge() -> Judge:
     return mutant_study.judge()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", CASES)
 def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str) -> None:
     if any(line not in MUTANTS[name].lines.values() for name in CASES[line]):
@@ -78,6 +79,7 @@ def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str) -> None
     assert not got_away
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_an_correct_backend_passes(judge: Judge, name: str) -> None:
     backend = Planted(name, CONTROLS[name])
@@ -109,6 +111,7 @@ def test_sizes_at_which_a_bug_begins_are_problems_of_the_matrix(level: str) -> N
     assert all(any(line in mutant.lines.values() for mutant in MUTANTS.values()) for line in sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -141,6 +144,7 @@ def test_a_process_that_dies_is_a_catch(judge: Judge, name: str, how: str) -> No
     assert how in str(catch.outcome.reason)
 
 
+@pytest.mark.slow
 def test_jobs_run_beside_one_another_and_an_exception_is_an_answer() -> None:
     def late(answer: object) -> object:
         time.sleep(2)
@@ -258,6 +262,7 @@ SUITE = """
 BY_STATUS = {"blocked": "passed", "one-ulp": "incorrect", "silent-fallback": "fallback", "raises": "crashed"}
 
 
+@pytest.mark.slow
 def test_mutants_through_the_hook_make_a_red_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST.format(here=str(Path(__file__).parents[1]))))
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))

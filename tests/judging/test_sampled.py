@@ -175,6 +175,7 @@ def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
         assert suspects is None or not suspects.any(), (distribution, how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), [(n, t) for n, one in CONTROLS.items() for t in one.lines.values()])
 def test_an_correct_product_is_not_accused(name: str, line: str) -> None:
     outcomes = list(outcomes_of(Planted(name, CONTROLS[name]), line.format(k=1000)))
@@ -200,6 +201,7 @@ CAUGHT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), [(n, line) for n in CAUGHT for _, _, line in MUTANTS[n].problems((1000,))])
 def test_a_mutant_is_caught(name: str, line: str) -> None:
     outcomes = outcomes_of(

@@ -107,6 +107,7 @@ def test_a_batch_in_the_middle_is_a_permuted_view(text: str, a: tuple[int, ...],
         assert bool((((actual >= span.lo) & (actual <= span.hi)) | (span.lo.isnan() | actual.isnan())).all())
 
 
+@pytest.mark.compiler
 def test_the_template_of_bmm_packs_an_argument_only_where_its_columns_do_not_fit() -> None:
     backend, packing = CppBackend(threads=1), {}
     for n in (384, 385):

@@ -346,6 +346,7 @@ def test_a_broken_file_is_told_where_and_what(tmp_path: Path, text: str, line: i
         assert words in message
 
 
+@pytest.mark.slow
 def test_a_file_that_is_nested_without_end_is_told(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"ledger\.toml: is nested too deeply; write \[\[known-failure\]\] tables"):
         load(tmp_path, f"known-failure = {9999 * '['}{9999 * ']'}")

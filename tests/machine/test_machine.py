@@ -139,6 +139,7 @@ def test_the_key_is_that_of_the_gpu_that_cuda_sees_first(
     assert key_module.hardware_key("cuda", 4) == key
 
 
+@pytest.mark.compiler
 @pytest.mark.usefixtures("nvml")
 def test_software_of_a_gpu_has_the_driver_and_that_of_a_cpu_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.software("cuda")["driver"] == "580.95.05"

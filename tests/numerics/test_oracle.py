@@ -95,6 +95,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_eager_products_are_right(dtype: str, shape: str) -> None:
@@ -104,6 +105,7 @@ def test_eager_products_are_right(dtype: str, shape: str) -> None:
             assert judged(problem.line, distribution)[0] == 0, (problem.line, distribution)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "steps"),
     # A cast to the dtype that the value has already is refused.

@@ -151,6 +151,7 @@ def test_eager_products_run_under_the_settings(monkeypatch: pytest.MonkeyPatch) 
     assert seen == ["ieee", "tf32"]
 
 
+@pytest.mark.compiler
 def test_a_compiled_program_does_not_ask_what_the_user_has_set() -> None:
     """Dynamo guards on the switches: a program would compile again, or raise where they contradict each other."""
     backend = CppBackend(threads=1)
@@ -171,6 +172,7 @@ def test_a_compiled_program_does_not_ask_what_the_user_has_set() -> None:
 # -- what is claimed ---------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_tf32_is_claimed_with_the_flag_only() -> None:
     for backend in (AtenBackend(), CppBackend(threads=1)):
         for problem in (PLAIN, TF32):

@@ -68,6 +68,7 @@ def test_every_number_every_midpoint_and_a_hair_beside_it(name: str) -> None:
     assert (round_to(middle, dtype) == torch.where(parity, low, high)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOATS)
 @settings(max_examples=300, deadline=None)
 @given(st.floats(width=64) | st.floats(-500, 500) | st.floats(-1e-5, 1e-5) | st.floats(-1e-37, 1e-37))

@@ -174,6 +174,7 @@ ORDERS: dict[str, Control] = {
 _TURNING = ("mm:f32:nn:20x40x7:mul+sub", "mm:f16:nt:17x33x9:scale--2+relu", "addmm:f32:nn:9x9x5:bias+alpha--1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERS)
 def test_quick_accuses_no_right_kernel(judge: Judge, name: str) -> None:
     lines = [line.format(k=k) for line in ORDERS[name].lines.values() for k in (1, 2, 64)]

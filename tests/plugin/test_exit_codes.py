@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+pytestmark = pytest.mark.slow
+
 CONFTEST = """
     import atexit
     import ctypes

@@ -11,6 +11,8 @@ import pytest
 import torch
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
+pytestmark = pytest.mark.slow
+
 PRODUCT = """
     import pytest
 

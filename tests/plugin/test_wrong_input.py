@@ -555,6 +555,7 @@ def assert_refused(result: pytest.RunResult, says: Iterable[str]) -> None:
         assert word not in result.stdout.str()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*VALUES, *COMBINATIONS, *LINES, *SHARES, *RENAMED])
 def test_a_wrong_command_line(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, *_words(case.given)), case.says)
@@ -582,6 +583,7 @@ def test_a_wrong_ledger(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project, "--gemm-known-failures=ledger.toml"), case.says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SHAPES)
 def test_a_wrong_shapes_file(project: pytest.Pytester, case: Wrong) -> None:
     project.makepyfile(test_it=TIMED)
@@ -595,6 +597,7 @@ def test_a_wrong_registration(project: pytest.Pytester, case: Wrong) -> None:
     assert_refused(run(project), case.says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MARKERS)
 def test_a_wrong_marker_is_an_error_of_the_collection(project: pytest.Pytester, case: Wrong) -> None:
     project.makepyfile(
@@ -642,6 +645,7 @@ _STANDS_FOR = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", _commands())
 def test_every_command_of_the_documents_is_accepted(
     project: pytest.Pytester, command: str, monkeypatch: pytest.MonkeyPatch
@@ -699,6 +703,7 @@ def test_an_option_that_another_plugin_declares_is_not_misspelt(project: pytest.
     assert run(project, "--gemm-backends=mine", "--gemm-board=2").ret == 0
 
 
+@pytest.mark.slow
 def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytester) -> None:
     registry = project.parseconfigure("--gemm-backends=auto", "--gemm-candidates=3", "--gemm-set=cutlass.level=2")
     settings = plugin.run_of(registry).settings
@@ -710,6 +715,7 @@ def test_a_rerun_line_has_no_option_that_would_be_refused(project: pytest.Pytest
 # -- as a user meets it -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [

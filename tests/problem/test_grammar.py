@@ -24,6 +24,8 @@ from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.problem.steps import STEPS
 from pytest_gemm.programs import program
 
+pytestmark = pytest.mark.slow
+
 # Every step with each kind of parameter that it takes, and chains.
 STEP_TOKENS = (
     *(name for name, spec in STEPS.items() if spec.parameter not in {"choice", "places"}),

@@ -403,6 +403,7 @@ def mutated(line: str, rng: random.Random) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_no_mutation_of_a_line_is_anything_but_read_or_refused() -> None:
     rng = random.Random(14)
     known = [problem.line for problem in unique(matrix.products("full"))]

@@ -116,6 +116,7 @@ TEMPLATE = HEAD + "problem = 'mm:f32:nn:{m}x1x1'\n"
 LINES = HEAD + "problems = ['mm:f32:nn:1x1x1']\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [

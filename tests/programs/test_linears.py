@@ -234,6 +234,7 @@ def test_half_types_are_put_together_from_the_level_on_at_which_onednn_computes_
     assert (refusal.reason.code if refusal else "") == code
 
 
+@pytest.mark.compiler
 def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48")  # with a fixed M, which MKL would compute outside of a package
     packaged = CppBackend(threads=2)
@@ -243,6 +244,7 @@ def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list
     assert packaged.compiles == 0
 
 
+@pytest.mark.slow
 def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:bias.last:m.dynamic")
     backend = CppBackend(threads=2)

@@ -197,6 +197,7 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
     }
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("line", "fused", "fusions"),
     [

@@ -376,6 +376,7 @@ def test_three_weights_are_three_products_side_by_side(spoil: Callable[..., dict
     assert agrees(operands, computed(operands, torch.mm), Contract("f32", "eager"))
 
 
+@pytest.mark.slow
 def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
     problem, backend = Problem.parse(THIRDS), CppBackend(selection="one", threads=1)
     for distribution in ("int-2", "rand"):
@@ -398,6 +399,7 @@ def test_weights_are_put_together_and_each_on_its_own_is_no_proof() -> None:
     assert objection.code == "other-template"
 
 
+@pytest.mark.compiler
 def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -> None:
     compiled = AtenBackend().compiled
     refusal = compiled.supports(Problem.parse(LINE))
@@ -407,6 +409,7 @@ def test_compiled_aten_packs_4_bit_weights_in_the_program_and_refuses_8_bits() -
     assert agrees(operands, compiled.prepare(operands.problem, operands).run(operands), Contract("f32"))
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("line", [
     "qlinear:u8-i8-f32:nt:9x16x64:bias:quant.static-0.02_7",
     "da8w8:i8-i8-f32:nt:9x16x64:quant.rowwise",

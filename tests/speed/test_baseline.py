@@ -383,6 +383,7 @@ def end(child: subprocess.Popen[str]) -> tuple[int, list[str]]:
     return child.returncode, printed.split()
 
 
+@pytest.mark.slow
 def test_recorders_at_once_lose_nothing(store: Store) -> None:
     # A pause between reading and writing: without the lock every recorder would write what it read before the others.
     code = """
@@ -417,6 +418,7 @@ store.record([entry("x", 2), entry("y", 2)], slower=())
     assert sorted(path.name for path in store.place.iterdir()) == ["aten.jsonl", "cpp.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_whole_file(store: Store) -> None:
     code = """
 for us in range(int(sys.argv[3]), 10**9):

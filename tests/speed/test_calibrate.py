@@ -17,6 +17,8 @@ from pytest_gemm.speed.calibrate import AGAINST, CLASSES, PLANTED, STORED, SUITE
 from pytest_gemm.speed.data import Sample, Session, sample_line, session_line
 from pytest_gemm.tools import cli
 
+pytestmark = pytest.mark.slow
+
 SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
 
 

@@ -358,6 +358,7 @@ def test_the_comparator_is_taken_off_where_it_helps(
     assert {j.weight for j in judgements.values()} == {weight}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_detectable_is_detected(device: str) -> None:
     policy, found, planted = Policy.for_device(device), 0, 0
@@ -380,6 +381,7 @@ def test_what_is_detectable_is_detected(device: str) -> None:
     assert 0.90 < found / planted < 0.995, (found, planted)
 
 
+@pytest.mark.slow
 def test_the_median_absolute_deviation_is_worth_what_the_constants_say() -> None:
     rng = np.random.default_rng(0)
     for count in (3, 4, 5, 6, 7, 8, 9, 12, 15):

@@ -144,6 +144,7 @@ def test_a_narrow_type_may_do_what_its_width_allows_whatever_pytorch_made_of_it(
     assert roofline.excess(1.0, Work(1900e12, 0), "i8", measured) is not None
 
 
+@pytest.mark.slow
 def test_ceilings_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (64, 128)})
     monkeypatch.setattr(roofline, "_BUDGET", {"cpu": 0.01})

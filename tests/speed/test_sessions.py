@@ -242,6 +242,7 @@ def kept(folder: Path) -> list[Any]:
 # -- the command of a session ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_session_has_the_options_of_conftests_and_none_that_report(timing_project: pytest.Pytester) -> None:
     with (timing_project.path / "conftest.py").open("a") as file:
         file.write(
@@ -267,6 +268,7 @@ def test_the_command_that_records_selects_the_same_with_its_own_number_of_sessio
 # -- the other environment -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_path: Path) -> None:
     assert group.resolve(sys.executable, tmp_path).python == sys.executable
     folder = tmp_path / "checkout"
@@ -292,6 +294,7 @@ def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_
 # -- a run -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_has_none(
     timing_project: pytest.Pytester,
 ) -> None:
@@ -320,6 +323,7 @@ def test_readings_of_fresh_processes_become_benchmark_rounds_and_a_wrong_kernel_
     assert bench["group"] == LINES[0]
 
 
+@pytest.mark.slow
 def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=correct", sessions=1)
     assert result.ret == 1
@@ -330,6 +334,7 @@ def test_without_a_baseline_a_run_is_red_unless_it_is_told_to_show(project: pyte
     result.stdout.fnmatch_lines(["*1 no-baseline*"])
 
 
+@pytest.mark.slow
 def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +357,7 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     assert "safer" in file.read_text()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.Pytester) -> None:
     with_problems(timing_project, *LINES)
     folder = timing_project.path / "samples"
@@ -365,6 +371,7 @@ def test_a_process_that_dies_loses_its_case_and_no_other(timing_project: pytest.
     assert {s.case.problem for s in session.samples if s.is_timed} == {LINES[0], LINES[2]}
 
 
+@pytest.mark.slow
 def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytester) -> None:
     with_problems(timing_project, *LINES)
     ledger = timing_project.path / "ledger.toml"
@@ -381,6 +388,7 @@ def test_a_case_that_the_ledger_forbids_is_not_run(timing_project: pytest.Pytest
     assert "process that timed it ended" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_case_that_takes_the_device_with_it_leaves_it_to_the_others(timing_project: pytest.Pytester) -> None:
     # No device can be lost on a CPU, so the judge is told that one was.
     with_problems(timing_project, *LINES)
@@ -400,6 +408,7 @@ def pytest_collection(session):
     assert timed == {LINES[0], LINES[2]}
 
 
+@pytest.mark.slow
 def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytester) -> None:
     with_problems(project, *LINES[::2])
     folder = project.path / "samples"
@@ -409,6 +418,7 @@ def test_under_xdist_timing_is_done_by_one_process_for_all(project: pytest.Pytes
     result.stdout.fnmatch_lines(["*GEMM speed on *", "*2 no-baseline*"])
 
 
+@pytest.mark.slow
 def test_two_environments_are_measured_in_alternation(project: pytest.Pytester) -> None:
     folder = project.path / "samples"
     result = run(project, "--gemm-backends=correct", f"--gemm-against={sys.executable}", "--gemm-output=.")
@@ -437,6 +447,7 @@ def test_options_that_do_not_go_together_are_said_at_once(
     assert re.search(says, result.stderr.str())
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_torn_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
     result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 0
@@ -455,6 +466,7 @@ def test_pruning_needs_the_whole_suite(project: pytest.Pytester) -> None:
     assert "--gemm-level=exhaustive" in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +477,7 @@ def test_disturbed_sessions_are_not_recorded_and_decide_nothing(
     assert not list(project.path.glob("baselines/*/*.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +504,7 @@ def test_a_run_that_decides_nothing_is_red_unless_that_is_allowed(
         assert wrong in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_what_is_45_times_slower_is_red_on_a_busy_machine(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,6 +516,7 @@ def test_what_is_45_times_slower_is_red_on_a_busy_machine(
     result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: slower, +*", "*far: *most were disturbed*"])
 
 
+@pytest.mark.slow
 def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,6 +527,7 @@ def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
     result.stdout.fnmatch_lines(["*anchor*", "*1 undecided*"])
 
 
+@pytest.mark.slow
 def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
     timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,6 +627,7 @@ def lock_of(tmp: Path, name: str) -> Path:
 _TIMED: Final = ("-m", "pytest", "--gemm-backends=correct", "--gemm-sessions=1", "--gemm-allow=slower")
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> None:
     with contextlib.ExitStack() as holding:
         holding.enter_context(files.locked(lock_of(project.path / "tmp", "cpu")))
@@ -633,6 +650,7 @@ def test_two_runs_of_a_machine_do_not_time_at_once(project: pytest.Pytester) -> 
     assert "GEMM speed on" in rest
 
 
+@pytest.mark.slow
 def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) -> None:
     with files.locked(lock_of(project.path / "tmp", "cpu")):
         result = project.run(sys.executable, *_TIMED, "--gemm-set=speed.wait=1")
@@ -642,6 +660,7 @@ def test_a_run_does_not_wait_for_another_one_for_ever(project: pytest.Pytester) 
     )
 
 
+@pytest.mark.slow
 def test_a_planted_link_in_the_place_of_the_lock_costs_its_target_nothing(project: pytest.Pytester) -> None:
     precious = project.path / "precious"
     precious.write_text("kept")
@@ -671,6 +690,7 @@ def test_two_gpus_are_timed_at_once_and_one_gpu_once(tmp_path: Path, monkeypatch
         assert not is_free("cuda")
 
 
+@pytest.mark.slow
 def test_pages_and_samples_that_cannot_be_written_end_no_run(project: pytest.Pytester) -> None:
     (project.path / "kept").mkdir()
     for name in ("report.html", "summary.md"):
@@ -692,6 +712,7 @@ shutil.copyfile = full
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
+@pytest.mark.slow
 def test_benchmark_only_keeps_timed_tests(project: pytest.Pytester) -> None:
     project.makepyfile(test_other="def test_other():\n    pass\n")
     result = run(project, "--gemm-backends=correct", "--gemm-allow=slower", "--benchmark-only", sessions=1)

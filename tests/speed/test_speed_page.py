@@ -19,6 +19,8 @@ from pytest_gemm.speed.data import Peaks
 from pytest_gemm.speed.report import page
 from pytest_gemm.speed.report.rows import Past, Run
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "input"}
 
 

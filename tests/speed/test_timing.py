@@ -424,6 +424,7 @@ def test_threads_that_wait_for_their_core_disturb(
     assert found.disturbed == says
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count what threads wait")
 def test_a_thread_that_shares_its_core_is_seen_to_wait() -> None:
     cores = os.sched_getaffinity(0)

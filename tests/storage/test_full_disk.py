@@ -10,6 +10,8 @@ import whole_libraries  # noqa: F401  # before an inner run loads it
 
 from pytest_gemm.tools import cli
 
+pytestmark = pytest.mark.slow
+
 CONFTEST = """
     def off(a, b):
         return a @ b + 1

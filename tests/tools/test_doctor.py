@@ -45,6 +45,7 @@ def screen(pytester: pytest.Pytester, *options: str) -> tuple[int, str]:
     return int(result.ret), result.stdout.str() + result.stderr.str()
 
 
+@pytest.mark.slow
 def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(doctor: pytest.Pytester) -> None:
     code, text = screen(doctor, "--backends=aten")
     assert code == 0, text
@@ -62,6 +63,7 @@ def test_a_wrong_smoke_product_is_incorrect() -> None:
     assert found["status"] == "incorrect"  # which turns the screen red, see below
 
 
+@pytest.mark.slow
 def test_what_breaks_the_examination_is_one_line_of_it_and_the_others_are_asked(doctor: pytest.Pytester) -> None:
     code, text = screen(doctor, "--backends=dies,hangs,raises,lacks,good", "--timeout=3")
     assert code == 1, text
@@ -104,6 +106,7 @@ def test_the_screen_is_red_for_what_is_broken_and_for_a_named_backend_that_canno
     assert report(config, lambda _: None) is well
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_message(doctor: pytest.Pytester) -> None:
     code, text = screen(doctor, "--backends=mien")
     assert code == pytest.ExitCode.USAGE_ERROR

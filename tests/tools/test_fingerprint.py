@@ -322,6 +322,7 @@ def test_an_correct_arithmetic_is_named_and_keeps_its_contract(
     assert found.findings == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "product", "contract", "store", "words"),
     [
@@ -562,6 +563,7 @@ def test_the_table_breaks_where_the_screen_ends_and_findings_come_first() -> Non
 # -- the screen ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
@@ -602,6 +604,7 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
     assert next(one for one in found.prints if one.traits).traits["inputs"] == "8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -150,6 +150,7 @@ def test_a_command_that_cannot_be_done_says_what_would_be_right(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.compiler
 def test_every_problem_has_a_line_whether_or_not_there_is_a_kernel_for_it() -> None:
     lines = {
         "linear:bf16:nt:64x64x64:bias": "CppMicroGemmAMX-32x16x32",
