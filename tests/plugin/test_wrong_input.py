@@ -231,7 +231,6 @@ COMBINATIONS = wrong(
     ("--gemm-fuzz=60 -n 2", "leave out -n"),
     ("--gemm-compile-only --gemm-device=cpu", "--gemm-compile-only: there is no CUDA device here"),
     ("--gemm-compile-only --gemm-set=cutlass.arch=90a -n 2", "leave out -n"),
-    ("--gemm-compile-only --gemm-set=cutlass.arch=90a --gemm-output=folder", "--gemm-output=folder has no effect"),
     ("--gemm-compile-only --gemm-set=cutlass.arch=90a --gemm-record", "--gemm-record=yes has no effect"),
     ("--gemm-guard=memcheck --gemm-device=cpu", "--gemm-guard=memcheck", "leave out --gemm-device=cpu"),
     ("--gemm-guard=memcheck --gemm-record", "--gemm-guard=memcheck", "leave out --gemm-record"),
