@@ -9,17 +9,21 @@ from collections.abc import Sequence
 from typing import Final
 
 
-class Device(str, enum.Enum):
+class Word(str, enum.Enum):
+    """An enumeration whose members are their words, also in a text."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Device(Word):
     """Where a case computes."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Mode(str, enum.Enum):
+class Mode(Word):
     """How a user's program reaches a kernel; see docs/modes.md.  ``OWN`` is the backend's own way."""
 
     OWN = ""
@@ -29,9 +33,6 @@ class Mode(str, enum.Enum):
     CUDAGRAPHS = "cudagraphs"
     AOTI = "aoti"
     CPP_WRAPPER = "cpp-wrapper"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 # The modes that can be asked for.

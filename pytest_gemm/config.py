@@ -96,7 +96,7 @@ class GemmConfig:
         run_record, artifacts, defects, coverage: where to write; ``None``: nowhere.
         choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         reference: ``full``, ``sampled`` or ``auto``.
-        modes: some of ``backend.MODES``, in each of which a problem is judged; empty: its own.
+        modes: some of ``case_id.MODES``, in each of which a problem is judged; empty: its own.
         isas: some of ``machine.isa.ISAS`` and "", the CPU's own, for which cpp generates; empty: its own.
         lacking: those that ``all`` asked for and the CPU does not have.
         guard: ``none``, or ``pages`` around operands and results on the CPU.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from pytest_gemm.case_id import CaseId, Device, Mode
+from pytest_gemm.case_id import CaseId, Device, Mode, Word
 from pytest_gemm.text import DETAILS, printable
 
 
-class Phase(str, enum.Enum):
+class Phase(Word):
     """A part of a case.  The values are the words of reports, and begin the reason code of a crash."""
 
     SUPPORTS = "supports"
@@ -30,9 +30,6 @@ class Phase(str, enum.Enum):
     def is_run(self) -> bool:
         """Whether the time limit of a run applies; the limit of a compile applies to the others."""
         return self in {Phase.RUN, Phase.RUN_AGAIN, Phase.EAGER}
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Status(enum.Enum):
