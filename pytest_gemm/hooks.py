@@ -31,7 +31,7 @@ from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
-from pytest_gemm.run import precompile, progress
+from pytest_gemm.run import precompile
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
@@ -180,8 +180,8 @@ class GemmRun:
         given = effect.rerun_options(self.settings, case[0] if case else "", timed=False)
         return selection.rerun(nodeid, self._config.rootpath, self._config.invocation_params.dir, given)
 
-    def _display(self) -> progress.Display:
-        return progress.Display(self._config.pluginmanager.get_plugin("terminalreporter"))
+    def _display(self) -> terminal_module.Display:
+        return terminal_module.Display(self._config.pluginmanager.get_plugin("terminalreporter"))
 
     # -- collection
 
@@ -209,8 +209,10 @@ class GemmRun:
     def header(self) -> str:
         """What was selected."""
         settings = self.settings
-        threads = settings.thread_axis or (settings.threads,)
-        return terminal_module.header([b.name for b in settings.backends], settings.level, settings.seed, threads)
+        names = ", ".join(backend.name for backend in settings.backends)
+        threads = " and ".join(map(str, settings.thread_axis or (settings.threads,)))
+        head = f"gemm: backends {names}; level {settings.level}, seed {settings.seed}"
+        return f"{head}, {threads} thread(s) a process"
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
         """The header, where a GEMM test was collected."""

@@ -55,6 +55,9 @@ class Status(enum.Enum):
         return self.value
 
 
+WITHHELD = "can-crash"
+"""Code of the reason of a case that the ledger forbids to run."""
+
 _FAILURES = frozenset({Status.INCORRECT, Status.CRASHED, Status.TIMED_OUT, Status.FALLBACK, Status.MISTRUSTED})
 
 
@@ -184,6 +187,28 @@ class Outcome:
     def who(self) -> str:
         """The backend, with what was asked for: ``cpp``, ``cpp@aoti``, ``cpp@aoti@avx2@2t``."""
         return self.case.who
+
+    @property
+    def op(self) -> str:
+        """Name of the problem's op."""
+        return self.problem.partition(":")[0]
+
+    @property
+    def why(self) -> str:
+        """The reason in words, with its remedy."""
+        return str(self.reason or "no reason")
+
+    @property
+    def code(self) -> str:
+        """Code of the reason; "" without one."""
+        return self.reason.code if self.reason else ""
+
+    @property
+    def was_judged(self) -> bool:
+        """Whether the case was run and its result judged: not unsupported, pruned, left out or withheld."""
+        if self.status is Status.KNOWN_FAILURE:
+            return self.code != WITHHELD
+        return self.status not in {Status.UNSUPPORTED, Status.PRUNED, Status.NOT_RUN}
 
     @property
     def candidates(self) -> tuple[str, ...]:

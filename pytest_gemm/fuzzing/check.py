@@ -22,7 +22,7 @@ from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.progress import Display
+from pytest_gemm.run.terminal import Display
 
 _MODULES = {PRODUCT: "test_products", PROPERTY: "test_properties"}
 

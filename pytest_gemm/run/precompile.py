@@ -30,7 +30,7 @@ from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.progress import Display
+from pytest_gemm.run.terminal import Display
 from pytest_gemm.text import table as text_table
 
 # Problems that one process is given at a time: enough to outweigh the call, few enough to keep all processes busy.

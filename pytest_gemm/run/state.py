@@ -22,7 +22,7 @@ from pytest_gemm.ledger.entry import Entry, Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.machine import processor
-from pytest_gemm.outcome import Outcome, Reason, Status
+from pytest_gemm.outcome import WITHHELD, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.records import plain
 from pytest_gemm.run import terminal
@@ -131,7 +131,7 @@ class RunState:
         """
         if "unjudged" in self.config.allow or self.config.fuzz:
             return []
-        judged = {outcome.backend for outcome in self.outcomes if terminal.is_judged(outcome)}
+        judged = {outcome.backend for outcome in self.outcomes if outcome.was_judged}
         without = sorted(self.asked - judged)
         if not self.config.named and judged:
             return []
@@ -164,7 +164,7 @@ class RunState:
     @property
     def is_red(self) -> bool:
         """Whether something that is no test's failure must turn the run red all the same."""
-        lost = any(o.status is Status.NOT_RUN and o.reason and o.reason.code == "device-lost" for o in self.outcomes)
+        lost = any(o.status is Status.NOT_RUN and o.code == "device-lost" for o in self.outcomes)
         missing = bool(self.missing) and "missing" not in self.config.allow
         red = bool(self.lost) or lost or missing or self.undecided
         return red or bool(self.stale_entries() or self.unknown_choice() or self.unjudged())
@@ -202,7 +202,7 @@ def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome
     entry = forbidding(ledger, case, test, choice)
     if entry is None:
         return None
-    reason = Reason(terminal.WITHHELD, f"not run, it can kill the process: {entry.reason}")
+    reason = Reason(WITHHELD, f"not run, it can kill the process: {entry.reason}")
     return Outcome(case.id(choice), "", case.seed, Status.KNOWN_FAILURE, reason, known_failure=entry.id)
 
 

@@ -1,24 +1,105 @@
-"""Every sentence and table that a human reads.  Pure functions from outcomes to text."""
+"""What a run says at its end: numbers from outcomes here, sentences in ``templates/summary.txt.j2``."""
 
 from __future__ import annotations
 
+import functools
+import operator
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytest_gemm.outcome import Outcome, Reason, Seconds, Status
 from pytest_gemm.records import ratio_text, status_of
 from pytest_gemm.text import table
 
+if TYPE_CHECKING:
+    import jinja2
 
-def header(backends: Sequence[str], level: str, seed: int, threads: Sequence[int]) -> str:
-    """The line at the top of a run."""
-    count = " and ".join(map(str, threads))
-    return f"gemm: backends {', '.join(backends)}; level {level}, seed {seed}, {count} thread(s) a process"
-
-
-# -- the summary -----------------------------------------------------------------------------------
-
+# The columns that the table of a run always has.
 _ALWAYS = frozenset({Status.PASSED, Status.INCORRECT, Status.FALLBACK, Status.UNSUPPORTED, Status.KNOWN_FAILURE})
+# Reasons that the sentence about a backend without a judged case gives.
+_WHY_SHOWN = 3
+
+
+# -- groups of outcomes, for this module, for page.py and for the templates -------------------------------------
+
+
+def by(outcomes: Iterable[Outcome], *names: str) -> dict[Any, list[Outcome]]:
+    """Outcomes in groups that agree in these attributes, in the order in which they came in."""
+    key = operator.attrgetter(*names)
+    found: dict[Any, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        found[key(outcome)].append(outcome)
+    return found
+
+
+def having(outcomes: Iterable[Outcome], *statuses: str) -> list[Outcome]:
+    """The outcomes with one of these statuses."""
+    return [outcome for outcome in outcomes if outcome.status.value in statuses]
+
+
+def distinct(outcomes: Iterable[Outcome], name: str) -> set[Any]:
+    """The distinct values of an attribute, which may hold one or, as a tuple, several."""
+    values = [getattr(outcome, name) for outcome in outcomes]
+    return {one for value in values for one in (value if isinstance(value, tuple) else (value,))}
+
+
+def status_counts(outcomes: Iterable[Outcome]) -> Counter[Status]:
+    """Number of problems by status; a problem counts under the worst of its cases."""
+    return Counter(map(status_of, by(outcomes, "who", "problem").values()))
+
+
+@functools.cache
+def template(name: str) -> jinja2.Template:
+    """A template of this package, with the functions above as filters."""
+    import jinja2  # late: a run that shows nothing does without it
+
+    loader = jinja2.PackageLoader("pytest_gemm.run")
+    made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made.filters |= {"by": by, "having": having, "distinct": distinct, "ratio": ratio_text, "row": _markdown_row}
+    return made.get_template(name)
+
+
+def _markdown_row(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------
+
+
+class Display:
+    """Progress of a long wait: one line that is written over on a terminal, a line now and then elsewhere.
+
+    Args:
+        reporter: pytest's terminal reporter, ``None`` for silence.
+    """
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+        self._next = 0.0
+        self._open = False
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        if self._reporter is not None:
+            if self._open:
+                self._reporter.rewrite("", erase=True)
+                self._open = False
+            self._reporter.ensure_newline()
+            self._reporter.write_line(text)
+
+    def progress(self, text: str) -> None:
+        """How far it is; not every call is shown."""
+        now = time.monotonic()
+        if self._reporter is None or now < self._next:
+            return
+        self._open = self._reporter.isatty
+        self._next = now + (0.5 if self._open else 15.0)
+        if self._open:
+            self._reporter.rewrite(text, erase=True)
+        else:
+            self.line(text)
 
 
 def summary(
@@ -38,144 +119,32 @@ def summary(
         processes: how many processes judged.
         wall_seconds: duration of the whole run.
     """
-    lines: list[str] = []
-    if outcomes:
-        lines += _status_table(outcomes)
-        lines += _worst_lines(outcomes)
-        lines += _choice_lines(outcomes)
-        lines += _pruned_lines(outcomes)
-        lines += _unsupported_lines(outcomes)
-        lines += _not_run_lines(outcomes)
-        lines += _known_lines(outcomes)
-    for name, reason in missing.items():
-        lines.append(f"{name} did not run: {reason.text}")
-        if reason.remedy:
-            lines.append(f"  to run it: {reason.remedy}")
-    lines += [
-        f"known failure {entry!r} passed everywhere it applied: delete it from the ledger" for entry in stale_entries
-    ]
-    if outcomes:
-        lines += _time_lines(outcomes, processes, wall_seconds)
-    return lines
-
-
-def by_problem(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes by (backend with its mode, instruction set and threads, problem line)."""
-    found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        found[outcome.who, outcome.problem].append(outcome)
-    return found
+    unsupported = by(having(outcomes, "unsupported"), "who", "why")
+    text = template("summary.txt.j2").render(
+        outcomes=outcomes,
+        table=_status_table(outcomes),
+        judged=[outcome for outcome in outcomes if outcome.ratio is not None],
+        unsupported=sorted(unsupported.items(), key=lambda item: -len(distinct(item[1], "problem"))),
+        missing=missing,
+        stale_entries=stale_entries,
+        processes=processes,
+        wall_seconds=wall_seconds,
+        total=sum((outcome.seconds for outcome in outcomes), Seconds()),
+    )
+    return text.split("\n")[:-1]
 
 
 def _status_table(outcomes: Sequence[Outcome]) -> list[str]:
     """Problems by backend, op and status."""
-    counts: dict[tuple[str, str], Counter[Status]] = defaultdict(Counter)
-    worst: dict[tuple[str, str], float] = {}
-    cases: Counter[tuple[str, str]] = Counter()
-    for (backend, problem), group in by_problem(outcomes).items():
-        row = backend, problem.split(":")[0]
-        counts[row][status_of(group)] += 1
-        for outcome in group:
-            if outcome.ratio is None:
-                continue
-            cases[row] += 1
-            if outcome.status is not Status.KNOWN_FAILURE:
-                worst[row] = max(worst.get(row, 0.0), outcome.ratio)
-    used = {status for row in counts.values() for status in row} | _ALWAYS
-    columns = [status for status in Status if status in used]
+    columns = [status for status in Status if status in _ALWAYS or any(o.status is status for o in outcomes)]
     head = ["backend", "op", *map(str, columns), "cases", "worst error/bound"]
     rows = []
-    for key in counts:
-        numbers = [str(counts[key][status] or ".") for status in columns]
-        rows.append([*key, *numbers, str(cases[key]), ratio_text(worst.get(key))])
-    totals = [str(sum(row[status] for row in counts.values()) or ".") for status in columns]
-    rows.append(["all", "", *totals, str(sum(cases.values())), ratio_text(max(worst.values(), default=None))])
-    return [*table(head, rows, range(2, len(head))), "(problems; a problem counts under the worst of its cases)", ""]
-
-
-def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """The case nearest to its bound for each backend, among those that passed."""
-    worst: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        if outcome.status is Status.PASSED and outcome.ratio is not None:
-            known = worst.get(outcome.who)
-            if known is None or outcome.ratio > (known.ratio or 0.0):
-                worst[outcome.who] = outcome
-    return [
-        f"{backend}: nearest to its bound {ratio_text(o.ratio)} ({o.tier}) in {o.problem} with {o.distribution}"
-        for backend, o in worst.items()
-    ]
-
-
-def _choice_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """How many candidates of each backend were judged."""
-    pairs: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    kernels: dict[str, set[str]] = defaultdict(set)
-    for outcome in outcomes:
-        if outcome.ratio is not None:
-            pairs[outcome.backend].update((name, outcome.problem) for name in outcome.candidates)
-            kernels[outcome.backend].update(outcome.kernels)
-    lines = []
-    for backend, found in pairs.items():
-        names = {name for name, _ in found}
-        if names:
-            text = f"{len(names)} different candidates and {len(kernels[backend])} kernels judged"
-            lines.append(f"{backend}: {text}, {len(found)} with their problems")
-    return lines
-
-
-def pruned_by_cause(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes of pruned candidates by (backend, code of the reason)."""
-    found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.status is Status.PRUNED and outcome.reason:
-            found[outcome.backend, outcome.reason.code].append(outcome)
-    return found
-
-
-# Names of pruned candidates that a line gives.
-_DROPPED_SHOWN = 3
-
-
-def _pruned_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Candidates that were pruned, by cause."""
-    lines = []
-    for (backend, code), group in pruned_by_cause(outcomes).items():
-        names = list(dict.fromkeys(o.candidate for o in group))
-        shown = ", ".join(names[:_DROPPED_SHOWN]) + (", ..." if len(names) > _DROPPED_SHOWN else "")
-        text = group[0].reason.text if group[0].reason else ""
-        lines.append(f"{backend} pruned {len(group)} ({len(names)} different) for {code}: {shown}: {text}")
-    return lines
-
-
-_REASONS_SHOWN = 12
-# Reasons that the sentence about a backend without a judged case gives.
-_WHY_SHOWN = 3
-# Code of the reason of a case that the ledger forbids to run.
-WITHHELD = "can-crash"
-
-
-def _unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Why problems were refused, grouped by the sentence."""
-    groups: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for outcome in outcomes:
-        if outcome.status is Status.UNSUPPORTED and outcome.reason:
-            groups[outcome.who, str(outcome.reason)].add(outcome.problem)
-    ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    lines = [
-        f"{backend} does not support {len(problems)}: {reason}"
-        for (backend, reason), problems in ranked[:_REASONS_SHOWN]
-    ]
-    if len(ranked) > _REASONS_SHOWN:
-        lines.append(f"and {len(ranked) - _REASONS_SHOWN} more reasons; the run record has them all")
-    return lines
-
-
-def is_judged(outcome: Outcome) -> bool:
-    """Whether a case was run and its result judged; not what was refused, pruned, left out or withheld."""
-    if outcome.status is Status.KNOWN_FAILURE:
-        return outcome.reason is None or outcome.reason.code != WITHHELD
-    return outcome.status not in {Status.UNSUPPORTED, Status.PRUNED, Status.NOT_RUN}
+    for (backend, op), group in (*by(outcomes, "who", "op").items(), (("all", ""), outcomes)):
+        counts = status_counts(group)
+        judged = [outcome for outcome in group if outcome.ratio is not None]
+        worst = max((o.ratio or 0.0 for o in judged if o.status is not Status.KNOWN_FAILURE), default=None)
+        rows.append([backend, op, *(str(counts[s] or ".") for s in columns), str(len(judged)), ratio_text(worst)])
+    return table(head, rows, range(2, len(head)))
 
 
 def why_unjudged(outcomes: Sequence[Outcome]) -> str:
@@ -184,33 +153,3 @@ def why_unjudged(outcomes: Sequence[Outcome]) -> str:
     shown = [f"{count} {status} ({reason})" for (status, reason), count in groups.most_common(_WHY_SHOWN)]
     more = [f"{len(groups) - _WHY_SHOWN} more reason(s)"] if len(groups) > _WHY_SHOWN else []
     return ", ".join(shown + more) or "no test of it asked for a judgement"
-
-
-def _not_run_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Why problems were left out, grouped by the sentence."""
-    groups: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for outcome in outcomes:
-        if outcome.status is Status.NOT_RUN:
-            groups[str(outcome.reason or "no reason")].add((outcome.backend, outcome.problem))
-    return [f"not run, {len(problems)}: {reason}" for reason, problems in groups.items()]
-
-
-def _known_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Which known failures were met, and in how many problems."""
-    groups: dict[str, set[str]] = defaultdict(set)
-    for outcome in outcomes:
-        if outcome.status is Status.KNOWN_FAILURE:
-            groups[outcome.known_failure].add(outcome.problem)
-    return [f"known failure {entry}: {len(problems)} problem(s)" for entry, problems in groups.items()]
-
-
-def _time_lines(outcomes: Sequence[Outcome], processes: int, wall_seconds: float) -> list[str]:
-    """Where the time went."""
-    total = sum((o.seconds for o in outcomes), Seconds())
-    judged = [o for o in outcomes if o.ratio is not None]
-    problems = len({(o.backend, o.problem) for o in judged})
-    text = (
-        f"{len(judged)} cases of {problems} problems judged in {wall_seconds:.0f} s by {processes} process(es): "
-        f"compile {total.compile:.1f} s, run {total.run:.1f} s, reference and comparison {total.reference:.1f} s"
-    )
-    return [text]

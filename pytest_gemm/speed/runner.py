@@ -22,7 +22,7 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.run.progress import Display
+from pytest_gemm.run.terminal import Display
 from pytest_gemm.speed import lockstep
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import (

@@ -49,7 +49,7 @@ from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import precompile
-from pytest_gemm.run import progress as progress_module
+from pytest_gemm.run import terminal as progress_module
 
 needs_cutlass = pytest.mark.skipif(
     importlib.util.find_spec("cutlass_library") is None, reason="the wheel nvidia-cutlass is not installed"

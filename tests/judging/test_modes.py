@@ -149,7 +149,7 @@ def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
     assert f"{MM.line} on cpp@aoti: incorrect" in text
     assert text.endswith("--gemm-modes=aoti")
     assert records.from_record(records.to_record(MODED)) == MODED
-    assert set(terminal.by_problem([MODED])) == {("cpp@aoti", MM.line)}
+    assert set(terminal.by([MODED], "who", "problem")) == {("cpp@aoti", MM.line)}
 
 
 @pytest.mark.parametrize(

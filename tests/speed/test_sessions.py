@@ -24,7 +24,7 @@ from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.outcome import Status, Verdict
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.progress import Display
+from pytest_gemm.run.terminal import Display
 from pytest_gemm.speed import controller, group
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import entry, store
