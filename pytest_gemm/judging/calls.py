@@ -138,7 +138,7 @@ def _own_buffer(buffer: Guarded, own: Callable[[str, torch.Tensor], torch.Tensor
 def plain(results: tuple[Any, ...], given: Operands) -> tuple[Any, ...]:
     """The results with every tensor as an ordinary one: no subclass, no lazy conjugate or negation, no names.
 
-    What is no tensor passes: ``compare.complaint_of`` says what it is.
+    What is no tensor passes: ``verdict.complaint_of`` says what it is.
 
     Args:
         results: as they were returned.

@@ -23,7 +23,6 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Prepared
 from pytest_gemm.case_id import Mode
 from pytest_gemm.judging import drive, faults, properties, sampled, verdict
-from pytest_gemm.judging import eager as eager_module
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.calls import Misconduct
 from pytest_gemm.judging.case import Case, Evidence, Judged
@@ -447,7 +446,7 @@ def _differs(runs: Sequence[_Run], first: _Run, second: tuple[torch.Tensor, ...]
     """What is wrong after the second run with the operands of ``first``; ``None`` for nothing."""
     if any(run.kept is not None and drive.bytes_of(run.results) != run.kept for run in runs):
         return Reason("result-rewritten", "a result that was handed out changed when the next one was computed")
-    if len(second) != len(first.results) or not all(map(eager_module.comparable, second, first.results)):
+    if len(second) != len(first.results) or not all(map(verdict.comparable, second, first.results)):
         text = "the same call gave something of another type or shape the second time"
         return Reason("not-deterministic", text)
     if first.kept is None or drive.bytes_of(second) == first.kept:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.nn.functional as F
 
 from pytest_gemm.numerics.span import Interval
 from pytest_gemm.problem.problem import Problem
@@ -26,9 +27,28 @@ FEW: Final = 4
 EDGES: Final = (128, 64, 48, 32, 16, 8, 4)
 
 
+def mostly(mask: torch.Tensor) -> bool:
+    """Whether a mask covers as much as an explanation must."""
+    return int(mask.sum()) >= COVER * mask.numel()
+
+
+def inside(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> torch.Tensor:
+    """Which elements lie in an interval; bool."""
+    return (x >= lo) & (x <= hi)
+
+
 @dataclasses.dataclass(frozen=True)
 class Wrong:
-    """A wrong result on its way through the explanations."""
+    """A wrong result on its way through the explanations.
+
+    Attributes:
+        x: the result in float64, of the interval's shape.
+        bad: which elements are wrong; bool.
+        interval: what the result may be.
+        problem, operands: what was computed, and from what.
+        tile: the kernel's tile (rows, columns), if known.
+        others: results of earlier calls by name.
+    """
 
     x: torch.Tensor
     bad: torch.Tensor
@@ -38,10 +58,22 @@ class Wrong:
     tile: tuple[int, int] | None
     others: Mapping[str, torch.Tensor]
 
-    @property
-    def count(self) -> int:
-        """Number of wrong elements."""
-        return int(self.bad.sum())
+    @functools.cached_property
+    def values(self) -> torch.Tensor:
+        """The wrong elements, (C,)."""
+        return self.x[self.bad]
+
+    @functools.cached_property
+    def expected(self) -> torch.Tensor:
+        """What the wrong elements should be: the correctly rounded reference, (C,)."""
+        return self.interval.expected[self.bad]
+
+    @functools.cached_property
+    def specials(self) -> dict[str, torch.Tensor]:
+        """Which wrong elements are NaN, numbers in place of NaN, or infinite; (C,) by the mismatch's code."""
+        nan, lacking = self.values.isnan(), self.expected.isnan()
+        infinite = self.values.isinf() & self.expected.isfinite()
+        return {"nan": nan & ~lacking, "missing-nan": lacking & ~nan, "infinite": infinite}
 
 
 # -- where: facts about the set of bad elements ----------------------------------------------------
@@ -50,7 +82,7 @@ class Wrong:
 def described_pattern(wrong: Wrong) -> str:
     """One sentence on where the bad elements are, the most specific that covers 99 % of them."""
     bad = wrong.bad
-    if wrong.count == 1:
+    if len(wrong.values) == 1:
         return f"it is the only bad element of {bad.numel()}" if bad.numel() > 1 else "it is the only element"
     if text := _grouped(bad, wrong.operands.groups, wrong.tile):
         return text
@@ -105,19 +137,11 @@ def pattern_of(rows: torch.Tensor, columns: torch.Tensor) -> str:
         if len(which) < len(batches):
             prefix = _batches(which, len(batches)) + "; there "
         rows = rows[batches].any(0)
-    m, n = len(rows), len(columns)
     if bool(rows.all()) and bool(columns.all()):
         return f"{prefix}every row and every column has bad elements"
-    high, wide = rows.nonzero().flatten(), columns.nonzero().flatten()
-    box = int(high[0]), int(high[-1]) + 1, int(wide[0]), int(wide[-1]) + 1
-    if box[1] - box[0] == 1 and box[3] - box[2] == 1:
-        return f"{prefix}every bad element is at row {box[0]}, column {box[2]}"
-    if len(high) == box[1] - box[0] and len(wide) == box[3] - box[2]:
-        if len(high) == 1 < m:
-            return f"{prefix}every bad element is in row {box[0]}{_along('columns', box[2], box[3], n, columns)}"
-        if len(wide) == 1 < n:
-            return f"{prefix}every bad element is in column {box[2]}{_along('rows', box[0], box[1], m, rows)}"
-        return prefix + _rectangle(_Subject("every bad element", True), box, (m, n), None)
+    lines = rows[:, None] & columns
+    if int(lines.sum()) == _area(bounding_box(lines, 0)):
+        return prefix + _plane(lines, None, ends=False)
     texts = [
         f"{name} are bad: {_plane(line, None).replace('the bad elements are', 'they are')}"
         for name, line in (("rows", rows[:, None]), ("columns", columns[None, :]))
@@ -141,8 +165,8 @@ def _few(numbers: list[int], most: int = 6) -> str:
     return f"{shown}, ..." if len(numbers) > most else shown
 
 
-def _plane(bad: torch.Tensor, tile: tuple[int, int] | None) -> str:
-    """The pattern within one matrix."""
+def _plane(bad: torch.Tensor, tile: tuple[int, int] | None, *, ends: bool = True) -> str:
+    """The pattern within one matrix; ``ends``: with the place of a single row or column."""
     m, n = bad.shape
     count = int(bad.sum())
     if count == m * n:
@@ -152,22 +176,27 @@ def _plane(bad: torch.Tensor, tile: tuple[int, int] | None) -> str:
     if 2 * _area(trimmed) <= _area(box):
         box = trimmed
     r0, r1, c0, c1 = box
-    inside = int(bad[r0:r1, c0:c1].sum())
-    every = inside == count
-    covered = _Subject("every bad element" if every else f"{inside} of {count} bad elements", every)
-    density = inside / _area(box)
+    covered = int(bad[r0:r1, c0:c1].sum())
+    are, have = (
+        (f"every bad element {verb}" for verb in ("is", "has"))
+        if covered == count
+        else (f"{covered} of {count} bad elements {verb}" for verb in ("are", "have"))
+    )
+    density = covered / _area(box)
     if r1 - r0 == 1 and c1 - c0 == 1:
-        return f"{covered.be} at row {r0}, column {c0}"
+        return f"{are} at row {r0}, column {c0}"
     if r1 - r0 == 1 and m > 1:
-        return f"{covered.be} in row {r0}{_rest(r0, r1, m, 'M')}{_along('columns', c0, c1, n, bad[r0])}"
+        end = _end(r0, m, "M") if ends else ""
+        return f"{are} in row {r0}{end}{_along('columns', c0, c1, bad[r0])}"
     if c1 - c0 == 1 and n > 1:
-        return f"{covered.be} in column {c0}{_rest(c0, c1, n, 'N')}{_along('rows', r0, r1, m, bad[:, c0])}"
+        end = _end(c0, n, "N") if ends else ""
+        return f"{are} in column {c0}{end}{_along('rows', r0, r1, bad[:, c0])}"
     # A box that leaves little of the output out says something only if it is full: otherwise the edges are chance.
     telling = _area(box) <= 0.75 * m * n or (_area(box) < m * n and density >= 0.9)
-    dense = inside >= 2 and density >= _DENSE
+    dense = covered >= 2 and density >= _DENSE
     tiled, tiles = _tiles(bad, tile)
     if dense and telling and not (tiles and 2 * tiled <= _area(box)):
-        return _rectangle(covered, box, (m, n), tile)
+        return _rectangle(are, have, box, (m, n), tile)
     for text in (_period(bad, 1, "N"), _period(bad, 0, "M"), _elbow(bad), tiles, _triangle(bad)):
         if text:
             return text
@@ -177,22 +206,6 @@ def _plane(bad: torch.Tensor, tile: tuple[int, int] | None) -> str:
     listed = ", ".join(str(tuple(p)) for p in bad.nonzero()[:4].tolist())
     more = ", ..." if count > 4 else ""
     return f"the bad elements are scattered over {rows} of {m} rows and {columns} of {n} columns: {listed}{more}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Subject:
-    """The subject of a sentence and its verbs."""
-
-    text: str
-    singular: bool
-
-    @property
-    def be(self) -> str:
-        return f"{self.text} {'is' if self.singular else 'are'}"
-
-    @property
-    def have(self) -> str:
-        return f"{self.text} {'has' if self.singular else 'have'}"
 
 
 def _area(box: tuple[int, int, int, int]) -> int:
@@ -210,39 +223,33 @@ def bounding_box(bad: torch.Tensor, stray: int) -> tuple[int, int, int, int]:
     return *ends(bad.sum(1)), *ends(bad.sum(0))
 
 
-def _rest(first: int, last: int, size: int, axis: str) -> str:
-    """Whether an interval is the tail or the head of an axis."""
-    if last == size and first > 0:
-        return f": the last of {axis}"
-    if first == 0 and last < size:
-        return f": the first of {axis}"
-    return ""
+def _end(line: int, size: int, axis: str) -> str:
+    """Whether a single line is the last or the first of an axis."""
+    return f": the last of {axis}" if line == size - 1 else f": the first of {axis}" if line == 0 else ""
 
 
-def _along(name: str, first: int, last: int, size: int, line: torch.Tensor) -> str:
+def _along(name: str, first: int, last: int, line: torch.Tensor) -> str:
     if bool(line.all()):
-        return f", all {size} {name}"
-    if last - first < size:
-        return f", {name} {first} to {last - 1}"
-    return ""
+        return f", all {len(line)} {name}"
+    return f", {name} {first} to {last - 1}" if last - first < len(line) else ""
 
 
 def _rectangle(
-    covered: _Subject, box: tuple[int, int, int, int], shape: tuple[int, int], tile: tuple[int, int] | None
+    are: str, have: str, box: tuple[int, int, int, int], shape: tuple[int, int], tile: tuple[int, int] | None
 ) -> str:
     """A densely bad rectangle that is not the whole output."""
     r0, r1, c0, c1 = box
     m, n = shape
     if c1 - c0 == n:
-        return f"{covered.have} {_range('row', r0, r1, m, 'M', tile[0] if tile else None)}"
+        return f"{have} {_range('row', r0, r1, m, 'M', tile[0] if tile else None)}"
     if r1 - r0 == m:
-        return f"{covered.have} {_range('column', c0, c1, n, 'N', tile[1] if tile else None)}"
+        return f"{have} {_range('column', c0, c1, n, 'N', tile[1] if tile else None)}"
     edges = _aligned(box, shape, tile)
     if edges:
-        return f"{covered.be} in the {edges[0]}x{edges[1]} tile at row {r0}, column {c0}"
+        return f"{are} in the {edges[0]}x{edges[1]} tile at row {r0}, column {c0}"
     if r1 == m and c1 == n:
-        return f"{covered.have} row >= {r0} and column >= {c0}: the corner where the tails of M and N meet"
-    return f"{covered.be} in the rectangle of rows {r0} to {r1 - 1}, columns {c0} to {c1 - 1}"
+        return f"{have} row >= {r0} and column >= {c0}: the corner where the tails of M and N meet"
+    return f"{are} in the rectangle of rows {r0} to {r1 - 1}, columns {c0} to {c1 - 1}"
 
 
 def _range(name: str, first: int, last: int, size: int, axis: str, edge: int | None) -> str:
@@ -329,18 +336,13 @@ def _tiles(bad: torch.Tensor, tile: tuple[int, int] | None) -> tuple[int, str]:
     total = int(bad.sum())
     grids = [tile] if tile else []
     grids += [(e, f) for e in EDGES for f in EDGES]
+    planes = bad[None].float(), torch.ones(1, m, n)
     # The tightest cover wins, and of equal ones that of larger tiles.
     best = (m * n, 0, "")
     for rows, columns in grids:
         if rows > m or columns > n or (rows >= m and columns >= n):
             continue
-        high, wide = math.ceil(m / rows), math.ceil(n / columns)
-        padded = torch.zeros(high * rows, wide * columns, dtype=torch.float32)
-        padded[:m, :n] = bad
-        sums = padded.view(high, rows, wide, columns).sum((1, 3))
-        there = torch.zeros_like(padded)
-        there[:m, :n] = 1
-        sizes = there.view(high, rows, wide, columns).sum((1, 3))
+        sums, sizes = (F.avg_pool2d(x, (rows, columns), ceil_mode=True, divisor_override=1)[0] for x in planes)
         hit = sums >= 2 * _DENSE * sizes
         tiles = int(hit.sum())
         if not tiles or tiles > hit.numel() // 2 or float(sums[hit].sum()) < COVER * total:

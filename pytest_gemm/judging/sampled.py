@@ -279,15 +279,11 @@ class Sample:
             output: the problem that it answers, one of :attr:`Problem.outputs`.
             actual: what the backend returned.
             contract: the arithmetic that the backend claims.
-            others: results of earlier calls, as in :func:`compare.compare`.
+            others: results of earlier calls, as in :func:`verdict.compare`.
         """
         first = self._slabs[0]
-        complaint = verdict.complaint_of(actual, output, self._operands)
-        if complaint is not None:
-            total = math.prod(output.result_shape)
-            mismatch = verdict.Mismatch(complaint[0], total, total, pattern=complaint[1])
+        if (comparison := verdict.not_comparable(actual, output, self._operands)) is not None:
             interval = interval_module.interval(first.lines.shape(output), first.operands, first.reference, contract)
-            comparison = verdict.Comparison(math.inf, 0.0, mismatch)
             return ResultVerdict(comparison, interval.tier, None, "", self._operands, actual, interval)
         assert isinstance(actual, torch.Tensor)
         verdicts = [slab.judge(output, actual, contract, others or {}) for slab in self._slabs]

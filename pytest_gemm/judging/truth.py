@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from pytest_gemm.judging import eager as eager_module
 from pytest_gemm.judging import faults, sampled, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.drive import as_tuple, wait_for
@@ -106,7 +105,7 @@ class Truth:
         intervals = self.intervals(contract)
         count = len(intervals)  # a second product is one of what the first one gave, which differs from eager's
         names = self.problem.output_names[:count]
-        return eager_module.beside_eager(actual[:count], self._eager[:count], intervals, names)
+        return verdict.beside_eager(actual[:count], self._eager[:count], intervals, names)
 
     def _run_eager(self, device: str) -> tuple[torch.Tensor, ...] | str:
         try:

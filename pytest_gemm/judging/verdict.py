@@ -3,19 +3,22 @@
 :func:`compare` decides and, on a mismatch, locates: which elements are bad (a tail, a tile, every 16th column),
 and what was computed instead (products of some k missing, no bias, the answer of an earlier call).  The first is a fact
 about the set of bad elements; the second is a hypothesis, printed only if it reproduces the bad values.
+
+:func:`beside_eager` reports how a result differs from the one of eager PyTorch.  It decides nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from pytest_gemm.judging.explain import cause_of
-from pytest_gemm.judging.locate import COVER, Wrong, described_pattern
+from pytest_gemm.judging.locate import Wrong, described_pattern, inside, mostly
+from pytest_gemm.numerics.rounding import ulp_distance
 from pytest_gemm.numerics.span import Interval
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.problem.problem import Problem
@@ -23,6 +26,8 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
 
+# The limit of a float's excess is 1: a rejected element never counts as "1x" or less.
+_ABOVE_ONE: Final = math.nextafter(1.0, 2.0)
 # Elements that are judged at once: their intermediates fit in a core's cache.
 CHUNK: Final = 1 << 15
 
@@ -76,21 +81,17 @@ class Mismatch:
             return self.summary()
         at = self.index[0] if len(self.index) == 1 else self.index
         error = abs(self.actual - self.expected)
-        if math.isnan(error) or math.isinf(error) or self.code == "zero-sign":
-            worst = f"first at {at}: got {self.actual:.9g}, expected {self.expected:.9g}"
+        worst = f"worst {error:.3g} at {at}, "
+        if not math.isfinite(error) or self.code == "zero-sign":
+            worst = f"first at {at}"
         elif self.bound > 0:
-            worst = f"worst {error:.3g} at {at}, bound {self.bound:.3g} ({times(self.ratio)}): " + self._values()
+            worst += f"bound {self.bound:.3g} ({times(self.ratio)})"
         elif self.tier == "exact":
-            worst = f"worst {error:.3g} at {at}, where the result is exact: " + self._values()
+            worst += "where the result is exact"
         else:
-            worst = f"worst {error:.3g} at {at}, where only one rounded value is right: " + self._values()
-        lines = [self.summary(), f"  {worst}", f"  {self.pattern}"]
-        if self.cause:
-            lines.append(f"  {self.cause}")
-        return "\n".join(lines)
-
-    def _values(self) -> str:
-        return f"got {self.actual:.9g}, expected {self.expected:.9g}"
+            worst += "where only one rounded value is right"
+        lines = [self.summary(), f"  {worst}: got {self.actual:.9g}, expected {self.expected:.9g}", f"  {self.pattern}"]
+        return "\n".join([*lines, f"  {self.cause}"] if self.cause else lines)
 
 
 def times(ratio: float) -> str:
@@ -150,10 +151,8 @@ def compare(
         whole: ``False`` for lines of a larger result: then the place of wrong elements is not described;
             it depends on the lines.
     """
-    complaint = complaint_of(actual, problem, operands)
-    if complaint is not None:
-        total = interval.expected.numel()
-        return Comparison(math.inf, 0.0, Mismatch(complaint[0], total, total, pattern=complaint[1]))
+    if (incomparable := not_comparable(actual, problem, operands)) is not None:
+        return incomparable
     assert isinstance(actual, torch.Tensor)
     x = actual.detach().to(device="cpu", dtype=torch.float64)
     if x.numel() == 0:
@@ -163,14 +162,18 @@ def compare(
     bad = rejected(x, interval) if score.bad else interval.wrong_zeros(x)
     if not bool(bad.any()):
         return Comparison(score.ratio, share)
-    return _reject(actual, x, bad, share, interval, problem, operands, tile, others or {}, whole)
+    mismatch = _mismatch(Wrong(x, bad, interval, problem, operands, tile, others or {}), actual, whole)
+    return Comparison(mismatch.ratio, share, mismatch)
+
+
+def _accepted(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> torch.Tensor:
+    """Which elements lie in an interval, or are NaN where it belongs or where nothing can be said; bool."""
+    return inside(x, lo, hi) | x.isnan() & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
 
 
 def rejected(x: torch.Tensor, interval: Interval) -> torch.Tensor:
     """Which elements are outside, or zeros of the wrong sign where none is; float64, of the interval's shape."""
-    lo, hi = interval.lo, interval.hi
-    good = (x >= lo) & (x <= hi)
-    good |= x.isnan() & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
+    good = _accepted(x, interval.lo, interval.hi)
     return interval.wrong_zeros(x) if bool(good.all()) else ~good
 
 
@@ -186,7 +189,7 @@ def ratios(x: torch.Tensor, interval: Interval) -> torch.Tensor:
     """
     bad = rejected(x, interval)
     found = _ratio(x, interval.lo, interval.hi, interval.expected)
-    found = torch.where(bad, found.clamp(min=math.nextafter(1.0, 2.0)), found.clamp(max=1.0))
+    found = torch.where(bad, found.clamp(min=_ABOVE_ONE), found.clamp(max=1.0))
     return torch.where(bad & ~(x.isfinite() & interval.expected.isfinite()), math.inf, found)
 
 
@@ -202,27 +205,23 @@ class Score:
 def scored(x: torch.Tensor, interval: Interval) -> Score:
     """One walk over a result, in pieces whose intermediates stay in a core's cache."""
     score = Score()
-    flat = [t.reshape(-1) for t in (x, interval.lo, interval.hi, interval.expected)]
-    for first in range(0, x.numel(), CHUNK):
-        _score_chunk(score, *(t[first : first + CHUNK] for t in flat))
+    whole = (x, interval.lo, interval.hi, interval.expected)
+    for piece in zip(*(t.reshape(-1).split(CHUNK) for t in whole), strict=True):
+        _score_chunk(score, *piece)
     return score
 
 
 def _score_chunk(score: Score, x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, expected: torch.Tensor) -> None:
     count = x.numel()
-    equal = int((x == expected).sum())
-    good = (x >= lo) & (x <= hi)
+    score.equal += (equal := int((x == expected).sum()))
+    good = inside(x, lo, hi)
     accepted = int(good.sum())
     if equal == accepted == count:
-        score.equal += count
         return
     if accepted < count:
-        # NaN where it belongs, and where nothing can be said.
-        nan = x.isnan()
-        good |= nan & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
-        equal += int((nan & expected.isnan()).sum())
+        good = _accepted(x, lo, hi)
+        score.equal += int((x.isnan() & expected.isnan()).sum())
         accepted = int(good.sum())
-    score.equal += equal
     score.bad += count - accepted
     worst = float(_ratio(x, lo, hi, expected).amax())
     if accepted == count:
@@ -230,7 +229,7 @@ def _score_chunk(score: Score, x: torch.Tensor, lo: torch.Tensor, hi: torch.Tens
     elif not bool(x[~good].isfinite().all()):
         worst = math.inf  # a NaN or an infinity has no distance
     else:
-        worst = max(worst, math.nextafter(1.0, 2.0))
+        worst = max(worst, _ABOVE_ONE)
     score.ratio = max(score.ratio, worst)
 
 
@@ -261,59 +260,95 @@ def complaint_of(actual: object, problem: Problem, operands: Operands) -> tuple[
     return None
 
 
-def _reject(
-    actual: torch.Tensor,
-    x: torch.Tensor,
-    bad: torch.Tensor,
-    share: float,
-    interval: Interval,
-    problem: Problem,
-    operands: Operands,
-    tile: tuple[int, int] | None,
-    others: Mapping[str, torch.Tensor],
-    whole: bool,
-) -> Comparison:
+def not_comparable(actual: object, problem: Problem, operands: Operands) -> Comparison | None:
+    """The verdict on what cannot even be compared; ``None`` for what can."""
+    complaint = complaint_of(actual, problem, operands)
+    if complaint is None:
+        return None
+    total = math.prod(problem.result_shape)
+    return Comparison(math.inf, 0.0, Mismatch(complaint[0], total, total, pattern=complaint[1]))
+
+
+def _mismatch(view: Wrong, actual: torch.Tensor, whole: bool) -> Mismatch:
     """Describe a wrong result."""
-    where = bad.nonzero()
-    values, wanted = x[bad], interval.expected[bad]
-    lo, hi = interval.lo[bad], interval.hi[bad]
-    count = values.numel()
-    nan, lacking = values.isnan(), wanted.isnan()
-    infinite = values.isinf() & wanted.isfinite()
-    zeros = (values >= lo) & (values <= hi)  # of the wrong sign
+    values, wanted, lo, hi = view.values, view.expected, view.interval.lo[view.bad], view.interval.hi[view.bad]
+    zeros = inside(values, lo, hi)  # of the wrong sign
     ratio = _ratio(values, lo, hi, wanted)
-    ratio = torch.where(nan | lacking | infinite | zeros, math.inf, ratio)
+    ratio = torch.where(values.isnan() | wanted.isnan() | view.specials["infinite"] | zeros, math.inf, ratio)
     # Infinite ratios (a bound of 0) are told apart by the error itself.
     error = (values - wanted).abs()
     order = torch.where(ratio.isinf(), error.nan_to_num(nan=math.inf), -1.0) if bool(ratio.isinf().any()) else ratio
     worst = int(order.argmax())
-    # The limit of a float's excess is 1: a rejected element never counts as "1x" or less.
-    worst_ratio = max(float(ratio[worst]), math.nextafter(1.0, 2.0))
-    middle = min(max(float(wanted[worst]), float(lo[worst])), float(hi[worst]))
-    upwards = float(values[worst]) > middle
-    bound = float(hi[worst]) - middle if upwards else middle - float(lo[worst])
-    if int(nan.sum()) >= COVER * count:
-        code = "nan"
-    elif int(lacking.sum()) >= COVER * count:
-        code = "missing-nan"
-    elif int(infinite.sum()) >= COVER * count:
-        code = "infinite"
-    elif bool(zeros.any()):
-        code = "zero-sign"
-    else:
-        code = "outside-bound"
-    view = Wrong(x, bad, interval, problem, operands, tile, others)
-    mismatch = Mismatch(
+    value, expected, least, most = (float(t[worst]) for t in (values, wanted, lo, hi))
+    middle = min(max(expected, least), most)
+    bound = most - middle if value > middle else middle - least
+    special = [code for code, which in view.specials.items() if mostly(which)]
+    code = special[0] if special else "zero-sign" if bool(zeros.any()) else "outside-bound"
+    return Mismatch(
         code=code,
-        count=count,
-        total=x.numel(),
-        index=tuple(where[worst].tolist()),
-        actual=float(values[worst]),
-        expected=float(wanted[worst]),
+        count=len(values),
+        total=view.x.numel(),
+        index=tuple(view.bad.nonzero()[worst].tolist()),
+        actual=value,
+        expected=expected,
         bound=bound if math.isfinite(bound) else 0.0,
-        ratio=worst_ratio,
-        tier=interval.tier,
+        ratio=max(float(ratio[worst]), _ABOVE_ONE),
+        tier=view.interval.tier,
         pattern=described_pattern(view) if whole else "",
         cause="" if code == "zero-sign" else cause_of(view, actual, whole),
     )
-    return Comparison(worst_ratio, share, mismatch)
+
+
+# -- beside eager PyTorch --------------------------------------------------------------------------------
+
+
+def beside_eager(
+    actual: Sequence[object],
+    eager: Sequence[torch.Tensor],
+    intervals: Sequence[Interval],
+    names: Sequence[str] = ("the tapped value", "the result"),
+) -> str:
+    """Each of a program's results beside eager's, in words: different is not worse.
+
+    Args:
+        actual: what the backend returned, whatever that is.
+        eager: what eager PyTorch returned for the same operands.
+        intervals: what is right, as they judged ``actual``.
+        names: of the results, where there are several.
+    """
+    texts = [_beside(*one) for one in zip(actual, eager, intervals, strict=True)]
+    named = [f"{name} {text}" for name, text in zip(names, texts, strict=False)]
+    return "; ".join(named if len(texts) > 1 else texts)
+
+
+def comparable(actual: object, other: torch.Tensor) -> bool:
+    """Whether the elements of ``actual``, which a backend returned, can be set beside those of ``other``."""
+    if not isinstance(actual, torch.Tensor) or actual.layout != torch.strided:
+        return False
+    return actual.shape == other.shape and actual.dtype == other.dtype
+
+
+def _beside(actual: object, eager: torch.Tensor, interval: Interval) -> str:
+    """A result beside eager's, whatever NaN there are; eager's own worst error over the bound where they differ."""
+    if not comparable(actual, eager):
+        return "not comparable with eager"
+    assert isinstance(actual, torch.Tensor)
+    most = differing = 0
+    same_signs = True
+    theirs = eager.detach().cpu()
+    for a, b in zip(*(t.reshape(-1).split(CHUNK) for t in (actual.detach().cpu(), theirs)), strict=True):
+        if not a.numel():
+            continue
+        distance = ulp_distance(a, b)
+        most = max(most, int(distance.amax()))
+        differing += int((distance != 0).sum())
+        same_signs &= not a.dtype.is_floating_point or torch.equal(torch.signbit(a), torch.signbit(b))
+    if not differing:
+        return "bit-equal" if same_signs else "equal but for the sign of zeros"
+    far = "NaN on one side" if most == torch.iinfo(torch.int64).max else f"at most {most} ulp apart"
+    words = f"{far} in {differing} of {theirs.numel()} elements"
+    fits = theirs.shape == interval.expected.shape
+    ratio = scored(theirs.to(torch.float64), interval).ratio if fits else math.nan
+    if ratio > 1.0:
+        return f"{words}; eager itself is outside the bound ({times(ratio)})"
+    return f"{words}; eager is at {ratio:.2g} of the bound"

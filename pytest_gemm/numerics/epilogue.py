@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import torch
@@ -71,21 +71,16 @@ def apply(step: Step, x: torch.Tensor, r: torch.Tensor | None) -> torch.Tensor:
     return made
 
 
-def evaluate(
-    problem: Problem, product: torch.Tensor, residuals: list[torch.Tensor], passes: tuple[Step, ...]
-) -> torch.Tensor:
-    """The passes of an epilogue on chosen elements, in float64: for hypotheses about a wrong result.
+def evaluate(problem: Problem, x: torch.Tensor, steps: Iterable[tuple[Step, torch.Tensor | None]]) -> torch.Tensor:
+    """Steps of an epilogue on chosen elements, in float64: for hypotheses about a wrong result.
 
     Args:
         problem: whose epilogue it is.
-        product: values before any pass, any shape.
-        residuals: one tensor for each BIAS and BINARY step of ``passes``, broadcastable to ``product``.
-        passes: the steps to apply, ``problem.passes`` or a variation of them.
+        x: values before any pass, any shape.
+        steps: the passes to apply, ``problem.passes`` or a variation of them, each with its residual if it has one.
     """
-    left = iter(residuals)
-    x = product
-    for step in passes:
-        x = apply(step, x, next(left) if step.kind in (StepKind.BIAS, StepKind.BINARY) else None)
+    for step, residual in steps:
+        x = apply(step, x, residual)
     if problem.step("requant") is not None:
         return requantised(problem, Span(x, x))[0].lo
     return round_to(x, problem.result_dtype)
