@@ -18,7 +18,8 @@ from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.backends.inductor.backend import QUANTISED, installed, no_cuda, not_on, specialised
+from pytest_gemm.backends.inductor.backend import installed, no_cuda, not_on
+from pytest_gemm.backends.rules import check
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import first_line
@@ -81,26 +82,7 @@ class CuteDslBackend:
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """f16 and bf16 into their own dtype, int8 into int32 with both operands K-major; 16-byte aligned rows."""
-        if reason := specialised(problem):
-            return reason
-        out = problem.dtypes.out.name
-        if problem.op.name in QUANTISED:
-            return Unsupported("op", "the scale of a weight belongs to the kernel; these operators have none")
-        if problem.grouped:
-            return Unsupported("op", "the operators for grouped products are Blackwell's")
-        if problem.op.name == "linears":
-            return Unsupported("op", "an operator computes one product, and linears are several")
-        if problem.op.name == "scaled_mm":
-            return _scaled(problem)
-        if out not in {"f16", "bf16", "i32"}:
-            return Unsupported("dtype", f"the operators take f16, bf16 and int8 (f32 would be TF32), not {out}")
-        if problem.shape.is_empty or problem.shape.k == 0:
-            return Unsupported("empty", "the operators take no empty operands")
-        if problem.has("m.dynamic"):
-            return Unsupported("dynamic-m", "an operator is compiled for each geometry: there is no artifact for any M")
-        if problem.op.name == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
-            return Unsupported("layout", "8-bit operators need A and B K-major", "use layout nt")
-        return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
+        return check(("any-m", "cutedsl", "tma", "compact"), problem, request)
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> CuteDslPrepared:
         """Compile the requested operator, or the selected one, for the products of the program.
@@ -265,8 +247,7 @@ class CuteDslPrepared:
         """All operators for a product by their names, in alphabetical order."""
         ops: Any = importlib.import_module("cutlass.operators")
         found = sorted(
-            ops.get_operators(arguments, target_sm=_target()),
-            key=lambda operator: str(operator.metadata.operator_name),
+            ops.get_operators(arguments, target_sm=_target()), key=lambda operator: str(operator.metadata.operator_name)
         )
         names = naming.unique((str(operator.metadata.operator_name), {}) for operator in found)
         return dict(zip(names, found, strict=True))
@@ -296,23 +277,6 @@ def _device_seconds(call: Callable[[], object]) -> float:
         end.synchronize()
         found.append(float(begin.elapsed_time(end)) * 1e-3)
     return statistics.median(found)
-
-
-def _scaled(problem: Problem) -> Unsupported | None:
-    """fp8 of one dtype into f32, with scales and bias in eager PyTorch, as the tensor core adds it."""
-    if problem.dtypes.a != problem.dtypes.b:
-        return Unsupported("dtype", "the operators multiply fp8 of one dtype only")
-    if not problem.has("math.fast_accumulate"):
-        return Unsupported(
-            "math.fast_accumulate",
-            "the operators leave the sum of fp8 to the tensor core and its few bits",
-            "add the flag math.fast_accumulate",
-        )
-    if problem.shape.is_empty or problem.shape.k == 0:
-        return Unsupported("empty", "the operators take no empty operands")
-    if problem.has("m.dynamic"):
-        return Unsupported("dynamic-m", "an operator is compiled for each geometry: there is no artifact for any M")
-    return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
 
 def _target() -> str:

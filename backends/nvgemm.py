@@ -5,16 +5,12 @@ from __future__ import annotations
 import importlib.util
 
 from pytest_gemm.api.protocols import Availability
-from pytest_gemm.api.request import BuildRequest, Selection
+from pytest_gemm.api.request import Selection
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
-from pytest_gemm.backends.inductor.backend import (
-    InductorBackend,
-    has_no_kernel,
-    installed,
-)
+from pytest_gemm.backends.inductor.backend import InductorBackend, installed
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 
 
@@ -26,6 +22,7 @@ class NvgemmBackend(InductorBackend):
     devices: tuple[str, ...] = ("cuda",)
     selection: Selection = Selection.ONE
     device_kernel: str = DEVICE_KERNEL
+    rules = ("inductor-on-cuda", "nvgemm", "tma", "compact")
 
     def installation(self) -> Availability:
         """The CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
@@ -44,22 +41,6 @@ class NvgemmBackend(InductorBackend):
                 )
             )
         return Availability(versions=installed("nvidia-cutlass-dsl", "cutlass_api"))
-
-    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
-        """mm and bmm (and a linear without bias) in f16 and bf16 on 16-byte aligned operands."""
-        if reason := has_no_kernel(problem, "cuda"):
-            return reason
-        out = problem.dtypes.out.name
-        biased = problem.op.addend or (problem.op.name == "linear" and problem.step("bias") is not None)
-        if problem.grouped or problem.op.name == "scaled_mm":
-            return Unsupported("op", "cutlass_api's kernels for grouped and scaled products are Blackwell's")
-        if biased or problem.op.name not in {"mm", "bmm", "linear"}:
-            return Unsupported("op", "Inductor has NVGEMM candidates only for products without an addend")
-        if out not in {"f16", "bf16"}:
-            return Unsupported("dtype", f"NVGEMM's kernels for mm and bmm take f16 and bf16, not {out}")
-        if problem.shape.is_empty or problem.shape.k == 0:
-            return Unsupported("empty", "Inductor has NVGEMM candidates only for products that are not empty")
-        return tensor_core.unaligned(problem) or tensor_core.not_compact(problem)
 
     def sum(self, problem: Problem) -> Contract:
         """Tensor cores into f32."""

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Final, Literal
 
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 # Compute capability (major) -> alignment bits f and chunk L for f16 and bf16 inputs with a float32 accumulator: the
@@ -46,7 +45,7 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     """
     name = problem.dtypes.out.name  # an integer side of a mixed product is converted to it first
     slices = max(1, min(_SLICES, -(-problem.shape.k // _SLICE))) if library else 1
-    if problem.op.name == "scaled_mm":
+    if problem.op.rounds_once:
         bits, chunk = _FP8
         every = 0 if problem.has("math.fast_accumulate") else promote_every
         return Contract("f32", slices=slices, alignment_bits=bits, chunk=chunk, promote_every=every)
@@ -66,68 +65,3 @@ def contract(problem: Problem, *, library: bool = False, promote_every: int = _P
     partials: Literal["f32", "out"] = "out" if library and problem.has("math.half_partials") else "f32"
     found = Contract("f32", slices=slices, partials=partials, alignment_bits=bits, chunk=chunk)
     return as_allowed(dataclasses.replace(found, or_scalar=library or tf32), problem)
-
-
-def unaligned(problem: Problem) -> Unsupported | None:
-    """Why operands are unsupported that TMA cannot load: their rows must begin at multiples of 16 bytes."""
-    shape, layout = problem.shape, problem.layout
-    m, n, k = shape.m, shape.n, shape.k
-    bits = problem.input_dtype.bits
-    unit = 128 // bits
-    rows = {
-        "A": (m if layout.a_transposed else k, unit),
-        "B": (k if layout.b_transposed else n, unit),
-        "the result": (n, 128 // problem.dtypes.out.bits),
-    }
-    if problem.has("m.dynamic") and layout.a_transposed:
-        return Unsupported("alignment", "the columns of A are as long as M, which is not known", "use layout nn or nt")
-    for name, (length, multiple) in rows.items():
-        if length % multiple:
-            return Unsupported(
-                "alignment", f"rows of {name} are {length} elements long: TMA needs a multiple of {multiple} (16 bytes)"
-            )
-    for flag in ("a.offset", "b.offset"):
-        if problem.has(flag):
-            return Unsupported("alignment", "TMA needs a base address that is a multiple of 16 bytes", f"drop {flag}")
-    return None
-
-
-def odd_scaled(problem: Problem) -> Unsupported | None:
-    """Why sizes are unsupported: the checks of ``_scaled_mm`` on CUDA, which hold for every backend."""
-    if problem.op.name == "scaled_mm" and (problem.shape.n % 16 or problem.shape.k % 16):
-        return Unsupported("scaled-mm-shape", "on CUDA _scaled_mm needs multiples of 16 for N and K")
-    return None
-
-
-def odd_groups(problem: Problem) -> Unsupported | None:
-    """Why rows are unsupported that ``_grouped_mm`` rejects on every device: they begin at multiples of 16 bytes.
-
-    From ``check_valid_strides_and_return_transposed`` in ``aten/src/ATen/native/GroupedMMUtils.h``; the result may have
-    any N.
-    """
-    if not problem.grouped:
-        return None
-    shape, unit = problem.shape, 128 // problem.dtypes.a.bits
-    gap = 8  # of a.padded and b.padded, see operands.py
-    rows = {
-        # A row of no elements has a stride of one.
-        "A": max(shape.k, 1) + (gap if problem.has("a.padded") else 0),
-        "B": max(shape.k if problem.layout.b_transposed else shape.n, 1) + (gap if problem.has("b.padded") else 0),
-    }
-    for name, length in rows.items():
-        if length % unit:
-            text = f"rows of {name} are {length} elements apart: _grouped_mm needs a multiple of {unit} (16 bytes)"
-            return Unsupported("alignment", text)
-    return None
-
-
-def not_compact(problem: Problem) -> Unsupported | None:
-    """Why operands with gaps or repetitions are unsupported: the CuTe DSL's tensors of dynamic shape cannot describe.
-
-    Its ``mark_compact_shape_dynamic`` derives the strides from the shape: a leading dimension that is wider than its
-    rows and a batch stride of 0 have none that agree (nvidia-cutlass-dsl 4.6.3 without apache-tvm-ffi).
-    """
-    for flag in ("a.padded", "b.padded", "a.broadcast", "b.broadcast"):
-        if problem.has(flag):
-            return Unsupported("not-compact", "the CuTe DSL describes tensors without gaps only", f"drop {flag}")
-    return None

@@ -13,22 +13,15 @@ from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, one_of
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.inductor.backend import (
-    QUANTISED,
-    InductorBackend,
-    Space,
-    has_no_kernel,
-    installed,
-)
+from pytest_gemm.backends.inductor.backend import InductorBackend, Space, installed
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import Artifact
 
 
-_DTYPES = frozenset({"f16", "bf16", "f32"})
 # The widest BLOCK_K among Inductor's configurations for fp8.
 _BLOCK_K = 256
 
@@ -53,10 +46,11 @@ class TritonBackend(InductorBackend):
     name: str = "triton"
     inductor_name: str = "TRITON"
     devices: tuple[str, ...] = ("cuda",)
+    rules = ("inductor-on-cuda", "triton", "scaled", "triton-scaled", "grouped", "triton-grouped")
     # Some twenty candidates of 2 to 20 s each would be compiled and timed for every problem.
     selection: Selection = Selection.ONE
     settings: Mapping[str, Setting] = {
-        "space": Setting("default", "default|exhaustive", "tiles, stages and warps to choose from", one_of(*_SPACES)),
+        "space": Setting("default", "default|exhaustive", "tiles, stages and warps to choose from", one_of(*_SPACES))
     }
     space: str = "default"
 
@@ -69,21 +63,6 @@ class TritonBackend(InductorBackend):
         if importlib.util.find_spec("triton") is None:
             return Availability(Reason("no-triton", "the package triton is not installed", "pip install triton"))
         return Availability(versions=(*installed("triton"), *_assembler()))
-
-    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
-        """mm, addmm, bmm, baddbmm, linear, int_mm, mixed_mm, scaled_mm and grouped_mm in f16, bf16, f32 (and int32)."""
-        if reason := has_no_kernel(problem, "cuda"):
-            return reason
-        out = problem.dtypes.out.name
-        if problem.shape.is_empty or (problem.shape.k == 0 and problem.op.name != "bmm"):
-            return Unsupported("empty", "Inductor has Triton candidates only for products that are not empty")
-        if problem.op.name in QUANTISED:
-            return Unsupported("op", f"Inductor lowers {problem.op.name} with ATen and C++ candidates only")
-        if out not in _DTYPES and problem.op.name != "int_mm":
-            return Unsupported("dtype", f"Inductor's Triton templates take f16, bf16 and f32, not {out}")
-        if problem.op.name == "scaled_mm":
-            return _scaled(problem)
-        return _grouped(problem) if problem.grouped else None
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With the persistent TMA template among the candidates, where Inductor's condition for it holds."""
@@ -146,41 +125,8 @@ def _assembler() -> tuple[tuple[str, str], ...]:
         return ()
 
 
-def _scaled(problem: Problem) -> Unsupported | None:
-    """From ``tuned_scaled_mm`` and ``ScaledMMConfigMixin``: every recipe, dtype and bias, but for a few sizes."""
-    if reason := tensor_core.odd_scaled(problem) or _too_old(problem, (8, 9)):
-        return reason
-    if problem.shape.k <= 16:
-        return Unsupported("no-candidate", "Inductor has no configuration of its scaled template for K <= 16")
-    return None
-
-
-def _grouped(problem: Problem) -> Unsupported | None:
-    """From ``can_use_triton_kernel`` in ``kernel/mm_grouped.py`` and the operator's meta function."""
-    if problem.dtypes.a.name != "bf16":
-        return Unsupported("dtype", "when it is traced, _grouped_mm takes bf16 only")
-    if reason := tensor_core.odd_groups(problem) or _too_old(problem, (9, 0)):
-        return reason
-    for flag in ("a.offset", "b.offset"):
-        if problem.has(flag):
-            return Unsupported("alignment", "the grouped template loads with TMA, at multiples of 16 bytes")
-    return None
-
-
-def _too_old(problem: Problem, least: tuple[int, int]) -> Unsupported | None:
-    """A device that lacks the instructions, if there is one to ask."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < least:
-        needed = ".".join(map(str, least))
-        text = f"Inductor's template of {problem.op.name} needs compute capability {needed}"
-        return Unsupported("compute-capability", text)
-    return None
-
-
 def _is_long(problem: Problem) -> bool:
     """Whether Inductor offers decompose-K: a product without an addend and with a K that is long beside M and N."""
-    shape = problem.shape
-    alone = problem.op.name in {"mm", "mixed_mm"} or (problem.op.name == "linear" and problem.step("bias") is None)
-    m = shape.m * (shape.batch or 1)
-    return alone and not problem.has("m.dynamic") and shape.k >= _DECOMPOSED_FROM * max(m, shape.n)
+    alone = problem.op.name in {"mm", "mixed_mm", "linear"} and not problem.adds_bias
+    longest = max(problem.rows, problem.shape.n)
+    return alone and not problem.has("m.dynamic") and problem.shape.k >= _DECOMPOSED_FROM * longest

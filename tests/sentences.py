@@ -44,15 +44,24 @@ def _literals(node: ast.AST) -> Iterator[str]:
             yield from _literals(child)
 
 
+def _values(path: Path) -> Iterator[str]:
+    """The texts of a TOML file that stand on a line of their own."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if found := re.fullmatch(r'\w+ = "(.*)"', line):
+            yield found[1]
+
+
 def sentences(path: Path) -> list[str]:
-    """The sentences of a module, one line each, sorted."""
-    found = {" ".join(text.split()) for text in _literals(ast.parse(path.read_text(encoding="utf-8")))}
+    """The sentences of a module, or of a table of texts, one line each, sorted."""
+    texts = _values(path) if path.suffix == ".toml" else _literals(ast.parse(path.read_text(encoding="utf-8")))
+    found = {" ".join(text.split()) for text in texts}
     return sorted(text for text in found if len(re.findall(r"[A-Za-z]{2,}", text)) >= 3 and " " in text)
 
 
 def modules() -> list[Path]:
-    """All modules of the packages."""
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    """All modules of the packages, and the backends' tables of texts."""
+    found = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return sorted([*found, *(ROOT / "backends").rglob("*.toml")])
 
 
 def snapshot() -> str:

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
-from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir, has_no_kernel
-from pytest_gemm.case_id import Mode
+from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_dir
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import StepKind
 
 if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
@@ -32,17 +30,8 @@ if TYPE_CHECKING:
 
 # Multiplications of a product up to which the reference micro-kernel is judged: it takes about 1 ns for each.
 _REFERENCE_UP_TO = 1 << 28
-_TEMPLATE_DTYPES = frozenset({"f32", "bf16", "f16"})
 # Constants of up to so many elements are written into a kernel's text (GraphLowering.get_attr).
 _INLINED = 8
-_NO_CHOICE = {
-    "baddbmm": "Inductor's lowering of baddbmm has ATen and Triton candidates only",
-    "int_mm": "Inductor's lowering of _int_mm has no C++ candidate; only its quantised patterns have one",
-    "scaled_mm": "Inductor's lowering of _scaled_mm has no C++ candidate",
-    "grouped_mm": "Inductor's lowering of _grouped_mm has no C++ candidate",
-}
-# Modes in which M is a symbol, or nothing is packed by MKL: f32 goes by oneDNN's linear then.
-_NOT_BY_MKL = frozenset({Mode.AOTI, Mode.DYNAMIC})
 
 
 def compiler() -> str:
@@ -124,66 +113,14 @@ class CppBackend(InductorBackend):
         reason = _lacks_isa(request.isa) if request.isa and not self.listing else None
         return Unsupported(*reason) if reason is not None else super().supports(problem, request)
 
-    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
-        """What the lowerings of torch 2.13 do not hand to the C++ templates.
-
-        From ``use_cpp_gemm_template`` and ``use_cpp_bmm_template`` (``_inductor/utils.py``), the lowerings of mm,
-        addmm, bmm and ``_weight_int8pack_mm``, and a probe of some 450 problems.
-        """
-        op, flags = problem.op.name, problem.flags
-        if op in _NO_CHOICE:
-            return Unsupported("no-candidate", _NO_CHOICE[op])
-        if op == "qlinear" and request.mode == Mode.DYNAMIC and problem.shape.k > 1:
-            text = "PyTorch's shape function of qlinear_pointwise leaves K a symbol, of which the template takes none"
-            return Unsupported("dynamic-k", text, "another mode; the flag m.dynamic makes a symbol of M alone")
-        if op in {"qlinear", "da8w8", "woq_int4"}:
-            return _quantised(problem, _executes("avx512", request))
-        if problem.dtypes.out.name not in _TEMPLATE_DTYPES:
-            return Unsupported("dtype", f"the C++ templates take f32, bf16 and f16, not {problem.dtypes.out.name}")
-        if reason := has_no_kernel(problem, "cpu"):
-            return reason
-        if op == "bmm":  # the one template that takes a B that is an argument
-            return _unsupported_bmm(problem, request)
-        if problem.has("b.parameter") and request.mode != Mode.AOTI:
-            return Unsupported(
-                "weight-not-constant",
-                "a parameter that is not frozen is an argument, but in a package of AOTInductor's",
-                "--gemm-modes=aoti",
-            )
-        if problem.has("program.concat") and str(problem.dtypes) != "bf16-i8-bf16":
-            return Unsupported("dtype", "Inductor puts int8 weights together under bf16 only", "bf16-i8-bf16")
-        if not problem.constant_b:
-            drop = next((flag for flag in ("b.alias_t", "b.alias") if flag in flags), "b.argument")
-            return Unsupported(
-                "weight-not-constant",
-                "the C++ template packs its weight at compile time: B must be a frozen parameter; only the one of bmm "
-                "takes an argument",
-                f"drop {drop}, or ask for bmm of 1xMxNxK",
-            )
-        if op == "linears":
-            return _unsupported_linears(problem, request)
-        if op == "mixed_mm" and str(problem.dtypes) == "bf16-i8-bf16":
-            return Unsupported(
-                "dequant-kept",
-                "freezing keeps conversions of int8 to bf16 for its weight-only pattern: B is no constant",
-                "woq_int8:bf16-i8-bf16 has a candidate",
-            )
-        addend = op == "addmm" or (op == "linear" and problem.step("bias") is not None)
-        half = problem.input_dtype.name
-        # The linear of oneDNN takes bf16 from AVX-512 on; an empty addmm falls back in either, see the ledger.
-        by_addmm = half == "f16" or (half == "bf16" and op == "linear" and not _executes("avx512", request))
-        if problem.shape.is_empty and addend and by_addmm:
-            return Unsupported(
-                "empty", "Inductor's lowering of addmm hands an empty product to ATen, whichever backend is forced"
-            )
-        strided = problem.has("a.padded") and not problem.autocast
-        if op == "linear" and strided and (problem.shape.batch or 0) > 1 and problem.shape.m > 1:
-            return Unsupported(
-                "a-strided",
-                "PyTorch makes linear on a strided 3-D input a bmm with an expanded weight",
-                "drop a.padded",
-            )
-        return _rows_of_a(problem)
+    def rules_for(self, problem: Problem) -> tuple[str, ...]:
+        """Those of its op: not every lowering hands its product to the C++ templates."""
+        if problem.op.int8 or problem.group_size:
+            return ("cpp", "cpp-quantised")
+        if problem.op.batched:
+            return ("cpp", "cpp-float", "inductor-on-cpu", "cpp-bmm", "cpp-rows", "cpp-bmm-strides")
+        own = ("cpp-linears",) if problem.op.several else ("cpp-product", "cpp-rows")
+        return ("cpp", "cpp-float", "inductor-on-cpu", "cpp-weight", *own)
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With the pass that makes one product of several linears, where the problem is that."""
@@ -308,113 +245,4 @@ def _lacks_isa(isa: str) -> tuple[str, str, str] | None:
     if not machine_code.disassembler():
         text = f"what code for {isa} became cannot be shown: there is no objdump"
         return "no-disassembler", text, "apt-get install binutils"
-    return None
-
-
-def _unsupported_linears(problem: Problem, request: BuildRequest) -> Unsupported | None:
-    """What ``grouped_gemm_pass`` (``_inductor/fx_passes/mkldnn_fusion.py``) of torch 2.13 puts together.
-
-    It looks for oneDNN's linears of one input after freezing has made them.  These are the linears of a half type
-    where oneDNN computes it on the machine, and those of f32 where MKL's packed linear does not take them.
-    """
-    import torch
-
-    from pytest_gemm.backends.inductor.cpu_isa import ONEDNN_FROM
-
-    if problem.has("b.parameter"):
-        return Unsupported("not-frozen", "the pass looks for linears that freezing has made", "drop unfrozen")
-    half = problem.input_dtype.name
-    if half in {"bf16", "f16"}:
-        supported = {
-            "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
-            "f16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
-        }
-        least = ONEDNN_FROM[half]
-        if not (_executes(least, request) and supported[half]()):
-            where = f"at {request.isa}" if request.isa else "on this processor"
-            return Unsupported(
-                "isa",
-                f"Inductor puts linears of {half} together where oneDNN computes {half}, and not {where}",
-                f"f32 with m.dynamic; or a processor and a level from {least} on",
-            )
-    elif not problem.has("m.dynamic") and request.mode not in _NOT_BY_MKL:
-        return Unsupported(
-            "mkl-linear",
-            "Inductor leaves linears of f32 with a fixed M to MKL's packed linear, which are not put together",
-            "add m.dynamic, or --gemm-modes=aoti",
-        )
-    if problem.shape.k == 0 or problem.shape.is_empty:
-        return Unsupported("empty", "nothing is put together where nothing is computed")
-    if request.mode == Mode.DYNAMIC and problem.shape.m < 2:
-        return Unsupported("dynamic-m-0-1", f"PyTorch specialises the sizes 0 and 1: M={problem.shape.m} is no symbol")
-    return None  # a transposed A as well: the pass does not read its strides
-
-
-def _executes(isa: str, request: BuildRequest) -> bool:
-    """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
-    if request.isa:
-        return isa_module.ISAS.index(isa) <= isa_module.ISAS.index(request.isa)
-    return isa in isa_module.isas(processor.cpu().flags)
-
-
-def _unsupported_bmm(problem: Problem, request: BuildRequest) -> Unsupported | None:
-    if request.mode == Mode.DYNAMIC and not problem.frozen:
-        text = "compiled for any size, N and K of a B that is an argument are symbols, and the template takes none"
-        return Unsupported("dynamic-nk", text, "b.constant")
-    if problem.autocast:
-        return None  # the conversion writes matrices of its own
-    if reason := _rows_of_a(problem):
-        return reason
-    for flag in ("a.padded", "a.batch_middle"):
-        if problem.has(flag) and not (flag == "a.batch_middle" and (problem.shape.batch == 1 or problem.shape.m == 1)):
-            text = "the C++ bmm template needs each matrix of A contiguous"
-            return Unsupported("a-strided", text, f"drop {flag}")
-    if problem.has("a.broadcast") and problem.dtypes.a.name != "f32" and problem.shape.batch != 1:
-        return Unsupported("a-strided", "the C++ bmm template takes an expanded A in f32 only", "drop a.broadcast")
-    return None
-
-
-def _quantised(problem: Problem, avx512: bool) -> Unsupported | None:
-    """From the lowerings of ``qlinear_pointwise`` and ``_weight_int4pack_mm_for_cpu``, and ``check_woq_int4_extra``.
-
-    8-bit integers have a scalar reference kernel where there is no VNNI and no AMX; 4-bit weights have none.
-
-    Args:
-        problem: whether it is supported.
-        avx512: whether code may use AVX-512, with which the micro-kernels for 4-bit weights begin.
-    """
-    op, shape, dtypes = problem.op.name, problem.shape, problem.dtypes
-    if op == "woq_int4":
-        if dtypes.a.name != "bf16":
-            return Unsupported("dtype", f"the micro-kernels for 4-bit weights multiply bf16, not {dtypes.a.name}")
-        if problem.group_size not in {32, 64, 128} or shape.n % 64:
-            return Unsupported(
-                "int4-shape", "the micro-kernels for 4-bit weights need N % 64 = 0 and groups of 32, 64, 128"
-            )
-        if not avx512:
-            text = "the micro-kernels for 4-bit weights need AVX-512 (or AMX), and the code is for less"
-            return Unsupported("isa", text, "a processor with AVX-512; --gemm-backends=aten has the op")
-        return None
-    if op == "qlinear":
-        if dtypes.out.name == "f16":
-            return Unsupported("dtype", "PyTorch's shape function of qlinear_pointwise rejects f16")
-        if problem.step("dynamic") is not None and any(step.kind is StepKind.BINARY for step in problem.passes):
-            return Unsupported("dynamic", "the binary lowering of qlinear_pointwise needs a constant zero point")
-    if shape.n <= _INLINED:
-        return Unsupported(
-            "few-columns", f"scales of up to {_INLINED} columns are no constants of the program any more"
-        )
-    return None
-
-
-def _rows_of_a(problem: Problem) -> Unsupported | None:
-    """Why an A whose rows are not contiguous is not supported.
-
-    Even with every other candidate switched off, linear in f32 and bf16 then goes to MKL and oneDNN
-    silently, see the lowerings of ``mkl._mkl_linear`` and ``mkldnn._linear_pointwise``.
-    """
-    if problem.autocast or not problem.dtypes.a.is_float:
-        return None  # the conversion writes a new A, row by row
-    if problem.layout.a_transposed and (problem.shape.m != 1 or problem.has("a.padded")):
-        return Unsupported("a-transposed", "the C++ templates need A with contiguous rows", "use layout nn or nt")
     return None

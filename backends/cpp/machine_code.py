@@ -85,11 +85,7 @@ def _units_of(path: Path, _changed: int) -> frozenset[str]:
         raise CodeError("neither objdump nor llvm-objdump is there")
     try:
         done = subprocess.run(
-            [tool, "-d", "--no-show-raw-insn", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=True,
+            [tool, "-d", "--no-show-raw-insn", str(path)], capture_output=True, text=True, timeout=_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CodeError(f"{tool} cannot read {path}: {error}") from None

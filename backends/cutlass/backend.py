@@ -18,15 +18,7 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, natural
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutlass import compile_farm
-from pytest_gemm.backends.inductor.backend import (
-    QUANTISED,
-    InductorBackend,
-    cache_dir,
-    has_no_kernel,
-    installed,
-    no_cuda,
-    not_on,
-)
+from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_cuda, not_on
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -183,6 +175,7 @@ class CutlassBackend(InductorBackend):
         "cache": Setting("", "DIR", "folder of compiled kernels, by content; valid on another machine, too", folder),
         "jobs": Setting("", "N", "compilers at a time; default: one for each core", natural),
     }
+    rules = ("inductor-on-cuda", "cutlass", "tma", "scaled")
     allowlist: str = r"align(8|16)_.*warpspecialized.*epi_tma"
     swizzles: tuple[int, ...] = (1,)
     level: str = ""
@@ -243,28 +236,6 @@ class CutlassBackend(InductorBackend):
                 )
             )
         return Availability(versions=(("nvcc", compiler), *installed("nvidia-cutlass")))
-
-    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
-        """f16 and bf16 products, and int8 to int32 with B column-major, where TMA can load the operands.
-
-        TMA needs every row (or column, for a transposed view) to begin at a multiple of 16 bytes.
-        """
-        if reason := has_no_kernel(problem, "cuda"):
-            return reason
-        op, out = problem.op.name, problem.dtypes.out.name
-        if op in {"baddbmm", "grouped_mm", *QUANTISED}:
-            return Unsupported("op", f"Inductor's lowering of {op} has no CUTLASS candidate")
-        if out not in {"f16", "bf16", "i32"}:
-            return Unsupported("dtype", f"Inductor's CUTLASS templates write f16, bf16 and i32, not {out}")
-        if problem.shape.is_empty or problem.shape.k == 0:
-            return Unsupported("empty", "Inductor has CUTLASS candidates only for products that are not empty")
-        if problem.has("m.dynamic") and op == "int_mm":
-            return Unsupported("dynamic-m", "Inductor has CUTLASS candidates for int_mm at static shapes only")
-        if op == "int_mm" and (not problem.layout.b_transposed or problem.layout.a_transposed):
-            return Unsupported(
-                "layout", "int8 tensor core kernels need A row-major and B column-major", "use layout nt"
-            )
-        return tensor_core.unaligned(problem) or tensor_core.odd_scaled(problem)
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """With epilogue fusion on, and the tree that Inductor takes for a checkout."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.case_id import Device, Mode
+from pytest_gemm.backends.rules import check
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from pytest_gemm.backends.inductor.listing import Listed
     from pytest_gemm.operands.tensors import Operands
 
-
-# Ops on quantised weights, which Inductor lowers for the CPU alone and decomposes for no backend.
-QUANTISED = frozenset({"woq_int8", "woq_int4", "qlinear", "da8w8"})
 
 # The M at which a m.dynamic artifact is compiled, whatever M comes first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
@@ -115,6 +112,7 @@ class InductorBackend(abc.ABC):
         name: what ``--gemm-backends`` takes.
         inductor_name: what ``max_autotune_gemm_backends`` takes.
         devices: where it computes.
+        rules: what it does not support: groups of ``backends/rules.toml``.
         device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
         listing: candidates are listed for instruction sets that the CPU may not execute, and nothing can be compiled.
         variety: over how many of its candidates ``one`` spreads the problems.
@@ -126,6 +124,7 @@ class InductorBackend(abc.ABC):
     name: str = ""
     inductor_name: str = ""
     devices: tuple[str, ...] = ("cuda",)
+    rules: tuple[str, ...] = ()
     capabilities = frozenset({Capability.SELECTION, Capability.MODE, Capability.USER_CACHES})
     selection: Selection = Selection.WINNER
     device_kernel: str = ""
@@ -133,12 +132,7 @@ class InductorBackend(abc.ABC):
     listing: bool = False
 
     def __init__(
-        self,
-        *,
-        threads: int | None = None,
-        rebind: bool = True,
-        keep: int = _KEPT_ARTIFACTS,
-        selection: str = "",
+        self, *, threads: int | None = None, rebind: bool = True, keep: int = _KEPT_ARTIFACTS, selection: str = ""
     ) -> None:
         self.threads = threads
         self.selection = Selection(selection) or type(self).selection
@@ -176,9 +170,9 @@ class InductorBackend(abc.ABC):
     def installation(self) -> Availability:
         """Whether the packages and tools that it needs are here."""
 
-    @abc.abstractmethod
-    def unsupported(self, problem: Problem, request: BuildRequest) -> Unsupported | None:
-        """Why it does not support a problem; ``None`` where it does."""
+    def rules_for(self, problem: Problem) -> tuple[str, ...]:
+        """The groups of rules that exclude problems of this op."""
+        return self.rules
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:
         """Inductor's configuration for this problem, complete."""
@@ -229,8 +223,8 @@ class InductorBackend(abc.ABC):
     # -- the protocol ----------------------------------------------------------------------------------
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
-        """What :meth:`unsupported` leaves, in a mode that compiled programs have."""
-        return self._unreachable(request) or specialised(problem) or self.unsupported(problem, request)
+        """What no rule excludes, in a mode that compiled programs have."""
+        return check(("inductor", "any-m", *self.rules_for(problem)), problem, request)
 
     def prepare(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> InductorPrepared:
         """Compile the problem, or take the artifact that has been compiled for it.
@@ -279,14 +273,6 @@ class InductorBackend(abc.ABC):
         )
 
     # -- building --------------------------------------------------------------------------------------
-
-    def _unreachable(self, request: BuildRequest) -> Unsupported | None:
-        if request.mode == Mode.EAGER:
-            return Unsupported("mode", f"{self.name} has no eager mode: its kernels are parts of compiled programs")
-        if request.mode == Mode.CUDAGRAPHS and request.device != Device.CUDA:
-            text = f"CUDA graphs record what a CUDA device does, and {self.name} is on the {request.device}"
-            return Unsupported("mode", text)
-        return None
 
     def selects(self, request: BuildRequest) -> Selection:
         """How the one candidate is selected."""
@@ -487,52 +473,3 @@ def installed(*distributions: str) -> tuple[tuple[str, str], ...]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append((name, metadata.version(name)))
     return tuple(found)
-
-
-# -- facts of Inductor that hold for every backend of it -----------------------------------------------
-
-
-def specialised(problem: Problem) -> Unsupported | None:
-    """Sizes that no artifact for any M contains."""
-    if problem.has("m.dynamic") and problem.shape.m < 2:
-        return Unsupported(
-            "dynamic-m-0-1", f"PyTorch specialises the sizes 0 and 1: an artifact for any M has no M={problem.shape.m}"
-        )
-    return None
-
-
-def has_no_kernel(problem: Problem, device: str) -> Unsupported | None:
-    """Products that Inductor writes as multiplications and sums before any backend is tried.
-
-    From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
-    and confirmed on it.  With ``m.dynamic`` a size that is 1 at run time is not 1 at compile time, which
-    :func:`specialised` has dealt with.
-    """
-    op, shape = problem.op.name, problem.shape
-    m, n, k = shape.m, shape.n, shape.k
-    cpu = device == "cpu"
-    if op == "linears" and not cpu:
-        return Unsupported("op", "Inductor has a template for several products of one input on the CPU only")
-    if problem.op.batch == "optional" and shape.batch is not None:
-        m *= shape.batch  # a 3-D input of linear is one matrix
-    addend = op == "addmm" or (op in {"linear", "linears"} and problem.step("bias") is not None)
-    why = ""
-    if op in {"bmm", "baddbmm"}:
-        if op == "bmm" and k == 1:
-            why = "K=1 is an outer product"
-        elif op == "bmm" and cpu and 1 in (m, n):
-            why = f"a batch of products with {'M' if m == 1 else 'N'}=1 is bound by memory"
-    elif op in {"int_mm", "scaled_mm", "grouped_mm", *QUANTISED} or 0 in (m, n):
-        return None
-    elif cpu and m == 1 and n == 1:
-        why = "M=N=1 is a dot product"
-    elif addend:
-        if cpu and m == 1 and k <= 16 and n <= 16:
-            why = "M=1 with K and N up to 16 is small"
-        elif not cpu and k == 1 and m != 1 and n != 1:
-            why = "K=1 is an outer product"
-    elif k == 1 and m != 1 and n != 1 and (not cpu or m + n <= 32):
-        why = "K=1 is an outer product" + (" of up to 32 elements" if cpu else "")
-    if not why:
-        return None
-    return Unsupported("decomposed", f"{why}: Inductor writes it as a multiplication and a sum, without a GEMM kernel")

@@ -155,10 +155,7 @@ def _geometry_kept(
     return kept
 
 
-_VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    lambda t: t,
-    lambda t: t.mT if t.dim() > 1 else t,
-)
+_VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (lambda t: t, lambda t: t.mT if t.dim() > 1 else t)
 
 
 # What a compiler does to a constant without changing its values: conversion, broadcast, another shape.

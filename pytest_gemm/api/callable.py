@@ -59,19 +59,16 @@ class CallableBackend:
         """The dtypes and batches of the registration."""
         if problem.op.rounds_once:
             return Unsupported("op", "a plain product takes no scales, and fp8 means nothing without them")
-        if problem.op.name == "woq_int4":
+        if problem.group_size:
             return Unsupported("op", "a plain product does not decode 4-bit weights")
         # Mixed, weight-only and autocast products reach the function after their cast in the graph.
         cast_first = problem.autocast or problem.op.converts
         given = {problem.dtypes.out.name} if cast_first else {problem.dtypes.a.name, problem.dtypes.b.name}
-        if not given <= self.dtypes:
-            names = " ".join(sorted(given - self.dtypes))
-            return Unsupported(
-                "dtype", f"{self.name} was registered without {names}", f"add it to dtypes= of {self.name}"
-            )
+        if lacking := " ".join(sorted(given - self.dtypes)):
+            text = f"{self.name} was registered without {lacking}"
+            return Unsupported("dtype", text, f"add it to dtypes= of {self.name}")
         # A grouped product reaches the function as one matrix after the other, and so do linears.
-        stacked = problem.op.batch == "always" and not problem.grouped and not problem.op.several
-        if stacked and not self.batched:
+        if problem.op.batched and not self.batched:
             return Unsupported("batch", f"{self.name} takes no 3-D tensors", f"register {self.name} with batched=True")
         return None
 

@@ -224,6 +224,17 @@ class Problem:
         return int(step.numbers[0]) if step else 0
 
     @property
+    def rows(self) -> int:
+        """Rows of a product: M, times the batch where the op takes a 3-D A as one matrix."""
+        batch = self.shape.batch if self.op.batch == "optional" else None
+        return self.shape.m * (1 if batch is None else batch)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether the op itself adds a bias to the product."""
+        return self.op.addend or (self.op.own_bias and self.step("bias") is not None)
+
+    @property
     def grouped(self) -> bool:
         """Whether A's rows belong to groups, each with a B of its own."""
         return self.op.grouped

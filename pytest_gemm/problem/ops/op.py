@@ -130,6 +130,11 @@ class Op:
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
     check: Callable[[Problem], Complaints] = _nothing
 
+    @property
+    def batched(self) -> bool:
+        """Whether it multiplies a batch of A by a batch of B, matrix by matrix."""
+        return self.batch == "always" and not self.grouped and not self.several
+
     def __reduce__(self) -> tuple[Callable[[str], Op], tuple[str]]:
         """Pickled by its name: its functions have none."""
         return _named, (self.name,)

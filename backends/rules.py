@@ -1,0 +1,209 @@
+"""What the backends do not support: the rules of ``rules.toml``, and the conditions that they are made of.
+
+A rule is a table with ``code``, ``text`` and ``remedy`` of the reason, and conditions, all of which have to hold.  A
+condition is a key of :data:`_CONDITIONS` with its value; ``when`` names one that only code can express.  The texts are
+formats of ``p``, the problem; ``r``, the request; and ``found``, what the last condition with an answer found, the flag
+for instance.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_gemm.api.request import BuildRequest
+from pytest_gemm.machine import isa as isa_module
+from pytest_gemm.machine import processor
+from pytest_gemm.outcome import Unsupported
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.problem.steps import StepKind
+from pytest_gemm.storage.datafile import TableFile
+from pytest_gemm.storage.errors import FileError
+
+_REASON: Final = frozenset({"code", "text", "remedy"})
+
+
+@functools.cache
+def groups() -> dict[str, list[dict[str, Any]]]:
+    """The rules by group."""
+    return TableFile(Path(__file__).with_name("rules.toml"), "rules", FileError).document()
+
+
+def check(names: tuple[str, ...], problem: Problem, request: BuildRequest) -> Unsupported | None:
+    """The reason of the first rule that holds, ``None`` where a problem is supported.
+
+    Args:
+        names: of groups, in the order in which they are read.
+        problem: whether it is supported.
+        request: how it would be built.
+    """
+    for rule in itertools.chain.from_iterable(groups()[name] for name in names):
+        found: object = ""
+        for key in (key for key in rule if key not in _REASON):
+            if not (holds := _CONDITIONS[key](rule[key], problem, request)):
+                break
+            found = found if holds is True else holds
+        else:
+            texts = (rule.get(key, "").format(p=problem, r=request, found=found) for key in ("text", "remedy"))
+            return Unsupported(rule["code"], *texts)
+    return None
+
+
+def executes(isa: str, request: BuildRequest) -> bool:
+    """Whether code may be of this instruction set: that of the level that is generated for, or the CPU's own."""
+    if request.isa:
+        return isa_module.ISAS.index(isa) <= isa_module.ISAS.index(request.isa)
+    return isa in isa_module.isas(processor.cpu().flags)
+
+
+# -- conditions that only code can express ---------------------------------------------------------------
+
+
+def decomposed(problem: Problem, device: str) -> str:
+    """Why Inductor writes a product as multiplications and sums before any backend is tried, "" where it does not.
+
+    From ``torch/_inductor/decomposition.py`` (mm, addmm, bmm) and ``kernel/bmm.py`` (tuned_bmm) of torch 2.13,
+    and confirmed on it.  With ``m.dynamic`` a size that is 1 at run time is not 1 at compile time, which
+    the group ``any-m`` has dealt with.
+    """
+    op, m, n, k = problem.op, problem.rows, problem.shape.n, problem.shape.k
+    cpu = device == "cpu"
+    if op.batched:
+        if op.addend:
+            return ""
+        if k == 1:
+            return "K=1 is an outer product"
+        return f"a batch of products with {'M' if m == 1 else 'N'}=1 is bound by memory" if cpu and 1 in (m, n) else ""
+    if op.grouped or op.scales or op.weight_scales or not problem.dtypes.out.is_float or 0 in (m, n):
+        return ""
+    outer = k == 1 and 1 not in (m, n)
+    if cpu and m == n == 1:
+        return "M=N=1 is a dot product"
+    if cpu and problem.adds_bias:
+        return "M=1 with K and N up to 16 is small" if m == 1 and k <= 16 and n <= 16 else ""
+    if cpu:
+        return "K=1 is an outer product of up to 32 elements" if outer and m + n <= 32 else ""
+    return "K=1 is an outer product" if outer else ""
+
+
+def _rows_for_tma(problem: Problem, _: BuildRequest) -> str:
+    """The operand whose rows do not begin at multiples of 16 bytes, with what TMA needs of them."""
+    shape, layout = problem.shape, problem.layout
+    unit = 128 // problem.input_dtype.bits
+    rows = {
+        "A": (shape.m if layout.a_transposed else shape.k, unit),
+        "B": (shape.k if layout.b_transposed else shape.n, unit),
+        "the result": (shape.n, 128 // problem.dtypes.out.bits),
+    }
+    for name, (length, multiple) in rows.items():
+        if length % multiple:
+            return f"rows of {name} are {length} elements long: TMA needs a multiple of {multiple}"
+    return ""
+
+
+def _grouped_rows(problem: Problem, _: BuildRequest) -> str:
+    """The operand of ``_grouped_mm`` whose rows do not begin at multiples of 16 bytes."""
+    shape, unit = problem.shape, 128 // problem.dtypes.a.bits
+    lengths = {"A": shape.k, "B": shape.k if problem.layout.b_transposed else shape.n}
+    for name, length in lengths.items():
+        # A row of no elements has a stride of one; the gap is that of operands/tensors.py.
+        stride = max(length, 1) + (8 if problem.has(f"{name.lower()}.padded") else 0)
+        if stride % unit:
+            return f"rows of {name} are {stride} elements apart: _grouped_mm needs a multiple of {unit}"
+    return ""
+
+
+def _torch_before_2_13(_problem: Problem, _request: BuildRequest) -> bool:
+    from pytest_gemm.backends.inductor.torch_compat import torch_release
+
+    return torch_release() < (2, 13)
+
+
+def _not_hopper(_problem: Problem, _request: BuildRequest) -> bool:
+    import torch
+
+    return torch.cuda.get_device_capability()[0] != 9
+
+
+def _lacks_onednn(problem: Problem, request: BuildRequest) -> tuple[str, str] | None:
+    """Where oneDNN does not compute the half type of linears, and the level from which on it does."""
+    import torch
+
+    from pytest_gemm.backends.inductor.cpu_isa import ONEDNN_FROM
+
+    half = problem.input_dtype.name
+    supported: Any = getattr(torch.ops.mkldnn, f"_is_mkldnn_{'fp16' if half == 'f16' else 'bf16'}_supported")
+    least = ONEDNN_FROM[half]
+    if executes(least, request) and supported():
+        return None
+    return f"at {request.isa}" if request.isa else "on this processor", least
+
+
+def _unpacked_a(problem: Problem, _: BuildRequest) -> str:
+    """The flag for which matrices of A are not contiguous."""
+    flags = ["a.padded", *(["a.batch_middle"] if problem.shape.batch != 1 and problem.shape.m != 1 else [])]
+    return next(filter(problem.has, flags), "")
+
+
+_WHEN: Final[Mapping[str, Callable[[Problem, BuildRequest], object]]] = {
+    "decomposed-on-cpu": lambda p, _: decomposed(p, "cpu"),
+    "decomposed-on-cuda": lambda p, _: decomposed(p, "cuda"),
+    "rows-for-tma": _rows_for_tma,
+    "grouped-rows": _grouped_rows,
+    "torch-before-2.13": _torch_before_2_13,
+    "not-hopper": _not_hopper,
+    "no-onednn": _lacks_onednn,
+    "unpacked-a": _unpacked_a,
+    "a-columns": lambda p, _: p.layout.a_transposed and (p.shape.m != 1 or p.has("a.padded")),
+    "b-not-constant": lambda p, _: "" if p.constant_b else next(filter(p.has, ("b.alias_t", "b.alias")), "b.argument"),
+    "binary-step": lambda p, _: any(step.kind is StepKind.BINARY for step in p.passes),
+}
+
+
+def _older(least: list[int], _problem: Problem, _request: BuildRequest) -> str:
+    import torch
+
+    is_older = torch.cuda.is_available() and torch.cuda.get_device_capability() < tuple(least)
+    return ".".join(map(str, least)) if is_older else ""
+
+
+def _size(problem: Problem, name: str) -> int:
+    sizes = problem.shape
+    return {"m": sizes.m, "n": sizes.n, "k": sizes.k, "batch": sizes.batch or 0, "rows": problem.rows}[name]
+
+
+_CONDITIONS: Final[Mapping[str, Callable[[Any, Problem, BuildRequest], object]]] = {
+    "ops": lambda names, p, _: p.op.name in names,
+    "not_ops": lambda names, p, _: p.op.name not in names,
+    "dtypes": lambda names, p, _: str(p.dtypes) in names,
+    "not_dtypes": lambda names, p, _: str(p.dtypes) not in names,
+    "a": lambda names, p, _: p.dtypes.a.name in names,
+    "not_a": lambda names, p, _: p.dtypes.a.name not in names,
+    "input": lambda names, p, _: p.input_dtype.name in names,
+    "out": lambda names, p, _: p.dtypes.out.name in names,
+    "not_out": lambda names, p, _: p.dtypes.out.name not in names,
+    "not_layouts": lambda names, p, _: p.layout.value not in names,
+    "flags": lambda names, p, _: next(filter(p.has, names), ""),
+    "not_flags": lambda names, p, _: not any(map(p.has, names)),
+    "steps": lambda names, p, _: any(map(p.step, names)),
+    "modes": lambda names, _, r: r.mode in names,
+    "not_modes": lambda names, _, r: r.mode not in names,
+    "devices": lambda names, _, r: r.device in names,
+    "not_devices": lambda names, _, r: r.device not in names,
+    # Properties of the problem, "op.batched" for instance.
+    "facts": lambda names, p, _: all(operator.attrgetter(name)(p) for name in names),
+    "not_facts": lambda names, p, _: not any(operator.attrgetter(name)(p) for name in names),
+    "empty": lambda _value, p, _: p.shape.is_empty or p.shape.k == 0,
+    # Sizes: m n k batch rows.
+    "below": lambda sizes, p, _: all(_size(p, name) < size for name, size in sizes.items()),
+    "above": lambda sizes, p, _: all(_size(p, name) > size for name, size in sizes.items()),
+    "not_multiples": lambda sizes, p, _: any(_size(p, name) % size for name, size in sizes.items()),
+    "not_groups": lambda sizes, p, _: p.group_size not in sizes,
+    "capability_below": _older,
+    "isa_below": lambda isa, _, r: not executes(isa, r),
+    "when": lambda name, p, r: _WHEN[name](p, r),
+}

@@ -1,0 +1,43 @@
+"""The rules of ``backends/rules.toml``: that each can be read, and that some backend reads it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gemm.api.request import DEFAULT
+from pytest_gemm.backends import rules
+from pytest_gemm.problem.problem import Problem
+
+RULES = [(name, rule) for name, group in rules.groups().items() for rule in group]
+BACKENDS = Path(rules.__file__).parent
+
+
+@pytest.mark.parametrize(("group", "rule"), RULES)
+def test_a_rule_has_texts_and_known_conditions(group: str, rule: dict[str, Any]) -> None:
+    """A misspelt condition is found here and not by the first problem that comes to it."""
+    assert {"code", "text"} <= rule.keys(), group
+    conditions = rule.keys() - rules._REASON
+    assert conditions
+    assert conditions <= rules._CONDITIONS.keys()
+    assert rule.get("when") in {None, *rules._WHEN}
+
+
+def test_every_group_is_read_by_a_backend() -> None:
+    """The name of each group stands in a backend."""
+    code = "\n".join(path.read_text(encoding="utf-8") for path in BACKENDS.rglob("*.py"))
+    assert set(rules.groups()) <= set(re.findall(r'"([\w-]+)"', code))
+
+
+def test_the_texts_name_what_was_found() -> None:
+    """The flag stands in the remedy; rules are read in order, and none holds for a plain product."""
+    refused = rules.check(("tma", "compact"), Problem.parse("mm:bf16:nt:16x16x16:a.offset:b.padded"), DEFAULT)
+    assert refused is not None
+    assert (refused.reason.code, refused.reason.remedy) == ("alignment", "drop a.offset")
+    refused = rules.check(("tma",), Problem.parse("mm:bf16:nt:16x20x16"), DEFAULT)
+    assert refused is not None
+    assert refused.reason.text == "rows of the result are 20 elements long: TMA needs a multiple of 8 (16 bytes)"
+    assert rules.check(("tma", "compact"), Problem.parse("mm:bf16:nt:16x16x16"), DEFAULT) is None
