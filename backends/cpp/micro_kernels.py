@@ -18,7 +18,7 @@ from pytest_gemm.machine.isa import ISAS
 Blocks = tuple[int, int, int]
 
 # Code of the reason for which a registered micro-kernel of a problem's types is none of its candidates.
-REFUSED = "micro-kernel-refused"
+UNSUPPORTED = "micro-kernel-unsupported"
 
 # What follows the micro-kernel in the name of a candidate of the template that computes several products of one A.
 GROUPED = ",grouped"

@@ -223,7 +223,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
                 assert isinstance(candidate, int)
                 candidate += 1
     if isinstance(spec.candidate, str) and seen.choices and spec.candidate not in seen.chosen:
-        raise Unsupported("no-such-choice", f"Inductor has no candidate {spec.candidate} for {problem}")
+        raise Unsupported("unknown-candidate", f"Inductor has no candidate {spec.candidate} for {problem}")
     pruned.update((name, left_out(why)) for name, why in seen.failed.items() if name not in seen.chosen)
     seen.failed.clear()  # the exceptions hold their frames, and these the graph
     seen.pruned.update(pruned)

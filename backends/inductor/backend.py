@@ -250,7 +250,7 @@ class InductorBackend(abc.ABC):
             names += self._listed(problem, operands, request, space)
             unsupported |= self._list(problem, operands, request, space).unsupported
         if not names:
-            raise Unsupported("no-choice", f"Inductor has no {self.inductor_name} candidate for {problem}")
+            raise Unsupported("no-candidate", f"Inductor has no {self.inductor_name} candidate for {problem}")
         return Candidates(tuple(names), unsupported=unsupported)
 
     def recipe(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Recipe:
@@ -371,7 +371,7 @@ class InductorBackend(abc.ABC):
         for space in spaces:
             if name in self._listed(problem, operands, request, space):
                 return space
-        raise Unsupported("no-such-choice", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
+        raise Unsupported("unknown-candidate", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
 
     @property
     def compiles(self) -> int:

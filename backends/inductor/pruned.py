@@ -27,7 +27,7 @@ def after_failure(
     if seen.refused:
         ops = ", ".join(seen.refused)
         text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
-        raise Unsupported("no-choice", text) from error
+        raise Unsupported("no-candidate", text) from error
     if spec.candidate is None:
         # Inductor has tried them all, and raises that no choice is valid.
         causes = {name: why for name, why in seen.failed.items() if isinstance(why, Exception)}

@@ -500,7 +500,7 @@ def _why_refused(check: Callable[..., bool] | None) -> Reason:
         text = "create_micro_gemm has a rule against this micro-kernel for such a problem"
     else:
         text = f"Inductor's {getattr(check, '__name__', 'extra check')} rejects the problem"
-    return Reason(micro_kernels.REFUSED, text)
+    return Reason(micro_kernels.UNSUPPORTED, text)
 
 
 # Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one

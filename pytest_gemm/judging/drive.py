@@ -66,7 +66,7 @@ def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[st
     if not isinstance(backend, CandidateBackend):
         if not wanted.by_name:
             return ("",), {}
-        raise Unsupported("no-such-choice", f"{backend.name} has no candidates, so none is called {wanted.text}")
+        raise Unsupported("unknown-candidate", f"{backend.name} has no candidates, so none is called {wanted.text}")
     handed = hand(given)
     with quiet(), calling(compiling=True):
         listed = backend.candidates(case.problem, handed.operands, case.request(wanted.text if wanted.by_name else ""))
@@ -78,7 +78,7 @@ def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[st
     if not found:
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         text = f"no candidate is called {wanted.text}; there are {', '.join(names[:_NAMES])}{more}"
-        raise Unsupported("no-such-choice", text)
+        raise Unsupported("unknown-candidate", text)
     return found, listed.unsupported if wanted.text == "all" else {}
 
 

@@ -164,7 +164,7 @@ class GemmCheck:
             raise
         except BaseException as error:  # of a backend, in the other process; its traceback has been kept as text
             kind = kind_of(error)
-            reason = Reason(f"elsewhere-{kind}", f"{kind} in the process that ran it first: {first_line(error)}")
+            reason = Reason(f"worker-process-{kind}", f"{kind} in the process that ran it first: {first_line(error)}")
             details = message(error.__cause__ or error)[-2000:]
         else:
             return

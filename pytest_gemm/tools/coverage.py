@@ -127,7 +127,7 @@ def matrix(
     for outcome in outcomes:
         if outcome.backend != "cpp":
             continue
-        if outcome.reason is not None and outcome.reason.code == micro_kernels.REFUSED:
+        if outcome.reason is not None and outcome.reason.code == micro_kernels.UNSUPPORTED:
             refusals[micro_kernels.kernel_of(outcome.candidate), _types(outcome.problem)][outcome.reason.text] += 1
         kind = _kind(outcome)
         if kind:

@@ -92,7 +92,7 @@ def test_a_forced_backend_without_a_choice_is_refused_not_answered_by_aten(cpp: 
     problem = Problem.parse("mm:f32:nn:20x33x40:b.argument")
     with pytest.raises(Unsupported) as caught:
         cpp.prepare(problem, operands.make(problem, "rand", 1))
-    assert caught.value.reason.code == "no-choice"
+    assert caught.value.reason.code == "no-candidate"
 
 
 def test_products_are_recorded_and_read() -> None:

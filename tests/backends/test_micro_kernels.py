@@ -231,7 +231,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     assert (refused in left) == bool(refused)
     types_ = f"{problem.dtypes.a.name}-{problem.dtypes.b.name}-f32"
     assert set(left) <= {one.kernel for one in selection.registered_micro_kernels() if one.dtypes == types_}
-    assert {reason.code for reason in left.values()} <= {micro_kernels.REFUSED}
+    assert {reason.code for reason in left.values()} <= {micro_kernels.UNSUPPORTED}
     assert (backend.compiles, cpp_micro_gemm.micro_gemm_configs is before) == (0, True)
 
 
@@ -345,7 +345,7 @@ class Listing:
 
     def candidates(self, problem: Problem, given: tensors.Operands, request: BuildRequest) -> Candidates:
         named = (request.candidate,) if request.candidate.startswith("a,") else ()
-        return Candidates(("a", "b"), named, {"c": Reason(micro_kernels.REFUSED, "its check refuses")})
+        return Candidates(("a", "b"), named, {"c": Reason(micro_kernels.UNSUPPORTED, "its check refuses")})
 
     def prepare(self, problem: Problem, given: tensors.Operands, request: BuildRequest) -> Any:
         raise Unsupported("stop", f"{request.candidate} came this far")
@@ -354,10 +354,10 @@ class Listing:
 @pytest.mark.parametrize(
     ("wanted", "ended"),
     [
-        ("all", [("a", "stop"), ("b", "stop"), ("c", micro_kernels.REFUSED)]),
+        ("all", [("a", "stop"), ("b", "stop"), ("c", micro_kernels.UNSUPPORTED)]),
         ("b*", [("b", "stop")]),
         ("a,k=1", [("a,k=1", "stop")]),
-        ("d", [("", "no-such-choice")]),
+        ("d", [("", "unknown-candidate")]),
     ],
 )
 def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
@@ -396,7 +396,7 @@ def judged(
 
 def outcomes() -> list[Outcome]:
     flat, wrong = "linear:f32:nt:20x33x40", "linear:f32:nt:2x9x48x64"
-    refusal = Reason(micro_kernels.REFUSED, "Inductor's check_it refuses the problem")
+    refusal = Reason(micro_kernels.UNSUPPORTED, "Inductor's check_it refuses the problem")
     lost = Reason("prepare-RuntimeError", "no")
     return [
         judged(flat, Status.PASSED, product()),

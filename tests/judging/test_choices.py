@@ -244,12 +244,12 @@ def test_a_name_that_no_candidate_has_is_refused(two: TwoCandidates, monkeypatch
     problem, first = given("mm:f32:nn:64x64x64")
     with pytest.raises(Unsupported) as caught:
         two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
-    assert caught.value.reason.code == "no-such-choice"
+    assert caught.value.reason.code == "unknown-candidate"
     # One that was listed, and that Inductor does not offer any more.
     monkeypatch.setattr(two, "_space_of", lambda *args: Space())
     with pytest.raises(Unsupported) as caught:
         two.prepare(problem, first, BuildRequest(candidate="CppMicroGemmAMX-32x32x32"))
-    assert caught.value.reason.code == "no-such-choice"
+    assert caught.value.reason.code == "unknown-candidate"
 
 
 @needs_compiler
@@ -719,7 +719,7 @@ def test_a_pattern_that_no_candidate_of_the_problem_matches_is_refused_with_the_
     assert outcome.status is Status.UNSUPPORTED
     assert outcome.reason is not None
     assert (outcome.reason.code, outcome.reason.text) == (
-        "no-such-choice",
+        "unknown-candidate",
         "no candidate is called triton*; there are a, b",
     )
 

@@ -15,7 +15,7 @@ def test_every_sentence_is_in_the_snapshot() -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_sentence_and_no_docstring_is_in_dialect(path: Path) -> None:
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.suffix == ".py" else ()
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     docstrings = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
     assert not [text for text in (*sentences(path), *docstrings) if DIALECT.search(text)]
