@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 def show_speed(settings: GemmConfig, state: RunState, measured: Sequence[Any], reporter: Any) -> None:
     """The table of each device, and the pages that were asked for."""
     from pytest_gemm.speed import controller
-    from pytest_gemm.speed.report import markdown, page
-    from pytest_gemm.speed.report import terminal as speed_terminal
+    from pytest_gemm.speed.report import page, text
 
     runs = [controller.as_run(made, settings.speed) for made in measured if made.sessions]
     for run in runs:
         reporter.section(f"GEMM speed on {run.hardware}")
-        for line in speed_terminal.table(run):
+        for line in text.table(run):
             reporter.write_line(line)
     title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
     if (path := settings.speed.summary) is not None:
         with state.writing(path):
-            path.write_text("".join(markdown.markdown(run, title) + "\n" for run in runs), encoding="utf-8")
+            path.write_text("".join(text.markdown(run, title) + "\n" for run in runs), encoding="utf-8")
     for run in runs if settings.speed.report is not None else ():
         path = settings.speed.report
         assert path is not None

@@ -1,4 +1,4 @@
-"""Sentences that a user reads: every text of three words or more in the code, docstrings left out.
+"""Sentences that a user reads: texts of three words or more in code and templates, docstrings left out.
 
 ``python tests/sentences.py`` writes them to ``tests/plugin/sentences.txt``, which a test compares with the code, so
 that each new or changed sentence is read in a review.
@@ -44,17 +44,24 @@ def _literals(node: ast.AST) -> Iterator[str]:
             yield from _literals(child)
 
 
-def _values(path: Path) -> Iterator[str]:
+def _values(text: str) -> Iterator[str]:
     """The texts of a TOML file that stand on a line of their own."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         if found := re.fullmatch(r'\w+ = "(.*)"', line):
             yield found[1]
 
 
+def _template(text: str) -> Iterator[str]:
+    """The lines of a template, without its comments, statements and markup, with ``{}`` for what it puts in."""
+    text = re.sub(r"{#.*?#}|{%.*?%}", " ", re.sub(r"{{.*?}}", "{}", text, flags=re.DOTALL), flags=re.DOTALL)
+    yield from (part.strip() for part in re.split(r"\n|<[^>]*>", text))
+
+
 def sentences(path: Path) -> list[str]:
-    """The sentences of a module, or of a table of texts, one line each, sorted."""
-    texts = _values(path) if path.suffix == ".toml" else _literals(ast.parse(path.read_text(encoding="utf-8")))
-    found = {" ".join(text.split()) for text in texts}
+    """The sentences of a module, a table of texts, or a template, one line each, sorted."""
+    text = path.read_text(encoding="utf-8")
+    texts = {".toml": _values, ".jinja": _template}.get(path.suffix, lambda code: _literals(ast.parse(code)))(text)
+    found = {" ".join(one.split()) for one in texts}
     return sorted(text for text in found if len(re.findall(r"[A-Za-z]{2,}", text)) >= 3 and " " in text)
 
 
@@ -66,7 +73,8 @@ def modules() -> list[Path]:
 
 def snapshot() -> str:
     """All sentences, by module."""
-    by_module = {path.relative_to(ROOT).as_posix(): sentences(path) for path in modules()}
+    templates = sorted(ROOT.glob("pytest_gemm/**/*.jinja"))
+    by_module = {path.relative_to(ROOT).as_posix(): sentences(path) for path in [*modules(), *templates]}
     parts = ["\n".join((f"# {name}", *found)) for name, found in by_module.items() if found]
     return "\n\n".join(parts) + "\n"
 

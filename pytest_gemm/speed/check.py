@@ -13,7 +13,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample
-from pytest_gemm.speed.report import rows, terminal
+from pytest_gemm.speed.report import rows, text
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
@@ -107,7 +107,7 @@ class SpeedCheck:
         outcome = Outcome(case, "", self._config.seed, Status.PASSED)
         rerun = self._check.rerun.line(outcome)
         mode: Any = "against" if made.mode == "against" else "baseline"
-        return terminal.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
+        return text.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:

@@ -37,7 +37,7 @@ from pytest_gemm.speed.data import (
     session_line,
 )
 from pytest_gemm.speed.group import Group
-from pytest_gemm.speed.report import terminal
+from pytest_gemm.speed.report import units
 from pytest_gemm.speed.request import LOST, NOW, SESSION, Project, Request
 from pytest_gemm.storage import files
 
@@ -385,7 +385,7 @@ def _timed_alone(samples: Iterable[Sample], spared: Mapping[str, Sequence[str]])
     for backend, (alone, others, cases) in totals.items():
         count = f"{alone} of {alone + others}" if others else f"all {alone}"
         why = f"; the others took over {_FAR}x of the fastest when several processes were at it" if others else ""
-        parts.append(f"{backend} timed {count} candidates of {terminal.plural(cases, 'case')} alone{why}")
+        parts.append(f"{backend} timed {count} candidates of {units.plural(cases, 'case')} alone{why}")
     return ". ".join(parts)
 
 

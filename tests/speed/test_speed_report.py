@@ -19,8 +19,9 @@ from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks
-from pytest_gemm.speed.report import markdown, terminal, units
 from pytest_gemm.speed.report import rows as rows_module
+from pytest_gemm.speed.report import text as reports
+from pytest_gemm.speed.report import units
 from pytest_gemm.speed.report.rows import Past, Run
 
 # -- the table
@@ -31,7 +32,7 @@ from pytest_gemm.speed.report.rows import Past, Run
 def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module.Mode) -> None:
     odd = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:1024x65536x4096:bias+leaky_relu-0.1:quant.rowwise:a.padded+offset"
     run = dataclasses.replace(example([*problems(), odd]), mode=mode)
-    lines = terminal.table(run, width)
+    lines = reports.table(run, width)
     body = lines[1 : 1 + len(run.judgements)]
     assert [line for line in lines if len(line) > width and not line.startswith("  pytest ")] == []
     for judgement, line in zip(run.judgements, body, strict=True):
@@ -45,7 +46,7 @@ def test_every_case_has_a_line_and_every_line_fits(width: int, mode: rows_module
 
 def test_shortened_problems_stay_distinct() -> None:
     long = [f"linear:bf16:nt:{m}x4096x11008:bias+leaky_relu-{s}" for m in (16, 64, 256) for s in ("0.125", "0.25")]
-    lines = terminal.table(example(long, ("triton",)), 110)[1 : 1 + len(long)]
+    lines = reports.table(example(long, ("triton",)), 110)[1 : 1 + len(long)]
     assert all(".." in line and len(line) <= 110 for line in lines)
     assert len({line.split()[0] for line in lines}) == len(long)
 
@@ -55,7 +56,7 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
     run = dataclasses.replace(
         run, judgements=[dataclasses.replace(run.judgements[0], change=0.051, low=0.032, high=0.0701)]
     )
-    head, line = terminal.table(run)[:2]
+    head, line = reports.table(run)[:2]
     assert " ".join(head.split()) == "problem backend time rate peak vs aten vs baseline verdict"
     assert " ".join(line.split()) == f"{LINE} triton* 50.0 us 687 TFLOP/s 87% 1.21x ±6.5% +5.1% [+3.2, +7.0] slower"
 
@@ -71,7 +72,7 @@ def test_a_wide_table_has_the_figures_of_a_case() -> None:
 )
 def test_the_rate_is_of_what_limits_the_case(line: str, peaks: Peaks, rate: str) -> None:
     (row,) = rows_module.rows(run_of(measured([(1e-3, None)], CaseId("triton", line)), peaks=peaks))
-    assert terminal.rate_cell(row) == rate
+    assert row.rate == rate
     assert (row.share is None) == (not peaks.flops)
 
 
@@ -110,7 +111,7 @@ def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     load = "its threads waited for 0.90 cores that others kept busy"
     good, spoilt = measured([(1e-3, 2e-3)] * 2), measured([(26e-3, 1e-3)] * 2, CaseId("cutlass", LINE), disturbed=load)
     run = run_of(good, spoilt, verdict=Verdict.NO_BASELINE, peaks=Peaks(disturbed="nothing was calm"))
-    lines = terminal.table(run, 200)
+    lines = reports.table(run, 200)
     assert "  26.0 ms?  " in next(line for line in lines if "cutlass" in line)
     assert any(line.endswith("; ?: disturbed in every session") for line in lines)
     told = f"disturbed and left out: 2 of 4 samples, for instance: {load}; 1 case without any other: cutlass-{LINE}"
@@ -118,7 +119,7 @@ def test_what_was_disturbed_is_said_and_nothing_is_derived_from_it() -> None:
     assert "no roofline: nothing was calm" in lines
     assert "fastest of 1 problem: too close to call 1" in lines
     assert [mean.entrant for mean in rows_module.geomean(run)] == ["triton"]
-    assert "disturbed and left out" in markdown.markdown(run, "speed")
+    assert "disturbed and left out" in reports.markdown(run, "speed")
 
 
 def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
@@ -130,7 +131,7 @@ def test_who_is_fastest_and_the_ratio_beside_a_case_are_one_estimate() -> None:
     assert (found.entrant, found.runner_up, found.clear) == ("aten", "triton", True)
     assert found.lead is not None
     assert found.lead.middle == pytest.approx(1 / 0.55, rel=0.01)
-    lines = terminal.summary(run)
+    lines = reports.summary(run)
     assert "fastest of 1 problem: aten 1 (by 1.82x)" in lines
     assert "triton over aten: 0.55x" in lines
 
@@ -150,7 +151,7 @@ def test_a_memory_that_is_no_limit_has_no_share(line: str, seconds: float, cell:
     least = roofline.attainable_seconds(roofline.work(problem), "f16", PEAKS)
     assert least
     (row,) = rows_module.rows(run_of(measured([(10 * least * seconds, None)], CaseId("triton", line)), peaks=PEAKS))
-    assert terminal.share_cell(row) == cell
+    assert row.peak == cell
 
 
 # Relative to a run-wide disturbance of each session, which slows all alike.
@@ -183,7 +184,7 @@ def test_the_winner_is_clear_when_its_lead_within_sessions_is(
     assert list(found.seconds_by) == sorted(seconds, key=lambda name: seconds[name])
     assert found.lead is not None
     assert found.lead.middle == pytest.approx(seconds[runner_up] / seconds[winner], rel=0.01)
-    told = terminal.summary(run_of(*cases))
+    told = reports.summary(run_of(*cases))
     assert any(line.startswith("fastest of 1 problem: " + (winner if clear else "too close")) for line in told)
     assert any("without an interval" in line for line in told) == (len(sessions) == 1)
 
@@ -192,7 +193,7 @@ def test_a_backend_without_rivals_wins_nothing() -> None:
     run = run_of(measured([(1.0, None)]))
     (found,) = rows_module.winners(run)
     assert (found.runner_up, found.lead, found.clear) == ("", None, False)
-    assert not any("fastest" in line for line in terminal.summary(run))
+    assert not any("fastest" in line for line in reports.summary(run))
 
 
 def test_the_mean_speed_up_is_geometric() -> None:
@@ -201,7 +202,7 @@ def test_the_mean_speed_up_is_geometric() -> None:
     assert (mean.entrant, mean.comparator, mean.cases) == ("triton", "aten", 2)
     assert (mean.speedup, mean.worst, mean.best) == pytest.approx((1.0, 0.25, 4.0))
     told = "triton over aten: 1.00x, the geometric mean of 2 cases from 0.25x to 4.00x"
-    assert told in terminal.summary(run)
+    assert told in reports.summary(run)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +229,8 @@ def test_the_mean_speed_up_is_geometric() -> None:
     ],
 )
 def test_the_summary_hides_nothing(run: Run, told: str) -> None:
-    assert told in terminal.table(run, 200)
-    assert markdown.markdown(run, "speed")
+    assert told in reports.table(run, 200)
+    assert reports.markdown(run, "speed")
 
 
 def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
@@ -240,7 +241,7 @@ def test_the_summary_speaks_of_sensitivity_selection_and_regret() -> None:
         {"minimum_effect": 0.03},
     ]
     told = [dataclasses.replace(j, **more) for j, more in zip(run.judgements, extra, strict=True)]
-    text = "\n".join(terminal.summary(dataclasses.replace(run, judgements=told)))
+    text = "\n".join(reports.summary(dataclasses.replace(run, judgements=told)))
     assert f"median case 3.0%, worst 8.0% in triton-{OTHER}" in text
     assert f"selection changed, triton-{OTHER}: was a, is b" in text
     assert f"over 5% longer than the fastest timed candidate in 1 of 1 case: +7.0% in {CASE} against tile-b" in text
@@ -251,7 +252,7 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
     cases = [measured([(1e-3, 1e-3)], CaseId("triton", line)) for line in problems(KINDS[:1])[:7]]
     run = run_of(*cases, verdict=Verdict.UNDECIDED)
     told = [dataclasses.replace(j, reason=Reason(code, f"figure {i}")) for i, j in enumerate(run.judgements)]
-    lines = terminal.summary(dataclasses.replace(run, judgements=told))
+    lines = reports.summary(dataclasses.replace(run, judgements=told))
     at = lines.index(f"undecided, {code}: 7 cases")
     assert lines[at + 1].endswith("figure 0")
     assert lines[at + 6] == "  and 2 more"
@@ -275,7 +276,7 @@ def test_many_undecided_cases_are_counted_and_the_first_explained(code: str) -> 
     ],
 )
 def test_the_summary_says_what_to_do(verdict: Verdict, mode: rows_module.Mode, told: list[str]) -> None:
-    lines = terminal.summary(run_of(TIMED, verdict=verdict, mode=mode))
+    lines = reports.summary(run_of(TIMED, verdict=verdict, mode=mode))
     assert [line for line in lines if "record" in line or "is meant" in line] == told
 
 
@@ -321,7 +322,7 @@ def test_the_summary_ends_with_the_verdicts_and_what_fails(
     judgements = [dataclasses.replace(j, verdict=word) for j, word in zip(run.judgements, words, strict=True)]
     run = dataclasses.replace(run, judgements=judgements, **{"undecided_share": 0.9, **changes})
     assert run.decided_too_little == red
-    last = terminal.summary(run)[-1]
+    last = reports.summary(run)[-1]
     assert last == told or (not told and not last.startswith("gate:"))
 
 
@@ -329,7 +330,7 @@ def test_a_thin_baseline_is_called_so_and_offered_to_be_recorded() -> None:
     run = run_of(TIMED, verdict=Verdict.UNDECIDED)
     thin = Reason("thin-baseline", "the baseline has 3 usable sessions; it takes 5", "record it anew")
     run = dataclasses.replace(run, judgements=[dataclasses.replace(run.judgements[0], reason=thin)])
-    lines = terminal.summary(run)
+    lines = reports.summary(run)
     assert f"  {CASE}: the baseline has 3 usable sessions; it takes 5 (record it anew)" in lines
     assert "to record the 1 with a thin one:" in lines
 
@@ -356,7 +357,7 @@ SLOWER = Judgement(
 
 
 def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -> None:
-    text = terminal.failure(
+    text = reports.failure(
         SLOWER,
         "pytest rerun",
         stored=Past("2026-07-01T10:00:00", 117.2e-6, "ab12cd3"),
@@ -375,7 +376,7 @@ def test_a_failure_says_what_how_much_against_what_how_sure_and_how_to_rerun() -
 
 
 def test_a_failure_against_another_environment_offers_no_recording() -> None:
-    text = terminal.failure(
+    text = reports.failure(
         dataclasses.replace(SLOWER, weight=0.0), "pytest rerun", mode="against", record="pytest perf --gemm-record"
     )
     assert "was 117 us in the base environment" in text
@@ -385,7 +386,7 @@ def test_a_failure_against_another_environment_offers_no_recording() -> None:
 
 def test_a_missing_baseline_says_how_to_record_it() -> None:
     missing = Judgement(CASE, Verdict.NO_BASELINE, REASONS[Verdict.NO_BASELINE], seconds=1e-3, sessions=1)
-    assert terminal.failure(missing, "pytest rerun", record="pytest perf --gemm-record").splitlines() == [
+    assert reports.failure(missing, "pytest rerun", record="pytest perf --gemm-record").splitlines() == [
         f"{LINE} on triton: no-baseline",
         "  now 1.00 ms",
         "  no-baseline: nothing is stored for it on this hardware",
@@ -400,7 +401,7 @@ def test_a_missing_baseline_says_how_to_record_it() -> None:
 
 def test_markdown_has_what_moved_first_and_folds_the_rest() -> None:
     run = example()
-    text = markdown.markdown(run, "Speed")
+    text = reports.markdown(run, "Speed")
     open_part = text[: text.index("<details>")]
     moved = [j for j in run.judgements if j.verdict in {Verdict.SLOWER, Verdict.FASTER, Verdict.UNDECIDED}]
     assert len(moved) > 2
@@ -417,7 +418,7 @@ def test_markdown_survives_what_names_and_reasons_hold() -> None:
     case = CaseId("mine", LINE, "a|b`c")
     run = run_of(measured([(1e-3, 1e-3)], case), verdict=Verdict.UNDECIDED, notes=[nasty])
     told = [dataclasses.replace(j, reason=Reason("odd", nasty)) for j in run.judgements]
-    text = markdown.markdown(dataclasses.replace(run, judgements=told), "<b>|</b>")
+    text = reports.markdown(dataclasses.replace(run, judgements=told), "<b>|</b>")
     assert "<b>" not in text
     columns = 0
     for line in text.splitlines():

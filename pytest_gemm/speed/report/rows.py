@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
-
-from scipy import special
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session
+from pytest_gemm.speed.report.units import Interval, interval, operations, percent, rate_text, seconds_text, signed
 
 Mode = Literal["baseline", "against", "none"]
 
@@ -103,22 +101,6 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
-    """A ratio of times with its 95% interval over sessions.
-
-    Attributes:
-        middle: geometric mean over the sessions.
-        low, high: ends of the interval, ``None`` with fewer than two sessions.
-        sessions: how many figures it rests on.
-    """
-
-    middle: float
-    low: float | None = None
-    high: float | None = None
-    sessions: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
 class Row:
     """A case with everything that is derived from its figures.
 
@@ -150,8 +132,29 @@ class Row:
 
     @property
     def entrant(self) -> str:
-        """The backend, with the choice where one was asked for."""
+        """The backend, with the candidate where one was asked for."""
         return entrant(self.judgement.case)
+
+    @property
+    def time(self) -> str:
+        """The time, with a question mark where all sessions were disturbed."""
+        return seconds_text(self.judgement.seconds) + "?" * self.doubtful
+
+    @property
+    def rate(self) -> str:
+        """What limits the case decides what is shown: byte/s when it is memory, operations otherwise."""
+        if self.flop_rate is None or self.byte_rate is None:
+            return "-"
+        if self.memory_bound:
+            return rate_text(self.byte_rate, "B/s")
+        return rate_text(self.flop_rate, operations(self.problem))
+
+    @property
+    def peak(self) -> str:
+        """The share of the roofline; ``-`` without peaks, ``cached`` where the memory is no limit."""
+        if self.share is None:
+            return "-"
+        return "cached" if self.memory_bound and self.share > roofline.MARGIN else percent(self.share, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,22 +201,7 @@ class Mean:
     cases: int
 
 
-# -- figures -------------------------------------------------------------------------------------------------
-
-
-def interval(ratios: Sequence[float]) -> Interval:
-    """Geometric mean of one ratio a session, with Student's 95% interval on the logarithms.
-
-    Args:
-        ratios: positive, one for each session; at least one.
-    """
-    logs = [math.log(ratio) for ratio in ratios]
-    n = len(logs)
-    middle = statistics.fmean(logs)
-    if n < 2:
-        return Interval(math.exp(middle), sessions=n)
-    half = float(special.stdtrit(n - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(n)
-    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), n)
+# -- from sessions to rows -------------------------------------------------------------------------------------
 
 
 def entrant(case: CaseId) -> str:
@@ -236,7 +224,7 @@ def trusted(sessions: Iterable[Session]) -> dict[CaseId, dict[int, Sample]]:
 
 
 def is_doubtful(samples: Mapping[int, Sample]) -> bool:
-    """Whether the case has no figures but disturbed ones, see :func:`_trusted`."""
+    """Whether the case has no figures but disturbed ones, see :func:`trusted`."""
     return any(sample.disturbed for sample in samples.values())
 
 
@@ -297,11 +285,11 @@ def winners(run: Run) -> list[Winner]:
     ]
 
 
-# One figure a session, by entrant and position of the session.
-_Figures = dict[str, dict[int, float]]
+# One estimate a session, by entrant and position of the session.
+_Estimates = dict[str, dict[int, float]]
 
 
-def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures:
+def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Estimates:
     """Seconds of each entrant.
 
     A comparator that is measured beside several backends has one figure a session as well, their median, unless it is a
@@ -318,7 +306,7 @@ def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures:
     return found
 
 
-def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures | None:
+def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Estimates | None:
     """Time of each entrant over that of the comparator in the same windows; ``None`` where not all have the same one.
 
     The comparator's own windows, where it is a backend of the run, saw other states of the machine than those in which
@@ -328,7 +316,7 @@ def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures | None:
     if len(names) != 1:
         return None
     (name,) = names
-    found: _Figures = {name: {position: 1.0 for samples in entrants.values() for position in samples}}
+    found: _Estimates = {name: {position: 1.0 for samples in entrants.values() for position in samples}}
     for who, samples in entrants.items():
         if who == name:
             continue
@@ -341,14 +329,14 @@ def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Figures | None:
 
 def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winner:
     seconds = {who: statistics.median(found.values()) for who, found in _seconds(entrants).items()}
-    figures = _in_common(entrants) or _seconds(entrants)
-    medians = {who: statistics.median(found.values()) for who, found in figures.items()}
+    estimates = _in_common(entrants) or _seconds(entrants)
+    medians = {who: statistics.median(found.values()) for who, found in estimates.items()}
     ranked = sorted(medians, key=lambda who: medians[who])
     first, others = ranked[0], ranked[1:]
     leads = []
     for other in others:
-        common = figures[first].keys() & figures[other].keys()
-        ratios = [figures[other][session] / figures[first][session] for session in sorted(common)]
+        common = estimates[first].keys() & estimates[other].keys()
+        ratios = [estimates[other][session] / estimates[first][session] for session in sorted(common)]
         leads.append(interval(ratios) if ratios else Interval(medians[other] / medians[first], sessions=0))
     return Winner(
         problem=problem,
@@ -381,3 +369,82 @@ def geomean(run: Run) -> list[Mean]:
         for (entrant, comparator), ratios in found.items()
     ]
     return sorted(means, key=lambda mean: -mean.speedup)
+
+
+def wins(found: Iterable[Winner]) -> tuple[dict[str, list[float]], int]:
+    """The clear winners' leads by entrant, most wins first, and how many problems were too close to call.
+
+    Problems that only one was timed at are in neither.
+    """
+    leads: dict[str, list[float]] = defaultdict(list)
+    close = 0
+    for winner in found:
+        if winner.lead is not None and winner.clear:
+            leads[winner.entrant].append(winner.lead.middle)
+        close += winner.lead is not None and not winner.clear
+    return dict(sorted(leads.items(), key=lambda item: -len(item[1]))), close
+
+
+# -- the columns of all tables -------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A column of the tables of cases.
+
+    Attributes:
+        title: its head.
+        text: of a row's cell; ``-`` where there is nothing.
+        value: the number behind the text, by which a page sorts; ``None`` for a column of words.
+        rank: one of a higher rank is left out first where a terminal is narrow; 0 never is.
+    """
+
+    title: str
+    text: Callable[[Row], str]
+    value: Callable[[Row], float | None] | None = None
+    rank: int = 0
+
+
+AGAINST: Mapping[Mode, str] = {"baseline": "vs baseline", "against": "vs base", "none": ""}
+
+
+def columns(run: Run, found: Iterable[Row]) -> dict[str, Column]:
+    """The columns that this run has, by name; each report takes those it shows."""
+    all_columns = {
+        "problem": Column("problem", lambda row: row.problem.line),
+        "backend": Column("backend", lambda row: row.entrant),
+        "verdict": Column("verdict", lambda row: str(row.judgement.verdict)),
+        "time": Column("time", lambda row: row.time, lambda row: row.judgement.seconds),
+        "rate": Column("rate", lambda row: row.rate, lambda row: row.flop_rate, 1),
+        "peak": Column("peak", lambda row: row.peak, lambda row: row.share, 2),
+        "speedup": Column(
+            f"vs {comparator_of(found)}",
+            lambda row: str(row.speedup or "-"),
+            lambda row: row.speedup.middle if row.speedup else None,
+            3,
+        ),
+        "change": Column(AGAINST[run.mode], lambda row: change_text(row.judgement), lambda row: row.judgement.change),
+        "detectable": Column(
+            "detectable",
+            lambda row: "-" if row.judgement.minimum_effect is None else percent(row.judgement.minimum_effect),
+            lambda row: row.judgement.minimum_effect,
+        ),
+        "why": Column("why", lambda row: f"{row.judgement.reason.code}: {row.judgement.reason}"),
+    }
+    left_out = {"verdict", "change", "detectable"} if run.mode == "none" else set()
+    return {name: column for name, column in all_columns.items() if name not in left_out}
+
+
+def comparator_of(found: Iterable[Row]) -> str:
+    """The comparator's name, or the word where there are several."""
+    names = {row.comparator for row in found if row.comparator}
+    return names.pop() if len(names) == 1 else "comparator"
+
+
+def change_text(judgement: Judgement) -> str:
+    """The change with its interval: ``+5.1% [+3.2, +7.0]``; ``-`` where nothing was compared."""
+    if judgement.change is None:
+        return "-"
+    text = f"{signed(judgement.change)}%"
+    if judgement.low is not None and judgement.high is not None:
+        text += f" [{signed(judgement.low)}, {signed(judgement.high)}]"
+    return text

@@ -1,14 +1,15 @@
-"""Numbers with their units."""
+"""Numbers with their units, and ratios with their intervals."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import statistics
 from collections.abc import Sequence
 
-from pytest_gemm.problem.problem import Problem
-from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.report.rows import Interval
+from scipy import special
 
-# -- numbers as text -----------------------------------------------------------------------------------------
+from pytest_gemm.problem.problem import Problem
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 # Matrix rates are quoted in TFLOP/s however high they are.
@@ -30,9 +31,7 @@ def _scaled(value: float, units: Sequence[tuple[float, str]]) -> tuple[str, str]
 
 def seconds_text(seconds: float | None) -> str:
     """A time with three digits and its unit: ``12.3 us``; ``-`` for none."""
-    if seconds is None:
-        return "-"
-    return " ".join(_scaled(seconds, _TIMES))
+    return "-" if seconds is None else " ".join(_scaled(seconds, _TIMES))
 
 
 def rate_text(rate: float, unit: str) -> str:
@@ -46,38 +45,58 @@ def operations(problem: Problem) -> str:
     return "FLOP/s" if problem.input_dtype.is_float else "OP/s"
 
 
-def _signed(fraction: float) -> str:
+def signed(fraction: float) -> str:
+    """A signed fraction in percent, without the sign of the unit: ``+5.1``."""
     text = f"{100 * fraction:+.1f}"
     return "+0.0" if text == "-0.0" else text
 
 
-def percent_text(fraction: float) -> str:
-    """A signed fraction in percent."""
-    return f"{_signed(fraction)}%"
+def percent(fraction: float, digits: int = 1) -> str:
+    """A fraction in percent: ``5.1%``."""
+    return f"{100 * fraction:.{digits}f}%"
 
 
-def change_text(judgement: Judgement) -> str:
-    """The change with its interval: ``+5.1% [+3.2, +7.0]``; ``-`` where nothing was compared."""
-    if judgement.change is None:
-        return "-"
-    text = percent_text(judgement.change)
-    if judgement.low is not None and judgement.high is not None:
-        text += f" [{_signed(judgement.low)}, {_signed(judgement.high)}]"
-    return text
+def plural(count: int, word: str, many: str = "") -> str:
+    """A count with its noun."""
+    return f"{count} {word}" if count == 1 else f"{count} {many or word + 's'}"
 
 
-def ratio_text(ratio: Interval | None) -> str:
-    """A ratio with its interval: ``1.23x ±1.2%``; the half width is relative, and absent with a single session."""
-    if ratio is None:
-        return "-"
-    text = f"{three(ratio.middle)}x"
-    if ratio.high is None:
-        return text
-    return f"{text} ±{_three_percent(ratio.high / ratio.middle - 1)}"
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A ratio of times with its 95% interval over sessions.
+
+    Attributes:
+        middle: geometric mean over the sessions.
+        low, high: ends of the interval, ``None`` with fewer than two sessions.
+        sessions: how many estimates it rests on.
+    """
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+    sessions: int = 1
+
+    def __str__(self) -> str:
+        """``1.23x ±1.2%``; the half width is relative, and absent with a single session."""
+        text = f"{three(self.middle)}x"
+        if self.high is None:
+            return text
+        half = self.high / self.middle - 1
+        if half >= 10:  # two sessions that disagree: t of one degree of freedom is 12.7
+            return f"{text} ±>999%"
+        return f"{text} ±{percent(half, 1 if 100 * half < 99.95 else 0)}"
 
 
-def _three_percent(fraction: float) -> str:
-    percent = 100 * fraction
-    if percent >= 1000:  # two sessions that disagree: t of one degree of freedom is 12.7
-        return ">999%"
-    return f"{percent:.1f}%" if percent < 99.95 else f"{percent:.0f}%"
+def interval(ratios: Sequence[float]) -> Interval:
+    """Geometric mean of one ratio a session, with Student's 95% interval on the logarithms.
+
+    Args:
+        ratios: positive, one for each session; at least one.
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    n = len(logs)
+    middle = statistics.fmean(logs)
+    if n < 2:
+        return Interval(math.exp(middle), sessions=n)
+    half = float(special.stdtrit(n - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(n)
+    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), n)

@@ -1,0 +1,288 @@
+"""The reports of a speed run as text: the terminal's table, a failure, the Markdown of a CI job.
+
+Pure functions from a :class:`Run` to text; the picture of the same run is ``page``.
+
+An interval over sessions is Student's t on the logarithms of one estimate a session.  Readings of one process are not
+independent, so they never narrow it, and a case with one session has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import statistics
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from pytest_gemm.case_id import CaseId
+from pytest_gemm.outcome import Verdict
+from pytest_gemm.speed.data import Judgement, Sample
+from pytest_gemm.speed.report.rows import (
+    VERDICTS,
+    Column,
+    Mode,
+    Past,
+    Row,
+    Run,
+    columns,
+    entrant,
+    geomean,
+    is_doubtful,
+    rows,
+    trusted,
+    winners,
+    wins,
+)
+from pytest_gemm.speed.report.templates import escaped, render
+from pytest_gemm.speed.report.units import seconds_text
+from pytest_gemm.text import table as text_table
+
+# -- the terminal --------------------------------------------------------------------------------------------
+
+# A shortened problem line keeps at least so many characters.
+_LEAST_PROBLEM: Final = 26
+# Places of a cut that are tried.
+_CUTS: Final = 16
+
+
+def table(run: Run, width: int = 120) -> list[str]:
+    """The terminal report: a line for each case, then the summary.
+
+    Args:
+        run: what is reported.
+        width: of the terminal in characters.  Problem lines are shortened in the middle and columns left out, the
+            least important first, where they do not fit.
+    """
+    found = rows(run)
+    if not found:
+        return ["no case was timed", *summary(run)]
+    first = {(w.problem, w.entrant) for w in winners(run) if w.clear}
+    shown = columns(run, found)
+    order = ("problem", "backend", "time", "rate", "peak", "speedup", "change", "verdict")
+    cells = {name: [shown[name].text(row) for row in found] for name in order if name in shown}
+    for i, row in enumerate(found):
+        cells["backend"][i] += "*" * ((row.problem.line, row.entrant) in first)
+    legend = "time: median over sessions"
+    if any(row.share is not None for row in found):
+        legend += "; peak: fraction of the measured roofline, rate in B/s where memory limits it"
+    if "cached" in cells["peak"]:
+        legend += "; cached: faster than the memory, for the operands stayed in a cache"
+    if any(row.doubtful for row in found):
+        legend += "; ?: disturbed in every session"
+    if first:
+        legend += "; *: fastest, beyond its interval or, from one session, by 2%"
+    return [*_fitted(shown, cells, width), *textwrap.wrap(legend, width), "", *_wrapped(summary(run), width)]
+
+
+def _fitted(shown: Mapping[str, Column], cells: dict[str, list[str]], width: int) -> list[str]:
+    """The lines of the table, with its head."""
+    cells = {name: some for name, some in cells.items() if not shown[name].rank or any(cell != "-" for cell in some)}
+    problems = cells["problem"]
+    least = min(max(map(len, ("problem", *problems))), _LEAST_PROBLEM)
+    while True:
+        others = [(shown[name].title, *some) for name, some in cells.items() if name != "problem"]
+        room = width - sum(2 + max(map(len, texts)) for texts in others)
+        cells["problem"] = _shortened(problems, max(room, least))
+        optional = max(cells, key=lambda name: shown[name].rank)
+        if not shown[optional].rank or (room >= least and len(set(cells["problem"])) == len(set(problems))):
+            break
+        del cells[optional]
+    numbers = [i for i, name in enumerate(cells) if shown[name].value]
+    return text_table([shown[name].title for name in cells], list(zip(*cells.values(), strict=True)), numbers)
+
+
+def _shortened(lines: Sequence[str], room: int) -> list[str]:
+    """Lines without their middle where they are too long, cut where they stay distinct if there is such a place."""
+    kept = room - 2
+    cuts = sorted(range(kept), key=lambda head: abs(head - kept // 2))  # the op stands in front, the shape behind
+    tried = ([x if len(x) <= room else f"{x[:cut]}..{x[len(x) - (kept - cut) :]}" for x in lines] for cut in cuts)
+    return max(itertools.islice(tried, _CUTS), key=lambda found: len(set(found)))
+
+
+def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:
+    """Lines of at most ``width`` characters; commands, which are indented by two, stay in one piece."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    for line in lines:
+        yield from [line] if line.startswith("  pytest ") else wrapper.wrap(line)
+
+
+# -- the lines below the table -------------------------------------------------------------------------------
+
+# Regret below this is what two runs of autotuning differ by.
+_REGRET: Final = 0.05
+_FINDINGS: Final = ("disturbed", "untimed", "selection", "effects", "winners", "means", "notes", "cost")
+
+
+def summary(run: Run) -> list[str]:
+    """The lines below the table: verdicts, the machine, who wins, what it cost, what is left to do, what fails."""
+    return lines(run, "counts", "anchor", "undecided", *_FINDINGS, "next", "gate")
+
+
+def lines(run: Run, *parts: str) -> list[str]:
+    """Some parts of the summary, which are macros of ``templates/lines.txt.jinja``."""
+    samples = [sample for session in run.sessions for sample in session.samples]
+    timed = [sample for sample in samples if sample.is_timed]
+    by_code: dict[str, list[Judgement]] = defaultdict(list)
+    for judgement in run.judgements:
+        if judgement.verdict is Verdict.UNDECIDED:
+            by_code[judgement.reason.code].append(judgement)
+    phases: Counter[str] = Counter()
+    for sample in samples:
+        phases.update(sample.phases)
+    effects = [j for j in run.judgements if j.minimum_effect is not None]
+    regrets = [j for j in run.judgements if j.regret is not None]
+    leads, close = wins(winners(run))
+    text = render(
+        "lines.txt.jinja",
+        run=run,
+        parts=parts,
+        verdicts=run.counts(),
+        by_code=by_code,
+        timed=timed,
+        lost=[sample for sample in timed if sample.disturbed],
+        doubtful=[case for case, some in trusted(run.sessions).items() if is_doubtful(some)],
+        untimed_cases=_untimed(run),
+        regrets=sorted(regrets, key=lambda j: (j.regret, f"{j.case} against {j.faster}"), reverse=True),
+        least_regret=_REGRET,
+        median_effect=statistics.median(j.minimum_effect or 0.0 for j in effects) if effects else None,
+        worst=max(effects, key=lambda j: (j.minimum_effect, j.case), default=None),
+        leads=leads,
+        close=close,
+        contested=close + sum(map(len, leads.values())),
+        single=sum(w.lead is not None and w.lead.low is None for w in winners(run)),
+        geometric_mean=statistics.geometric_mean,
+        geomeans=geomean(run),
+        phases=phases,
+        commands=_commands(run),
+    )
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _untimed(run: Run) -> dict[str, list[CaseId]]:
+    """Cases of which no session has an estimate, by how they ended and why."""
+    timed = trusted(run.sessions)
+    first: dict[CaseId, Sample] = {}
+    for sample in (sample for session in run.sessions for sample in session.samples if sample.case not in timed):
+        first.setdefault(sample.case, sample)
+    groups: dict[str, list[CaseId]] = defaultdict(list)
+    for case, sample in first.items():
+        groups[f"{sample.status}" + (f": {sample.reason}" if sample.reason else "")].append(case)
+    return groups
+
+
+def _commands(run: Run) -> list[tuple[str, str]]:
+    """What can be done about the verdicts, with the command that does it."""
+    counts = run.counts()
+    thin = sum(j.reason.code == "thin-baseline" for j in run.judgements)
+    wanted = (
+        (counts.get(Verdict.NO_BASELINE, 0), "without a baseline"),
+        (thin, "with a thin one"),
+        (counts.get(Verdict.FASTER, 0), "faster"),
+    )
+    what = " and the ".join(f"{count} {words}" for count, words in wanted if count)
+    commands = [(f"to record the {what}", run.record)] if what else []
+    if Verdict.SLOWER in counts:
+        accept = "pytest-gemm baseline accept CASE --reason TEXT"
+        commands.append(("if a slow-down is meant", f"{run.record} && {accept}"))
+    return commands if run.mode == "baseline" else []
+
+
+# -- a failure -----------------------------------------------------------------------------------------------
+
+
+def failure(
+    judgement: Judgement, rerun: str, *, stored: Past | None = None, mode: Mode = "baseline", record: str = ""
+) -> str:
+    """What pytest shows for a case that fails: what, how much, against what, how it was confirmed, how to rerun.
+
+    Args:
+        judgement: ``slower`` or ``no-baseline``, or whatever else the policy makes fail.
+        rerun: the command that runs just this case again.
+        stored: the baseline that it was compared with, for its date and commit.
+        mode: what it was compared with.
+        record: the command that records baselines, "" to leave that line out.
+    """
+    then = judgement.stored_seconds
+    text = render(
+        "failure.txt.jinja",
+        j=judgement,
+        entrant=entrant(judgement.case),
+        rerun=rerun,
+        stored=stored,
+        then=stored.seconds if then is None and stored else then,
+        mode=mode,
+        record=record,
+        accept=shlex.join(["pytest-gemm", "baseline", "accept", str(judgement.case)]),
+    )
+    return "\n".join(line for line in text.split("\n") if line.strip())
+
+
+# -- Markdown ------------------------------------------------------------------------------------------------
+
+
+def markdown(run: Run, title: str) -> str:
+    """The summary of a CI job: counts, what moved, and the rest folded.
+
+    Args:
+        run: what is reported.
+        title: of the page, plain text.
+    """
+    found = rows(run)
+    interesting = list(VERDICTS)[:3]
+    moved = [row for verdict in interesting for row in found if row.judgement.verdict is verdict]
+    counts = run.counts()
+    commits = dict.fromkeys(session.commit for session in run.sessions if session.commit)
+    software = ", ".join(f"{name} {version}" for name, version in run.software.items())
+    contested = [
+        [
+            _code(w.problem),
+            _code(w.entrant) + ("" if w.clear else " (too close to call)"),
+            seconds_text(w.seconds),
+            _code(w.runner_up),
+            str(w.lead),
+        ]
+        for w in winners(run)
+        if w.lead is not None
+    ]
+    text = render(
+        "summary.md.jinja",
+        run=run,
+        title=title,
+        facts=[run.hardware, software, f"commit {', '.join(commits)}" if commits else ""],
+        counts=_joined(
+            ["cases", *map(str, VERDICTS)],
+            [[str(len(run.judgements)), *(str(counts.get(verdict, 0)) for verdict in VERDICTS)]],
+            range(len(VERDICTS) + 1),
+        ),
+        moved=_markdown_table(run, moved, is_open=True) if moved else "",
+        contested=_joined(["problem", "fastest", "time", "second", "lead"], contested, (2, 4)) if contested else "",
+        contested_count=len(contested),
+        lines=lines(run, *_FINDINGS, "gate"),
+        commands=_commands(run),
+        cases=_markdown_table(run, found, is_open=False) if found else "",
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _code(text: str) -> str:
+    """Code within a table cell; problem lines hold neither bars nor backquotes, names of candidates might."""
+    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _joined(head: Sequence[str], body: Iterable[Sequence[str]], right: Iterable[int]) -> str:
+    return "\n".join(text_table(head, body, right, markdown=True))
+
+
+def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
+    """A table of some rows; an open one says why and has its verdicts in bold."""
+    left_out = {"detectable"} if is_open else {"detectable", "why"}
+    wanted = {name: column for name, column in columns(run, shown).items() if name not in left_out}
+    marked: dict[str, Callable[[str], str]] = {"problem": _code, "backend": _code, "why": escaped}
+    if is_open:
+        marked["verdict"] = "**{}**".format
+    body = [[marked.get(name, str)(column.text(row)) for name, column in wanted.items()] for row in shown]
+    numbers = [i for i, column in enumerate(wanted.values()) if column.value]
+    return _joined([escaped(column.title) for column in wanted.values()], body, numbers)
