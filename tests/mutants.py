@@ -1189,11 +1189,11 @@ def scale_of_one_row(t: Tensors, problem: Problem) -> Tensor:
     return made.to(torch_dtype(problem.dtypes.out))
 
 
-def int4(codes: Callable[[Tensor], Tensor] = lambda x: x, affine: Callable[[Tensor], Tensor] = lambda x: x) -> Plant:
+def int4(codes: Callable[[Tensor], Tensor] = lambda x: x, scales: Callable[[Tensor], Tensor] = lambda x: x) -> Plant:
     """A weight of 4 bits: (code - 8) * scale + zero of each group of K, whose parts may be read wrongly."""
 
     def run(t: Tensors, problem: Problem) -> Tensor:
-        each = affine(t["affine"]).double().repeat_interleave(problem.group_size, 0)
+        each = scales(t["quantisation"]).double().repeat_interleave(problem.group_size, 0)
         weight = (codes(t["b"].mT.double()) - 8.0) * each[..., 0] + each[..., 1]
         return torch.matmul(t["a"].double(), weight).to(t["a"].dtype)
 
@@ -1870,10 +1870,10 @@ MUTANTS: dict[str, Mutant] = {
     "int4-halves-exchanged": Mutant("the halves of a byte are exchanged", int4(codes_of_pairs_exchanged), INT4),
     "int4-zero-point": Mutant("codes are centred at 7", int4(lambda x: x + 1), INT4),
     "int4-group-shifted": Mutant(
-        "each group has the scale of the one before", int4(affine=lambda x: x.roll(1, 0)), INT4
+        "each group has the scale of the one before", int4(scales=lambda x: x.roll(1, 0)), INT4
     ),
     "int4-zeros-ignored": Mutant(
-        "the groups' zeros are not added", int4(affine=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
+        "the groups' zeros are not added", int4(scales=lambda x: x * torch.tensor([1.0, 0.0]).to(x.dtype)), INT4
     ),
     "largest-code-lost": Mutant(
         "the largest code is never used", afterwards(lambda c: c.clamp(max=torch.iinfo(c.dtype).max - 1)), CODES

@@ -19,6 +19,7 @@ from pytest_gemm.api.settings import Setting, folder, natural
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutlass import compile_farm
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_cuda, not_on
+from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
@@ -349,4 +350,4 @@ def _without_memory(problem: Problem) -> Operands:
     changes: dict[str, Any] = {name: fake[name] for name in single}
     changes["residuals"] = tuple(fake[name] for name in several)
     changes["lookups"] = {index: (fake[f"table{index}"], fake[f"rows{index}"]) for index in made.lookups}
-    return dataclasses.replace(made, device="cuda", buffers=(), **changes)
+    return dataclasses.replace(made, device=Device.CUDA, buffers=(), **changes)

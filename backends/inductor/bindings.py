@@ -39,7 +39,7 @@ def constant_names(problem: Problem) -> frozenset[str]:
     if problem.has("program.concat"):
         names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
     if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
-        names |= {"scale_b", "zero_b", "affine"}
+        names |= {"scale_b", "zero_b", "quantisation"}
     if step is not None and step.text not in {"m1", "mn"}:
         names.add("bias")
     return frozenset(names)

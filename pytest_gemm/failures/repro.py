@@ -142,7 +142,7 @@ def _in_float64(problem: Problem, tensors: dict[str, torch.Tensor], place: int) 
 def _own(case: Case) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
     problem, prepared = case.operands.problem, case.prepared
-    quantised = case.operands.zero_b is not None or case.operands.affine is not None
+    quantised = case.operands.zero_b is not None or case.operands.quantisation is not None
     indexed = case.operands.offs is not None or bool(case.operands.lookups)
     if prepared is None or indexed or quantised or problem.shape.is_empty:
         return None

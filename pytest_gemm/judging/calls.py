@@ -104,10 +104,6 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     return (*place, *form, tensor.requires_grad, type(tensor))
 
 
-# Fields of Operands that are tensors or None.
-_SINGLE: Final = ("a", "b", "bias", "scale_b", "scale_a", "offs", "zero_a", "zero_b", "affine")
-
-
 def hand(given: Operands) -> Handed:
     """Operands to hand to foreign code; about 1 us a tensor.
 
@@ -119,11 +115,8 @@ def hand(given: Operands) -> Handed:
         # The third keeps the original alive, so that its id stays its own.
         return made.setdefault(id(tensor), (name, tensor.detach(), tensor))[1]
 
-    single: dict[str, Any] = {name: own(name, t) for name in _SINGLE if (t := getattr(given, name)) is not None}
-    residuals = tuple(own(f"r{index}", t) for index, t in enumerate(given.residuals))
-    lookups = {i: (own(f"r{i}", table), own(f"i{i}", rows)) for i, (table, rows) in given.lookups.items()}
-    buffers = tuple(_own_buffer(buffer, own) for buffer in given.buffers)
-    handed = dataclasses.replace(given, residuals=residuals, lookups=lookups, buffers=buffers, **single)
+    handed = given.map(own)
+    handed.buffers = tuple(_own_buffer(buffer, own) for buffer in given.buffers)
     return Handed(handed, tuple((name, t, _identity(t), t._version) for name, t, _ in made.values()))
 
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import torch
 
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging import locate, verdict
 from pytest_gemm.numerics import error as error_module
 from pytest_gemm.numerics import freivalds, sensitivity, span
@@ -147,18 +148,18 @@ class _Lines:
 
 def part(operands: Operands, lines: _Lines) -> Operands:
     """The operands of some lines, on the CPU."""
-    rows = lines.dim == -2
+    rows, groups = lines.dim == -2, operands.quantisation
     return dataclasses.replace(
         operands,
         problem=lines.shape(operands.problem),
-        device="cpu",
+        device=Device.CPU,
         a=lines.of(operands.a) if rows else operands.a.detach().cpu(),
         b=operands.b.detach().cpu() if rows else lines.of(operands.b),
         bias=None if operands.bias is None else lines.of(operands.bias),
         residuals=tuple(map(lines.of, operands.residuals)),
         scale_a=None if operands.scale_a is None else lines.of(operands.scale_a),
         scale_b=None if operands.scale_b is None else lines.of(operands.scale_b),
-        affine=operands.affine if operands.affine is None or rows else lines.of(operands.affine.mT).mT,
+        quantisation=groups if groups is None or rows else lines.of(groups.mT).mT,
         buffers=(),
     )
 

@@ -98,7 +98,7 @@ def as_multiplied(problem: Problem, operands: Operands) -> tuple[torch.Tensor, t
     Under autocast on the CPU, rounded once to the half type; A without its zero point, and B's codes of 4 bits with
     their scales and zeros, both exact in float64.  Otherwise they are the operands themselves.
     """
-    if operands.affine is not None:
+    if operands.quantisation is not None:
         return operands.a, operands.weight
     if operands.zero:
         return widened(operands.a) - operands.zero, operands.b
@@ -136,7 +136,7 @@ def reference(problem: Problem, operands: Operands) -> Reference:
             c, slack = _beyond_float64(a, b)
         return Reference(c, 0.0, slack, *given, groups)
     integers = not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
-    if operands.affine is not None:
+    if operands.quantisation is not None:
         return Reference(_multiply(a, b, groups), (problem.shape.k - 1) * 2.0**-53, _dequantised(a, operands), *given)
     own_theta = 0.0 if integers else max(0, problem.shape.k - 1) * 2.0**-53
     return Reference(_multiply(a, b, groups), own_theta, None, *given, groups)
@@ -148,8 +148,8 @@ def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
     The difference is exact and the product costs one rounding, which only f32 scales need, the sum another; with an FMA
     it is one of both.
     """
-    assert operands.affine is not None
-    zeros = widened(operands.affine)[..., 1].repeat_interleave(operands.problem.group_size, 0)
+    assert operands.quantisation is not None
+    zeros = widened(operands.quantisation)[..., 1].repeat_interleave(operands.problem.group_size, 0)
     w = operands.weight
     return _matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from pytest_gemm.operands.integers import magnitudes
-from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom, real_of, scaled_lines
+from pytest_gemm.operands.magnitudes import Drawn, Headroom, scaled_lines
 from pytest_gemm.operands.random_streams import Array, Stream, drawn_shape
 from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.steps import Step, StepKind
-
-# -- bias and residuals -------------------------------------------------------------------------------
 
 
 def _addend_exponent(level: float, quantum: float, dtype: DType) -> int:
@@ -27,7 +26,12 @@ def _addend_exponent(level: float, quantum: float, dtype: DType) -> int:
     return max(e, 0) if not dtype.is_float else e
 
 
-def bias_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool, special: bool) -> Array | None:
+def _random(headroom: Headroom, stream: Stream, shape: tuple[int, ...], level: float) -> Array:
+    """Values of full significands, of about ``level``."""
+    return scaled_lines(stream.binade(shape, headroom.wide), round(math.log2(level / 2 or 1.0)))
+
+
+def bias_of(headroom: Headroom, drawn: Drawn, special: bool) -> Array | None:
     """The bias.  Exact: an arithmetic progression modulo a prime, so that every shift of it shows."""
     problem = headroom.problem
     shape = problem.bias_shape
@@ -35,24 +39,22 @@ def bias_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool, special: 
         return None
     if special and problem.op.addend and problem.beta == 0.0:
         return np.full(shape, math.nan, dtype=np.float32)  # beta = 0 must not read it
-    real, out, beta = real_of(headroom), problem.value_dtype, abs(problem.beta) or 1.0
+    beta = abs(problem.beta) or 1.0
     # A bias without M rows belongs to the constants: one for every M.
-    stream = draw("bias-m" if problem.step("bias") in (Step("bias", "m1"), Step("bias", "mn")) else "bias")
+    stream = headroom.draw("bias-m" if problem.step("bias") in (Step("bias", "m1"), Step("bias", "mn")) else "bias")
     # One element for the whole result (N = 1) must not turn all of it negative in front of a relu.
     positive = drawn.positive or math.prod(shape) == 1
-    if not exact:
-        size = drawn.level / max(beta, 1.0)
-        values = stream.binade(shape, headroom.wide) * real(2.0 ** round(math.log2(size / 2 if size else 1.0)))
-        found: Array = np.abs(values) if positive else values
-        return found
-    unit = _addend_exponent(drawn.level / max(beta, 1.0), drawn.quantum, out)
+    if not drawn.quantum:
+        values = _random(headroom, stream, shape, drawn.level / max(beta, 1.0))
+        return np.abs(values) if positive else values
+    unit = _addend_exponent(drawn.level / max(beta, 1.0), drawn.quantum, problem.value_dtype)
+    lowest = round(math.log2(drawn.quantum))
     if beta < 1.0:
-        unit = max(unit, round(math.log2(drawn.quantum)) + math.ceil(-math.log2(beta)))
+        unit = max(unit, lowest + math.ceil(-math.log2(beta)))
     spare = drawn.spare * drawn.quantum / beta
     if headroom.target:
         # The grid of a short sum is coarse: fewer different values rather than a saturated activation.
         spare = min(spare, max(2.0 * drawn.level / beta, 3.0 * drawn.quantum))
-    lowest = round(math.log2(drawn.quantum))
     half = 1 if positive else 2
     while unit > lowest and 127 // half * 2.0**unit > spare:
         unit -= 1
@@ -60,25 +62,23 @@ def bias_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool, special: 
     # A stride of a third to a half of the period: neighbours are far apart and differ in sign.
     start, stride = stream.below(prime), prime // 3 + stream.below(prime // 6 + 1)
     index = np.arange(math.prod(shape), dtype=np.int64)
-    values = ((start + index * stride) % prime - (0 if positive else prime // 2)).astype(real)
-    return scaled_lines(values.reshape(shape), unit)
+    progression = (start + index * stride) % prime - (0 if positive else prime // 2)
+    return scaled_lines(progression.astype(headroom.real).reshape(shape), unit)
 
 
 # Rows of a table in which a residual is looked up: few enough that most are met several times, and no power of two.
 TABLE_ROWS: Final = 11
 
 
-def residuals_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool) -> list[tuple[Array, DType]]:
+def residuals_of(headroom: Headroom, drawn: Drawn) -> Iterator[tuple[Array, DType]]:
     """A residual for each binary step, or lines of a large one, with its dtype: that of the value it meets.
 
     In the product's places: of the result's shape, (N,) or (M, 1); of one that is looked up the table.
     """
     problem = headroom.problem
-    whole, dtype, level = drawn_shape(problem.result_shape), problem.value_dtype, drawn.level
-    columns = problem.result_shape[-1]
-    shapes = {"": whole, "n": (columns,), "m1": (problem.result_shape[-2], 1), "at": (TABLE_ROWS, columns)}
-    quantum = drawn.quantum
-    found: list[tuple[Array, DType]] = []
+    rows, columns = problem.result_shape[-2:]
+    shapes = {"": drawn_shape(problem.result_shape), "n": (columns,), "m1": (rows, 1), "at": (TABLE_ROWS, columns)}
+    dtype, level, quantum, count = problem.value_dtype, drawn.level, drawn.quantum, 0
     for step in problem.passes:
         if step.kind is StepKind.CAST:
             dtype = step.dtype
@@ -92,34 +92,31 @@ def residuals_of(headroom: Headroom, drawn: Drawn, draw: Draw, exact: bool) -> l
             level = min(level, max(map(abs, step.numbers)) or 1.0)
         if step.kind is not StepKind.BINARY:
             continue
-        stream, shape = draw(f"r{len(found)}"), shapes[step.extent]
-        if (codes := problem.residual_dtype(step, dtype)) != dtype:
-            found.append((_codes(step, codes, level, drawn.positive, real_of(headroom), stream, shape), codes))
+        stream, shape, count = headroom.draw(f"r{count}"), shapes[step.extent], count + 1
+        codes = problem.residual_dtype(step, dtype)
+        if codes != dtype:
+            yield stream.look_up(shape, _codes(step, codes, level, headroom, drawn.positive)), codes
             continue
+        exact = drawn.quantum > 0 or not dtype.is_float
         if step.name in {"add", "sub", "sum"}:
-            if exact or not dtype.is_float:
+            if exact:
                 unit = _addend_exponent(level, quantum, dtype)
                 most = min(63, max(3, int(2.0 * level * 2.0**-unit))) if headroom.target else 63
-                values = scaled_lines(magnitudes(stream, dtype, 0, most, real_of(headroom))(shape), unit)
+                values = scaled_lines(magnitudes(stream, dtype, 0, most, headroom.real)(shape), unit)
             else:
-                values = stream.binade(shape, headroom.wide) * real_of(headroom)(
-                    2.0 ** round(math.log2(level / 2 or 1.0))
-                )
-        elif exact or not dtype.is_float:
+                values = _random(headroom, stream, shape, level)
+        elif exact:
             small = [1, 2, 3] if step.name == "mul" else [1, 2, 4, 0.5] if dtype.is_float else [1, 2, 4]
-            values = stream.look_up(shape, np.array(small + [-x for x in small], dtype=real_of(headroom)))
+            values = stream.look_up(shape, np.array(small + [-x for x in small], dtype=headroom.real))
         else:
-            values = stream.binade(shape, headroom.wide) * real_of(headroom)(2.0)  # [1, 2): no division by nearly zero
-        found.append((np.abs(values) if drawn.positive else values, dtype))
-    return found
+            values = _random(headroom, stream, shape, 4.0)  # [1, 2): no division by nearly zero
+        yield np.abs(values) if drawn.positive else values, dtype
 
 
-def _codes(
-    step: Step, dtype: DType, level: float, positive: bool, real: type[Any], stream: Stream, shape: tuple[int, ...]
-) -> Array:
+def _codes(step: Step, dtype: DType, level: float, headroom: Headroom, positive: bool) -> Array:
     """Codes of 8 bits around a step's zero point that stand for values of up to twice ``level``."""
     scale, zero = step.numbers
     most = min(127, max(3, round(2.0 * level / scale)))
     low, high = (0, 255) if dtype.name == "u8" else (-128, 127)
     first = max(low, int(zero) - (0 if positive else most))
-    return stream.look_up(shape, np.arange(first, min(high, int(zero) + most) + 1, dtype=real))
+    return np.arange(first, min(high, int(zero) + most) + 1, dtype=headroom.real)

@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 
 from pytest_gemm.operands.integers import magnitudes
-from pytest_gemm.operands.magnitudes import (
-    Draw,
-    Drawn,
-    Headroom,
-    budget_of,
-    headroom_of,
-    narrowest,
-    neutral_scales,
-    on_grid,
-    real_of,
-    scaled_lines,
-)
+from pytest_gemm.operands.magnitudes import Drawn, Headroom, as_is, headroom_of, narrowest, on_grid, scaled_lines
 from pytest_gemm.problem.problem import Problem
 
 
-def one_hot(headroom: Headroom, draw: Draw) -> Drawn:
+def one_hot(headroom: Headroom) -> Drawn:
     """Rows of A hold a single 1; B has integers of the full significand: C repeats rows of B bit for bit."""
-    real = real_of(headroom)
-    matrices, m, k = headroom.a_shape
-    a = np.zeros((matrices * m, k), dtype=real)
+    matrices, m, k = headroom.a.shape
+    a = np.zeros((matrices * m, k), dtype=headroom.real)
     rows = np.arange(matrices * m)
     # Evenly over K, so that few rows reach the head, the middle and the tail alike.
-    a[rows, (draw("a").below(k) + rows * max(1, k // max(m, 1))) % k] = 1.0
+    a[rows, (headroom.draw("a").below(k) + rows * max(1, k // max(m, 1))) % k] = 1.0
     # As many bits as B has, less one where a bias shares the accumulator with a 24-bit element.
-    bits = min(headroom.b.precision, budget_of(headroom).bit_length() - 1)
-    highest = 2**bits - 1 if headroom.b.is_float else int(min(headroom.b.max_finite, budget_of(headroom)))
-    stream = draw("b")
-    b = magnitudes(stream, headroom.b, 1, highest, real)(headroom.b_shape)
-    drawn = on_grid(headroom, draw, a.reshape(headroom.a_shape), b, 0.58 * highest, highest, only_b=True)
-    if headroom.target or headroom.quantised or not headroom.b.is_float:
+    dtype, budget = headroom.b.dtype, headroom.budget
+    bits = min(dtype.precision, budget.bit_length() - 1)
+    highest = 2**bits - 1 if dtype.is_float else int(min(dtype.max_finite, budget))
+    b = magnitudes(headroom.draw("b"), dtype, 1, highest, headroom.real)(headroom.b.shape)
+    drawn = on_grid(headroom, a.reshape(headroom.a.shape), b, 0.58 * highest, highest, only_b=True)
+    if headroom.target or headroom.quantised or not dtype.is_float:
         return drawn
     # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
     e = min(-math.ceil(math.log2(highest)), headroom.exponent(0.58 * highest, highest))
-    level = 0.58 * highest * 2.0**e
-    return dataclasses.replace(
-        drawn, b=scaled_lines(b, e), quantum=2.0**e, base_quantum=2.0**e, level=level, units=(1.0, 2.0**e)
-    )
+    drawn.b, drawn.level = scaled_lines(b, e), 0.58 * highest * 2.0**e
+    drawn.quantum, drawn.base_quantum, drawn.units = 2.0**e, 2.0**e, (1.0, 2.0**e)
+    return drawn
+
+
+def _exact_results(headroom: Headroom) -> float:
+    """What a product may be so that it is exact in every dtype that the value goes through, after an addition too."""
+    return _integer_span(headroom.problem) * (0.875 if headroom.adds else 1.0)
 
 
 def _integer_span(problem: Problem) -> float:
@@ -56,15 +47,13 @@ def digit_plan(problem: Problem) -> tuple[int, int]:
     """Digits d of a column in ``k-cover`` and the number of blocks of d k's that a column carries."""
     headroom = headroom_of(problem)
     n, k = max(problem.shape.n, 1), max(problem.shape.k, 1)
-    exact = min(_integer_span(problem) * (0.875 if headroom.adds else 1.0), headroom.room)
-    highest = headroom.b.max_finite
+    exact = min(_exact_results(headroom), headroom.room)
     for digits in range(8, 1, -1):
-        blocks = -(-k // digits)
-        overlap = -(-blocks // n)
-        total = (4**digits - 1) // 3
+        overlap = -(-k // (digits * n))
+        total, highest = (4**digits - 1) // 3, 4 ** (digits - 1)
         # The largest result of a kernel that doubles a k must still be exact, or the k could not be named.
-        fits = min(overlap, 2) * total + 4 ** (digits - 1) <= exact and 4 ** (digits - 1) <= highest
-        if fits and overlap * total <= budget_of(headroom):
+        fits = min(overlap, 2) * total + highest <= exact and highest <= headroom.b.dtype.max_finite
+        if fits and overlap * total <= headroom.budget:
             return digits, overlap
     return 1, -(-k // n)
 
@@ -74,38 +63,32 @@ def k_cover_digits(problem: Problem) -> int:
     return digit_plan(problem)[0]
 
 
-def _block_sign(turn: int) -> int:
-    """Sign of a column's ``turn``-th block: + + - + - + ..., so that sums stay at one or two blocks' worth."""
-    return -1 if turn >= 2 and turn % 2 == 0 else 1
+def _block_sign(index: int) -> int:
+    """Sign of a column's block of this index: + + - + - + ..., so that sums stay at one or two blocks' worth."""
+    return -1 if index >= 2 and index % 2 == 0 else 1
 
 
-def k_cover(headroom: Headroom, _draw: Draw) -> Drawn:
+def k_cover(headroom: Headroom) -> Drawn:
     """A is 1; column j of B carries 4^0, 4^1 ... at the k of block j, and of block j + N, j + 2N ... if N is small."""
     digits, overlap = digit_plan(headroom.problem)
-    real, k, n = real_of(headroom), headroom.k, max(headroom.b_shape[1], 1)
+    k, lines = headroom.k, headroom.b.shape[1]
     at = np.arange(k)
-    block = at // digits
-    sign = np.array([_block_sign(turn) for turn in range(overlap)], dtype=real)[block // n]
-    b = np.zeros(headroom.b_shape, dtype=real)
+    block, n = at // digits, max(lines, 1)
+    sign = np.array([_block_sign(index) for index in range(overlap)], dtype=headroom.real)[block // n]
     # The weight of k, in every column whose blocks include that of k; columns past the last block start over.
-    blocks = -(-k // digits)
-    column = np.arange(headroom.b_shape[1])[:, None]
-    mine = (column % blocks == block) if overlap == 1 else (column == block % n)
+    column = np.arange(lines)[:, None]
+    mine = (column % -(-k // digits) == block) if overlap == 1 else (column == block % n)
+    a, b = (np.ones(side.shape, dtype=headroom.real) for side in (headroom.a, headroom.b))
     np.multiply(4.0 ** (at % digits), mine, out=b[...], casting="unsafe")
-    a = np.ones(headroom.a_shape, dtype=real)
     # The sign depends on k alone: it can sit on either side, on one that has signs.
-    if headroom.a.name == "u8":
+    if headroom.a.dtype.name == "u8":
         b *= sign
     else:
         a *= sign
     total = (4**digits - 1) // 3
     # A digit must stay a digit.
-    scale_a, scale = neutral_scales(headroom)
     spare = min(headroom.limit - overlap * total, _integer_span(headroom.problem) / 8)
-    return Drawn(
-        a, b, float(total), 1.0, spare, scale,
-        positive=True, scale_a=scale_a, units=(1.0, 1.0), magnitude_bound=float(overlap * total),
-    )  # fmt: skip
+    return as_is(headroom, a, b, float(total), spare, float(overlap * total))
 
 
 def decode_k(problem: Problem, column_j: int, expected: float, actual: float) -> list[tuple[int, str]]:
@@ -138,12 +121,12 @@ def decode_k(problem: Problem, column_j: int, expected: float, actual: float) ->
         rest = (rest - value) // 4
         if value == 0:
             continue
-        for turn in range(overlap):
-            block = column_j % blocks if overlap == 1 else column_j + turn * n
+        for index in range(overlap):
+            block = column_j % blocks if overlap == 1 else column_j + index * n
             at = block * digits + digit
             if at >= k:
                 continue
-            word = {-1: "dropped", 1: "doubled", 2: "tripled"}.get(value * _block_sign(turn))
+            word = {-1: "dropped", 1: "doubled", 2: "tripled"}.get(value * _block_sign(index))
             if word is not None:
                 found.append((at, word if overlap == 1 else f"maybe {word}"))
     return sorted(found) if rest == 0 else []
@@ -161,39 +144,28 @@ def tile_map_period(problem: Problem) -> tuple[int, int]:
     tile's edge, a power of two, is never a multiple of the period.
     """
     headroom = headroom_of(problem)
-    most = int(min(_integer_span(problem) * (0.875 if headroom.adds else 1.0), headroom.limit // 2, headroom.room))
+    a, b, rows = headroom.a.dtype, headroom.b.dtype, headroom.a.shape[1]
+    most = int(min(_exact_results(headroom), headroom.limit // 2, headroom.room))
     # In terms of N alone, as B must not depend on M.  B holds J and j, A holds i.
-    j_most = min(
-        int(headroom.b.max_finite), math.isqrt(most) + 1, 2**headroom.b.precision if headroom.b.is_float else most
-    )
+    j_most = min(int(b.max_finite), math.isqrt(most) + 1, 2**b.precision if b.is_float else most)
     j = problem.shape.n if problem.shape.n <= j_most else _prime_at_most(j_most)
-    i_most = min(
-        int(headroom.a.max_finite) - max(headroom.zero, 0),
-        most // max(j, 1),
-        2**headroom.a.precision if headroom.a.is_float else most,
-    )
-    rows = headroom.a_shape[1]
+    i_most = min(int(a.max_finite) - max(headroom.zero, 0), most // max(j, 1), 2**a.precision if a.is_float else most)
     i = rows if rows <= i_most else _prime_at_most(i_most)
     return max(i, 1), max(j, 1)
 
 
-def tile_map(headroom: Headroom, draw: Draw) -> Drawn:
+def tile_map(headroom: Headroom) -> Drawn:
     """C[i, j] = (i mod I) * J + (j mod J) + 1, through the first and the last k; A is zero at the others."""
     i_period, j_period = tile_map_period(headroom.problem)
-    real = real_of(headroom)
-    a = np.zeros(headroom.a_shape, dtype=real)
-    a[..., 0] = np.arange(headroom.a_shape[1]) % i_period
+    a = np.zeros(headroom.a.shape, dtype=headroom.real)
+    a[..., 0] = np.arange(headroom.a.shape[1]) % i_period
     a[..., -1] = 1.0
-    b = magnitudes(draw("b"), headroom.b, 1, 1, real)(headroom.b_shape)
+    b = magnitudes(headroom.draw("b"), headroom.b.dtype, 1, 1, headroom.real)(headroom.b.shape)
     b[..., 0] = j_period
-    b[..., -1] = np.arange(headroom.b_shape[1]) % j_period + 1
-    scale_a, scale = neutral_scales(headroom)
+    b[..., -1] = np.arange(headroom.b.shape[1]) % j_period + 1
     # The bias takes what tile_map_period leaves of the output's integers; level and spare know nothing of M.
     spare = min(headroom.limit / 2, _integer_span(headroom.problem) / 8)
-    return Drawn(
-        a, b, 128.0, 1.0, spare, scale,
-        positive=True, scale_a=scale_a, units=(1.0, 1.0), magnitude_bound=float(i_period * j_period),
-    )  # fmt: skip
+    return as_is(headroom, a, b, 128.0, spare, float(i_period * j_period))
 
 
 def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_gemm.operands.decoders import digit_plan, k_cover, one_hot, tile_map
-from pytest_gemm.operands.integers import Build, int_1, int_2, is_large
-from pytest_gemm.operands.magnitudes import budget_of, headroom_of, narrowest, saturating_steps
+from pytest_gemm.operands.integers import int_1, int_2, is_large
+from pytest_gemm.operands.magnitudes import Drawn, Headroom, headroom_of, narrowest, saturating_steps
 from pytest_gemm.operands.reals import rand, rand_large, rand_positive, rand_small, rand_wide
 from pytest_gemm.operands.specials import specials
 from pytest_gemm.outcome import Unsupported
@@ -21,40 +21,33 @@ from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 
-# -- the catalogue ------------------------------------------------------------------------------------
-
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
     """A way to choose values.
 
     Attributes:
-        name: what a case and the command line call it.
         help: one sentence: what it holds and what it finds.
+        build: draws the values of a problem.
+        applies: whether it can be made for a problem and would tell anything.
         exact: whether products lie on a grid (:attr:`Operands.quantum` > 0).
         zero_mean: whether entries are independent with zero mean, where the result is finite.
-        applies: whether it can be made for a problem and would tell anything.
     """
 
-    name: str
     help: str
-    exact: bool
-    zero_mean: bool
+    build: Callable[[Headroom], Drawn] = dataclasses.field(repr=False)
     applies: Callable[[Problem], bool]
-    _build: Build = dataclasses.field(repr=False)
+    exact: bool = False
+    zero_mean: bool = False
 
 
 def _has_float(p: Problem) -> bool:
     return p.dtypes.a.is_float or p.dtypes.b.is_float
 
 
-def _always(_: Problem) -> bool:
-    return True
-
-
 def _sums_fit(p: Problem, terms: int) -> bool:
     """Whether partial sums of ``terms`` ones are exact where a half type may have to hold them."""
-    return not p.has("math.half_partials") or terms <= budget_of(headroom_of(p))
+    return not p.has("math.half_partials") or terms <= headroom_of(p).budget
 
 
 def _gated_by_a(p: Problem) -> bool:
@@ -62,9 +55,9 @@ def _gated_by_a(p: Problem) -> bool:
     return p.has("r0.alias") and next(s.name for s in p.passes if s.kind is StepKind.BINARY) == "mul"
 
 
-def _requantised(p: Problem) -> bool:
-    """The result has 8 bits of its own scale: no integer comes through as it is."""
-    return p.step("requant") is not None
+def _keeps_integers(p: Problem) -> bool:
+    """Integers come through as they are: not from a saturating step, nor with 8 bits of a scale of their own."""
+    return not (p.b_is_a or saturating_steps(p) or p.step("requant") is not None)
 
 
 def _only_floats(p: Problem) -> bool:
@@ -72,119 +65,69 @@ def _only_floats(p: Problem) -> bool:
     return _has_float(p) and all(d.is_float and d.bits > 8 for d in narrowest(p))
 
 
+def _varies_if_positive(p: Problem) -> bool:
+    """A saturating step would see one value: a sum of positive numbers hardly varies.
+
+    Of fp8 in the bits of a tensor core a long one says nothing: the hard bound grows with K, and it drifts, so no other
+    holds.
+    """
+    drifts = p.has("math.fast_accumulate") and p.shape.k > 4096
+    return (_has_float(p) or _long_integers(p)) and not saturating_steps(p) and not drifts
+
+
+def _may_be_large(p: Problem) -> bool:
+    """Partial sums that may be stored in f16 may overflow there."""
+    half_partials = p.has("math.half_partials") and p.dtypes.out.name == "f16"
+    return _only_floats(p) and not saturating_steps(p) and not half_partials
+
+
 # In the order of how much one of them tells alone.
-DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType(
-    {
-        f.name: f
-        for f in (
-            Distribution(
-                "int-2",
-                "wide against narrow integers, exact sums: indexing, reduced precision, split-K partials, bad stores",
-                True,
-                False,
-                _always,
-                int_2,
-            ),
-            Distribution(
-                "rand",
-                "uniform in [-1, 1] with full significands (integers: full range): the everyday case",
-                False,
-                True,
-                _always,
-                rand,
-            ),
-            Distribution(
-                "k-cover",
-                "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
-                True,
-                False,
-                lambda p: (
-                    p.shape.k >= 1
-                    and not (p.b_is_a or saturating_steps(p) or _requantised(p))
-                    and _sums_fit(p, digit_plan(p)[1])
-                ),
-                k_cover,
-            ),
-            Distribution(
-                "specials",
-                "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
-                False,
-                True,  # where the result is finite
-                lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2,
-                specials,
-            ),
-            Distribution(
-                "tile-map",
-                "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
-                True,
-                False,
-                lambda p: (
-                    p.shape.k >= 2 and not (p.b_is_a or saturating_steps(p) or _requantised(p)) and not _gated_by_a(p)
-                ),
-                tile_map,
-            ),
-            Distribution(
-                "int-1",
-                "-1, 0 and 1, exact at any K: indexing, masks, strides",
-                True,
-                False,
-                lambda p: _sums_fit(p, p.shape.k),
-                int_1,
-            ),
-            Distribution(
-                "one-hot",
-                "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
-                True,
-                False,
-                lambda p: p.shape.k >= 1 and not p.b_is_a and not _gated_by_a(p),
-                one_hot,
-            ),
-            Distribution(
-                "rand-positive",
-                "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",
-                False,
-                False,
-                # A saturating step would see one value: a sum of positive numbers hardly varies.  Of fp8 in the bits of
-                # a tensor core a long one says nothing: the hard bound grows with K, and it drifts, so no other holds.
-                lambda p: (
-                    (_has_float(p) or _long_integers(p))
-                    and not saturating_steps(p)
-                    and not (p.has("math.fast_accumulate") and p.shape.k > 4096)
-                ),
-                rand_positive,
-            ),
-            Distribution(
-                "rand-wide",
-                "magnitudes log-uniform over many binades: absolute tolerances and fixed-point tricks fail",
-                False,
-                True,
-                _has_float,
-                rand_wide,
-            ),
-            Distribution(
-                "rand-large",
-                "magnitudes near the upper end: overflow in a narrower intermediate",
-                False,
-                True,
-                # Partial sums that may be stored in f16 may overflow there.
-                lambda p: (
-                    _only_floats(p)
-                    and not saturating_steps(p)
-                    and not (p.has("math.half_partials") and p.dtypes.out.name == "f16")
-                ),
-                rand_large,
-            ),
-            Distribution(
-                "rand-small",
-                "magnitudes near the lower end: underflow in a narrower intermediate",
-                False,
-                True,
-                lambda p: _only_floats(p) and not saturating_steps(p) and not _gated_by_a(p),
-                rand_small,
-            ),
-        )
-    }
-)
+DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
+    "int-2": Distribution(
+        "wide against narrow integers, exact sums: indexing, reduced precision, split-K partials, bad stores",
+        int_2, lambda _: True, exact=True,
+    ),
+    "rand": Distribution(
+        "uniform in [-1, 1] with full significands (integers: full range): the everyday case",
+        rand, lambda _: True, zero_mean=True,
+    ),
+    "k-cover": Distribution(
+        "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
+        k_cover, lambda p: p.shape.k >= 1 and _keeps_integers(p) and _sums_fit(p, digit_plan(p)[1]), exact=True,
+    ),
+    "specials": Distribution(
+        "rand with NaN, infinities, -0.0 and a subnormal in single rows and columns, and huge against tiny",
+        specials, lambda p: _only_floats(p) and p.shape.k >= 1 and p.shape.m * p.shape.n >= 2, zero_mean=True,
+    ),
+    "tile-map": Distribution(
+        "C[i, j] encodes i and j, exact: tells where a misplaced element came from",
+        tile_map, lambda p: p.shape.k >= 2 and _keeps_integers(p) and not _gated_by_a(p), exact=True,
+    ),
+    "int-1": Distribution(
+        "-1, 0 and 1, exact at any K: indexing, masks, strides",
+        int_1, lambda p: _sums_fit(p, p.shape.k), exact=True,
+    ),
+    "one-hot": Distribution(
+        "one 1 in each row of A and full significands in B: rows of B come out bit for bit",
+        one_hot, lambda p: p.shape.k >= 1 and not p.b_is_a and not _gated_by_a(p), exact=True,
+    ),
+    "rand-positive": Distribution(
+        "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",
+        rand_positive, _varies_if_positive,
+    ),
+    "rand-wide": Distribution(
+        "magnitudes log-uniform over many binades: absolute tolerances and fixed-point tricks fail",
+        rand_wide, _has_float, zero_mean=True,
+    ),
+    "rand-large": Distribution(
+        "magnitudes near the upper end: overflow in a narrower intermediate",
+        rand_large, _may_be_large, zero_mean=True,
+    ),
+    "rand-small": Distribution(
+        "magnitudes near the lower end: underflow in a narrower intermediate",
+        rand_small, lambda p: _only_floats(p) and not saturating_steps(p) and not _gated_by_a(p), zero_mean=True,
+    ),
+})  # fmt: skip
 
 
 def distributions_for(problem: Problem) -> tuple[str, ...]:
@@ -194,13 +137,17 @@ def distributions_for(problem: Problem) -> tuple[str, ...]:
     except Unsupported:
         return ()
     found = [name for name, distribution in DISTRIBUTIONS.items() if distribution.applies(problem)]
-    if (_must_promote(problem) or _long_integers(problem)) and "rand-positive" in found:
-        found.remove("rand-positive")
-        found.insert(found.index("rand") + 1, "rand-positive")
-    if is_large(problem) and problem.dtypes.out.precision < DTYPES["f32"].precision and "int-1" in found:
+
+    def move(name: str, place: int) -> None:
+        if name in found:
+            found.remove(name)
+            found.insert(place, name)
+
+    if _must_promote(problem) or _long_integers(problem):
+        move("rand-positive", found.index("rand") + 1)
+    if is_large(problem) and problem.dtypes.out.precision < DTYPES["f32"].precision:
         # The one whose sums a half type holds: each element of such a result can be checked.
-        found.remove("int-1")
-        found.insert(0, "int-1")
+        move("int-1", 0)
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ import contextlib
 import ctypes
 import dataclasses
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Final, Literal
 
@@ -67,18 +67,16 @@ def moved(tensor: torch.Tensor, name: str) -> torch.Tensor:
     pages = _ACTIVE.get()
     if pages is None or not pages.wants(name) or tensor.device.type != "cpu" or tensor.is_mkldnn:
         return tensor
-    extent = _extent(tensor)
-    flat = _at_page(extent, tensor.dtype, pages.side, _ALIGNMENT)
-    if extent:
-        flat.copy_(tensor.as_strided((extent,), (1,), tensor.storage_offset()))
+    flat = _copied(tensor, pages.side, _ALIGNMENT)
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last of a view."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+def _copied(view: torch.Tensor, side: Side, alignment: int) -> torch.Tensor:
+    """The memory from the first to the last element of a view, at a page."""
+    spans = ((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
+    extent = 1 + sum(spans) if view.numel() else 0
+    flat = _at_page(extent, view.dtype, side, alignment)
+    return flat.copy_(view.as_strided((extent,), (1,), view.storage_offset())) if extent else flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,35 +97,11 @@ class GuardPages:
 
     def place(self, given: Operands) -> Operands:
         """The operands with the same values and strides at pages; no memory of theirs lies outside of the views."""
-        buffers, new = [], {}
-        for old in given.buffers:
-            buffer = self._placed(old) if self.wants(old.name) else old
-            buffers.append(buffer)
-            new[old.storage.untyped_storage().data_ptr()] = old, buffer
-
-        def again(t: torch.Tensor | None) -> torch.Tensor | None:
-            if t is None or not t.numel():
-                return t
-            old, buffer = new[t.untyped_storage().data_ptr()]
-            shift = old.view.storage_offset() - buffer.view.storage_offset()
-            return buffer.storage.as_strided(t.shape, t.stride(), t.storage_offset() - shift)
-
-        fields: dict[str, Any] = {
-            name: again(getattr(given, name))
-            for name in ("a", "b", "bias", "scale_b", "scale_a", "zero_a", "zero_b", "affine", "offs")
-        }
-        # A looked-up residual is no operand: its table and its index are.
-        residuals = tuple(r if i in given.lookups else again(r) for i, r in enumerate(given.residuals))
-        lookups = {i: (again(table), again(rows)) for i, (table, rows) in given.lookups.items()}
-        fields |= {"residuals": residuals, "lookups": lookups, "buffers": tuple(buffers)}
-        return dataclasses.replace(given, **fields)
+        return given.moved(lambda old: self._placed(old) if self.wants(old.name) else old)
 
     def _placed(self, old: Guarded) -> Guarded:
-        extent = _extent(old.view)
-        flat = _at_page(extent, old.view.dtype, self.side, 1)
-        if extent:
-            flat.copy_(old.view.as_strided((extent,), (1,), old.view.storage_offset()))
-        return Guarded(old.name, flat, flat.as_strided(old.view.shape, old.view.stride(), 0), old.fill)
+        flat = _copied(old.view, self.side, 1)
+        return Guarded(old.name, flat, flat.as_strided(old.view.shape, old.view.stride(), 0))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -145,19 +119,14 @@ def products() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if pages is None or not pages.wants("out") else _Results()
 
 
-def _writing() -> Mapping[object, Callable[..., torch.Tensor]]:
-    """ATen's products with the overload that writes to a given tensor."""
-    aten: Any = torch.ops.aten
-    ops = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm, aten._scaled_mm)
-    return {op.default: op.out for op in ops}
-
-
 class _Results(TorchDispatchMode):
     """Has ATen's products write their results at pages: each is computed a second time, into such memory."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self._writing = _writing()
+        aten: Any = torch.ops.aten
+        products = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm, aten._scaled_mm)
+        self._writing = {product.default: product.out for product in products}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

@@ -11,6 +11,7 @@ exact).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -26,65 +27,127 @@ from pytest_gemm.problem.steps import Step, StepKind
 # Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
 _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
+# What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
+_INT4_GROWTH: Final = 16
+# The smallest scale of an exact distribution, and the root mean square of its scales.
+_SCALE_STEP: Final = 0.125
+_SCALE_RMS: Final = 0.576
+
+# Fractional bits to which Hopper's tensor cores align the products of fp8 and the sum (see tensor_core.py): what a sum
+# of integers may reach without losing any.
+_FP8_BITS: Final = 13
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A or B as a stack of lines along K: the rows of A, or the columns of B.
+
+    Attributes:
+        name: ``a`` or ``b``.
+        dtype: element type whose numbers the product multiplies: under ``tf32`` and autocast narrower than the stored.
+        shape: ``(matrices, lines, K)``.
+        whole: every line is drawn, however many there are.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, int, int]
+    whole: bool = False
+
+    @property
+    def drawn(self) -> tuple[int, int, int]:
+        """How many lines a distribution draws whose lines are alike, in the shape of :attr:`shape`."""
+        return self.shape if self.whole else drawn_stack(self.shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class Headroom:
-    """The facts of a problem that decide magnitudes.  None of them depends on M.
+    """The facts of a problem that decide magnitudes, and the random streams of its operands.
+
+    No magnitude depends on M.
 
     Attributes:
-        k: number of products in a sum.
-        a, b: element types whose numbers the product multiplies: under ``tf32`` and autocast narrower than the stored.
-        a_shape, b_shape: ``(matrices, lines, K)``: a line is a row of A or a column of B.
+        a, b: the two sides of the product.
         limit: how many quanta a sum of magnitudes may reach: 2^24, 2^53 or 2^31 for f64 and integers, 2^p of a half
             type in which partial sums may be stored.
         room: largest magnitude of the product that nothing behind it overflows.
         adds: number of steps that add an operand.
         target: wanted magnitude of the product, 0 where the epilogue treats all alike.
-        b_is_a: B is A transposed.
-        scaled: B has scales for each column.
-        whole: every line is drawn, however many there are.
-        int8: A and B are 8-bit integers whose product is scaled.
         zero: A's zero point: what the product subtracts of each element that is stored.
-        quantised: ``tensorwise`` or ``rowwise`` where A and B are fp8 with scales of their own: the scales carry every
-            power of two, and fp8 only small integers or fractions.  "" elsewhere.
+        draw: the stream of random bits with a name.
     """
 
     problem: Problem
-    k: int
-    a: DType
-    b: DType
-    a_shape: tuple[int, int, int]
-    b_shape: tuple[int, int, int]
+    a: Side
+    b: Side
     limit: int
     room: float
     adds: int
     target: float
-    b_is_a: bool
-    scaled: bool
-    quantised: str = ""
-    whole: bool = False
-    int8: bool = False
-    zero: int = 0
+    zero: int
+    draw: Callable[[str], Stream]
 
     @property
-    def a_drawn(self) -> tuple[int, int, int]:
-        """How many lines of A a distribution draws whose lines are alike, in the shape of :attr:`a_shape`."""
-        return self.a_shape if self.whole else drawn_stack(self.a_shape)
+    def k(self) -> int:
+        """Number of products in a sum."""
+        return self.problem.shape.k
 
     @property
-    def b_drawn(self) -> tuple[int, int, int]:
-        """The same of B."""
-        return self.b_shape if self.whole else drawn_stack(self.b_shape)
+    def b_is_a(self) -> bool:
+        """B is A, as it is or transposed."""
+        return self.problem.b_is_a
+
+    @property
+    def scaled(self) -> bool:
+        """B has scales for each column."""
+        return self.problem.op.weight_scales
+
+    @property
+    def int8(self) -> bool:
+        """A and B are 8-bit integers whose product is scaled."""
+        return self.problem.op.int8
+
+    @functools.cached_property
+    def quantised(self) -> str:
+        """``tensorwise`` or ``rowwise`` where A and B are fp8 with scales of their own; "" elsewhere.
+
+        The scales carry every power of two, and fp8 only small integers or fractions.
+        """
+        op = self.problem.op
+        return next((s.name for s in self.problem.epilogue if op.rounds_once and s.name in op.scales), "")
 
     @property
     def wide(self) -> bool:
         """Whether float32 cannot hold the operands."""
-        return "f64" in (self.a.name, self.b.name)
+        return "f64" in (self.a.dtype.name, self.b.dtype.name)
+
+    @property
+    def real(self) -> type[np.floating[Any]]:
+        """The type of number that lines are drawn in."""
+        return np.float64 if self.wide else np.float32
 
     @property
     def all_integer(self) -> bool:
         """Neither side can be scaled by a power of two."""
-        return not (self.a.is_float or self.b.is_float)
+        return not (self.a.dtype.is_float or self.b.dtype.is_float)
+
+    @property
+    def budget(self) -> int:
+        """Quanta that products may use up: a share is left for the bias, and three bits for the scales."""
+        if self.quantised:
+            return 2**_FP8_BITS  # scales and bias come after the sum, and in f32
+        limit = self.limit * 3 // 4 if self.adds else self.limit
+        if self.scaled and not self.int8:  # the sums of integers are exact before they are scaled
+            limit = int(limit * _SCALE_STEP)
+        if self.b.dtype.name == "i4":
+            limit //= _INT4_GROWTH
+        if self.all_integer:
+            limit = min(limit, int(self.room / (2.0 if self.adds else 1.0)))
+        return max(limit, 1)
+
+    def both(self, lines: Callable[[Side], Array]) -> tuple[Array, Array | None]:
+        """The lines of A and those of B, ``None`` where B is A."""
+        return lines(self.a), None if self.b_is_a else lines(self.b)
 
     def exponent(self, rms: float, bound: float) -> int:
         """Exponent e of the power of two to scale A @ B by.
@@ -104,9 +167,9 @@ class Headroom:
 
     def split(self, e: int) -> tuple[int, int]:
         """Exponents for A and for B that make up ``e``; an integer side takes none."""
-        if not self.b.is_float:
+        if not self.b.dtype.is_float:
             return e, 0
-        if not self.a.is_float:
+        if not self.a.dtype.is_float:
             return 0, e
         return e - e // 2, e // 2
 
@@ -121,13 +184,13 @@ def saturating_steps(problem: Problem) -> list[Step]:
     return [s for s in problem.epilogue if s.spec.saturates]
 
 
-def headroom_of(problem: Problem) -> Headroom:
-    """The magnitudes of ``problem``.
+def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Headroom:
+    """The magnitudes of ``problem``, with its streams where values are drawn.
 
     Raises:
         Unsupported: when its operands cannot be built.
     """
-    op = problem.op
+    op, shape, out = problem.op, problem.shape, problem.dtypes.out
     chain = narrowest(problem)
     for dtype in chain[1:]:
         if not dtype.is_float and dtype.name != "i32":
@@ -143,82 +206,87 @@ def headroom_of(problem: Problem) -> Headroom:
     room = DTYPES["f32"].max_finite if op.int8 else min(d.max_finite for d in chain)
     if problem.step("exp") is not None:
         room = math.log(room)
-    target = 0.0
-    for step in saturating_steps(problem):
-        # The bounds of a clamp; 1 if both are 0.
-        wanted = (max(map(abs, step.numbers)) or 1.0) if step.numbers else step.spec.target
-        target = min(target or wanted, wanted)
-    if problem.step("exp") is not None and not op.int8 and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
-        raise Unsupported("exp-of-integers", "exp of an integer product overflows, and integers cannot be scaled down")
-    shape = problem.shape
+        if not op.int8 and not (problem.dtypes.a.is_float or problem.dtypes.b.is_float):
+            text = "exp of an integer product overflows, and integers cannot be scaled down"
+            raise Unsupported("exp-of-integers", text)
+    # The bounds of a clamp; 1 if both are 0.
+    targets = [(max(map(abs, s.numbers)) or 1.0) if s.numbers else s.spec.target for s in saturating_steps(problem)]
+    a, b, zero = _multiplied(problem)
     batch = 1 if shape.batch is None else shape.batch
-    matrices_b = 1 if op.weight or problem.has("b.broadcast") else batch
     # All groups of a grouped product lie in one matrix.
-    matrices_a, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
-    matrices_a = 1 if op.several else matrices_a
-    a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
-    zero = 0
-    if op.zero_points:
-        if problem.has("a.7bit"):
-            a = dataclasses.replace(a, max_finite=127.0)
-        static = problem.step("static")
-        zero = int(static.numbers[1]) if static else _DYNAMIC_ZERO["half" if problem.has("a.7bit") else a.name]
-    if problem.has("math.tf32"):
-        a, b = (TF32 if d.name == "f32" else d for d in (a, b))
-    out = problem.dtypes.out
+    matrices, rows = (1, batch * shape.m) if problem.grouped else (batch, shape.m)
+    one_a, one_b = op.several or problem.has("a.broadcast"), op.weight or problem.has("b.broadcast")
+    limit = {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24)
     return Headroom(
         problem,
-        shape.k,
-        a,
-        b,
-        (1 if problem.has("a.broadcast") else matrices_a, rows, shape.k),
-        (matrices_b, shape.n, shape.k),
-        2**out.precision
-        if problem.has("math.half_partials")
-        else {"f64": 2**53, "i32": 2**31 - 1}.get(out.name, 2**24),
+        Side("a", a, (1 if one_a else matrices, rows, shape.k)),
+        Side("b", b, (1 if one_b else batch, shape.n, shape.k)),
+        2**out.precision if problem.has("math.half_partials") else limit,
         room / growth,
         sum(s.kind is StepKind.BIAS or s.name in {"add", "sub"} for s in problem.epilogue),
-        target / growth,
-        problem.b_is_a,
-        op.weight_scales,
-        next((s.name for s in problem.epilogue if op.rounds_once and s.name in op.scales), ""),
-        int8=op.int8,
-        zero=zero,
+        min(targets, default=0.0) / growth,
+        zero,
+        draw,
     )
 
 
+def _multiplied(problem: Problem) -> tuple[DType, DType, int]:
+    """The element types whose numbers the product multiplies, and A's zero point."""
+    a, b = ((problem.input_dtype,) * 2) if problem.autocast else (problem.dtypes.a, problem.dtypes.b)
+    zero = 0
+    if problem.op.zero_points:
+        static, seven_bits = problem.step("static"), problem.has("a.7bit")
+        zero = int(static.numbers[1]) if static else _DYNAMIC_ZERO["half" if seven_bits else a.name]
+        if seven_bits:
+            a = dataclasses.replace(a, max_finite=127.0)
+    if problem.has("math.tf32"):
+        a, b = (TF32 if d.name == "f32" else d for d in (a, b))
+    return a, b, zero
+
+
+@dataclasses.dataclass(kw_only=True)
+class Grid:
+    """On which grid products lie, where sums of them are exact.
+
+    Attributes:
+        quantum: > 0: every product ``a * b`` (times its scale) and every bias element is an integer multiple
+            of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
+            holds for p = 24 (53 for f64, 31 for integers).  0.0: no grid.
+        base_quantum: the same for the products before any scale; it is the quantum where there are no scales.
+        units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is no grid.
+        magnitude_bound: what no sum of magnitudes ``sum |a||b|`` (times its scale) exceeds, in quanta;
+            infinite without a grid.
+    """
+
+    quantum: float = 0.0
+    base_quantum: float = 0.0
+    units: tuple[float, float] = (0.0, 0.0)
+    magnitude_bound: float = math.inf
+
+
 @dataclasses.dataclass
-class Drawn:
+class Drawn(Grid):
     """What a distribution decided.
 
     Attributes:
         a, b: lines of A and B, float32 or float64, exactly representable after rounding to their dtype;
             ``b`` is ``None`` where B is A.
         level: typical magnitude of the product, scales included.
-        quantum: grid of products and bias, 0.0 for none.
         spare: what the bias may reach, in quanta (exact distributions).
-        scale: scales of B's columns, or of B as a whole.
-        positive: bias and residuals keep to positive values.
         scale_a: scales of A's rows, or of A as a whole.
-        base_quantum: grid of the products before any scale; 0.0 where it is the quantum.
-        units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is none.
-        magnitude_bound: what no sum of magnitudes of products exceeds, in quanta (exact distributions).
+        scale_b: scales of B's columns, or of B as a whole.
+        quantisation: scales and zeros of the groups of a 4-bit weight.
+        positive: bias and residuals keep to positive values.
     """
 
     a: Array
     b: Array | None
     level: float
-    quantum: float = 0.0
     spare: float = 0.0
-    scale: Array | None = None
-    positive: bool = False
     scale_a: Array | None = None
-    base_quantum: float = 0.0
-    units: tuple[float, float] = (0.0, 0.0)
-    magnitude_bound: float = math.inf
-
-
-Draw = Callable[[str], Stream]
+    scale_b: Array | None = None
+    quantisation: Array | None = None
+    positive: bool = False
 
 
 def scaled_lines(lines: Array, e: int) -> Array:
@@ -226,36 +294,20 @@ def scaled_lines(lines: Array, e: int) -> Array:
     return lines if e == 0 else np.asarray(lines * lines.dtype.type(2.0**e))
 
 
-def _exact_scale(headroom: Headroom, draw: Draw) -> Array | None:
-    """Scales 1, 1/2, 1/4, 1/8 for the columns of B: exact, and a neighbour's differs more often than not."""
-    if not headroom.scaled:
-        return None
-    return draw("scale").look_up((headroom.b_shape[1],), np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
-
-
-# What zero points of up to 8 make of a code of 4 bits at most: 1 becomes 9, in a power of two.
-_INT4_GROWTH: Final = 16
-# The smallest scale of _exact_scale, and its root mean square.
-_SCALE_STEP: Final = 0.125
-_SCALE_RMS: Final = 0.576
-
-# Fractional bits to which Hopper's tensor cores align the products of fp8 and the sum (see tensor_core.py): what a sum
-# of integers may reach without losing any.
-_FP8_BITS: Final = 13
-
-
-def scale_pair(headroom: Headroom, draw: Draw, rows: Callable[[Stream, tuple[int, ...]], Array]) -> tuple[Array, Array]:
+def scale_pair(headroom: Headroom, draw: Callable[[Stream, tuple[int, ...]], Array], e: int) -> tuple[Array, Array]:
     """Scales of A and of B in the shapes that ``torch._scaled_mm`` takes: (M, 1) and (1, N), or two scalars.
 
     Args:
         headroom: of a quantised problem.
-        draw: its streams.
-        rows: draws scales of the given shape.
+        draw: draws scales of the given shape.
+        e: exponent of the power of two that both scales together are multiplied by.
     """
     if headroom.quantised == "tensorwise":
-        pair = rows(draw("scale-both"), (2,))  # the same for every M
-        return np.asarray(pair[0]), np.asarray(pair[1])
-    return rows(draw("scale-a"), (headroom.a_shape[1], 1)), rows(draw("scale"), (1, headroom.b_shape[1]))
+        a, b = map(np.asarray, draw(headroom.draw("scale-both"), (2,)))  # the same for every M
+    else:
+        a = draw(headroom.draw("scale-a"), (headroom.a.shape[1], 1))
+        b = draw(headroom.draw("scale"), (1, headroom.b.shape[1]))
+    return scaled_lines(a, e - e // 2), scaled_lines(b, e // 2)
 
 
 def powers_of_two(stream: Stream, shape: tuple[int, ...]) -> Array:
@@ -264,76 +316,47 @@ def powers_of_two(stream: Stream, shape: tuple[int, ...]) -> Array:
     return stream.look_up(shape, np.array(values, dtype=np.float32), 8)
 
 
-def neutral_scales(headroom: Headroom) -> tuple[Array | None, Array | None]:
-    """Scales of A and B whose product is 1, for distributions that encode something in the digits of a sum."""
-    if headroom.quantised == "tensorwise":
-        return np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
-    ones = np.ones(headroom.b_shape[1], dtype=np.float32) if headroom.scaled or headroom.quantised else None
-    if not headroom.quantised or ones is None:
-        return None, ones
-    return np.ones((headroom.a_shape[1], 1), dtype=np.float32), ones.reshape(1, -1)
+def on_grid(headroom: Headroom, a: Array, b: Array | None, rms: float, bound: float, *, only_b: bool = False) -> Drawn:
+    """Integer lines, scaled by a power of two into the room there is: fp8 by its scales, other types themselves.
 
-
-def budget_of(headroom: Headroom) -> int:
-    """Quanta that products may use up: a share is left for the bias, and three bits for the scales."""
-    if headroom.quantised:
-        return 2**_FP8_BITS  # scales and bias come after the sum, and in f32
-    limit = headroom.limit * 3 // 4 if headroom.adds else headroom.limit
-    if headroom.scaled and not headroom.int8:  # the sums of integers are exact before they are scaled
-        limit = int(limit * _SCALE_STEP)
-    if headroom.b.name == "i4":
-        limit //= _INT4_GROWTH
-    if headroom.all_integer:
-        limit = min(limit, int(headroom.room / (2.0 if headroom.adds else 1.0)))
-    return max(limit, 1)
-
-
-def on_grid(
-    headroom: Headroom, draw: Draw, a: Array, b: Array | None, rms: float, bound: float, *, only_b: bool = False
-) -> Drawn:
-    """Integer lines, scaled by a power of two into the room there is.
-
-    ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.
+    ``rms`` and ``bound`` are those of A @ B in integers; ``only_b`` leaves A as it is where B can be scaled.  Scales
+    are powers of two.
     """
+    factors = 2 if headroom.quantised else int(headroom.scaled)
+    typical, least = _SCALE_RMS**factors, _SCALE_STEP**factors
+    e = headroom.exponent(rms * typical, bound)
+    level, quantum, spare = rms * 2.0**e * typical, 2.0**e * least, headroom.limit - bound / least
     if headroom.quantised:
-        return _on_quantised_grid(headroom, draw, a, b, rms, bound)
-    scale = _exact_scale(headroom, draw)
-    e = headroom.exponent(rms * (_SCALE_RMS if headroom.scaled else 1.0), bound)
-    ea, eb = (0, e) if only_b and headroom.b.is_float else headroom.split(e)
-    quantum = 2.0**e * (_SCALE_STEP if headroom.scaled else 1.0)
-    spare = headroom.limit - bound / (_SCALE_STEP if headroom.scaled else 1.0)
+        return Drawn(a, b, level, spare, *scale_pair(headroom, powers_of_two, e), quantum=quantum, base_quantum=1.0)
     if headroom.int8:
         spare = headroom.limit / 4  # the bias comes after the scales, and whatever it costs is in the bound
-    return Drawn(
+    ea, eb = (0, e) if only_b and headroom.b.dtype.is_float else headroom.split(e)
+    drawn = Drawn(
         scaled_lines(a, ea),
         None if b is None else scaled_lines(b, eb),
-        rms * 2.0**e * (_SCALE_RMS if headroom.scaled else 1.0),
-        quantum,
+        level,
         spare,
-        scale,
+        quantum=quantum,
         base_quantum=2.0**e,
         units=(2.0**ea, 2.0**eb),
         magnitude_bound=headroom.limit - spare,
     )
+    if headroom.scaled:
+        values = np.array([1, 0.5, 0.25, 0.125], dtype=np.float32)
+        drawn.scale_b = headroom.draw("scale").look_up((headroom.b.shape[1],), values, 8)
+    return drawn
 
 
-def _on_quantised_grid(headroom: Headroom, draw: Draw, a: Array, b: Array | None, rms: float, bound: float) -> Drawn:
-    """Integers of fp8 as they are; powers of two in the scales, which bring the product into the room there is."""
-    scale_a, scale_b = scale_pair(headroom, draw, powers_of_two)
-    e = headroom.exponent(rms * _SCALE_RMS**2, bound)
-    quantum = 2.0**e * _SCALE_STEP**2
-    return Drawn(
-        a,
-        b,
-        rms * 2.0**e * _SCALE_RMS**2,
-        quantum,
-        headroom.limit - bound / _SCALE_STEP**2,
-        scaled_lines(scale_b, e // 2),
-        scale_a=scaled_lines(scale_a, e - e // 2),
-        base_quantum=1.0,
+def as_is(headroom: Headroom, a: Array, b: Array, level: float, spare: float, bound: float) -> Drawn:
+    """Positive integer lines of a distribution that encodes something in the digits of a sum: scales multiply to 1."""
+    drawn = Drawn(
+        a, b, level, spare, positive=True, quantum=1.0, base_quantum=1.0, units=(1.0, 1.0), magnitude_bound=bound
     )
-
-
-def real_of(headroom: Headroom) -> type[np.floating[Any]]:
-    """The type of number that lines are drawn in."""
-    return np.float64 if headroom.wide else np.float32
+    if headroom.quantised == "tensorwise":
+        drawn.scale_a, drawn.scale_b = np.asarray(4.0, dtype=np.float32), np.asarray(0.25, dtype=np.float32)
+    elif headroom.quantised:
+        drawn.scale_a = np.ones((headroom.a.shape[1], 1), dtype=np.float32)
+        drawn.scale_b = np.ones((1, headroom.b.shape[1]), dtype=np.float32)
+    elif headroom.scaled:
+        drawn.scale_b = np.ones(headroom.b.shape[1], dtype=np.float32)
+    return drawn

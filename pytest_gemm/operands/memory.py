@@ -10,39 +10,40 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pytest_gemm.case_id import Device
+from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.operands.random_streams import Array, Lines, Stream
-
-Fill = Literal["nan", "max"]
+from pytest_gemm.problem.dtypes import DType
 
 # Bytes of poison before and after the data; a multiple of 64, so the data stays aligned, and wide enough for
 # the widest vector that a kernel loads past an end (a warp's 32 x 16 bytes).
 _BAND_BYTES: Final = 512
 # Bytes from which a storage on a device is hashed where it lies, by :func:`_checksum`.
 _LARGE_BYTES: Final = 1 << 24
+# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types.  fp8 takes 16, as
+# no kernel multiplies it unaligned.
+_PAD: Final = 8
+_PAD_FP8: Final = 16
 
 
-def _poison(count: int, dtype: torch.dtype, fill: Fill = "nan", device: str = "cpu") -> Tensor:
-    """``count`` poisoned elements.
+def _poison(count: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+    """``count`` poisoned elements: NaN, or of integers, which have none, the two extremes in turn.
 
-    Floats: NaN, or the largest finite value for ``max``.  Integers have no NaN: the two extremes in turn,
-    starting with the other one for ``max``.  Unsigned ones alternate between the two largest, as 0 is harmless.
+    Unsigned ones alternate between the two largest, as 0 is harmless.
     """
     flat = torch.empty(count, dtype=dtype, device=device)
     if dtype.is_floating_point:
-        return flat.fill_(math.nan if fill == "nan" else torch.finfo(dtype).max)
+        return flat.fill_(math.nan)
     info = torch.iinfo(dtype)
-    low, high = (info.min if info.min < 0 else info.max - 1), info.max
-    if fill == "max":
-        low, high = high, low
-    flat[0::2] = low
-    flat[1::2] = high
+    flat[0::2] = info.min if info.min < 0 else info.max - 1
+    flat[1::2] = info.max
     return flat
 
 
@@ -51,17 +52,15 @@ class Guarded:
     """A tensor inside a larger storage whose other bytes are poison.
 
     Attributes:
-        name: which operand it is: ``a b offs bias r0 scale scale_a zero_a scale_b zero_b affine out``.
+        name: which operand it is: ``a b offs bias r0 i0 scale scale_a zero_a scale_b zero_b quantisation``.
         storage: the whole memory as a flat tensor, guard bands included.
         view: the strided window of the data, not expanded over a batch.
-        fill: which poison surrounds it, see :func:`poison_output`.
         drawn_finite: of a large operand, whether the few lines are finite that it was made of; else ``None``.
     """
 
     name: str
     storage: Tensor
     view: Tensor
-    fill: Fill = "nan"
     drawn_finite: bool | None = None
 
     def digest(self) -> str:
@@ -73,12 +72,13 @@ class Guarded:
 
     def clone(self) -> Guarded:
         """The same bytes in fresh memory: values, strides, offset and poison."""
-        storage = self.storage.clone()
-        return dataclasses.replace(self, storage=storage, view=moved_to(self.view, storage))
+        storage, view = self.storage.clone(), self.view
+        moved = storage.as_strided(view.size(), view.stride(), view.storage_offset())
+        return dataclasses.replace(self, storage=storage, view=moved)
 
     def guards_intact(self) -> bool:
         """Whether every byte outside the view still is the poison that was put there."""
-        expected = _poison(self.storage.numel(), self.storage.dtype, self.fill)
+        expected = _poison(self.storage.numel(), self.storage.dtype)
         window = expected.as_strided(self.view.size(), self.view.stride(), self.view.storage_offset())
         window.copy_(self.view)
         return bool(np.array_equal(_bytes(expected), _bytes(self.storage)))
@@ -88,11 +88,6 @@ def _bytes(flat: Tensor) -> npt.NDArray[np.uint8]:
     """The bytes of a flat tensor, on the CPU; bits, so that NaN equals NaN."""
     found: npt.NDArray[np.uint8] = flat.view(torch.uint8).cpu().numpy()
     return found
-
-
-def moved_to(view: Tensor, storage: Tensor) -> Tensor:
-    """The view of another storage that ``view`` is of its own."""
-    return storage.as_strided(view.size(), view.stride(), view.storage_offset())
 
 
 # Words of 32 bits that share a sum, and the odd number that the multipliers are powers of (of the golden ratio's bits).
@@ -132,55 +127,44 @@ def _checksum(flat: Tensor) -> str:
 
 def guarded(
     name: str,
-    values: Array | Lines | None,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: str,
+    values: Array | Lines,
+    dtype: DType,
+    device: Device,
     *,
-    pad: int = 0,
-    offset: int = 0,
-    fill: Fill = "nan",
+    padded: bool = False,
+    offset: bool = False,
     apart: bool = False,
     middle: bool = False,
 ) -> Guarded:
-    """Row-major ``shape`` with rows ``pad`` elements apart, ``offset`` elements past an aligned address.
+    """``values`` in row-major order between two guard bands.
 
-    With ``apart`` each matrix begins 64-byte aligned, as a tensor of its own would; with ``middle`` the first dimension
-    lies between the two others in memory.
+    Args:
+        name: of the operand.
+        values: in the order in which they are stored.
+        dtype: of the tensor.
+        device: where it lies.
+        padded: there are poisoned elements behind each row.
+        offset: it begins an element past an aligned address.
+        apart: each matrix begins 64-byte aligned, as a tensor of its own would.
+        middle: the first dimension lies between the two others in memory.
     """
+    element, shape = torch_dtype(dtype), values.shape
+    gap = (_PAD_FP8 if dtype.bits == 8 and dtype.is_float else _PAD) if padded else 0
     strides = [1] * len(shape)
     step = 1
-    for dim in (1, 0, 2)[::-1] if middle else reversed(range(len(shape))):
-        unit = 64 // torch.empty(0, dtype=dtype).element_size() if apart and dim == 0 else 1
+    for dim in (2, 0, 1) if middle else reversed(range(len(shape))):
+        unit = 64 // element.itemsize if apart and dim == 0 else 1
         step = -(-step // unit) * unit
         strides[dim] = step
         # A zero-size dimension keeps a stride of at least 1, as torch.empty has it.
-        step *= max(shape[dim], 1) + (pad if dim == len(shape) - 1 else 0)
-    band = _BAND_BYTES // torch.empty(0, dtype=dtype).element_size()
+        step *= max(shape[dim], 1) + (gap if dim == len(shape) - 1 else 0)
+    band = _BAND_BYTES // element.itemsize
+    first = band + offset
     if isinstance(values, Lines):
-        flat = _poison(band + offset + step + band, dtype, fill, device)
-        view = flat.as_strided(shape, strides, band + offset)
-        return Guarded(name, flat, view, fill, values.write(view))
-    flat = _poison(band + offset + step + band, dtype, fill)
-    if values is not None:
-        flat.as_strided(shape, strides, band + offset).copy_(torch.from_numpy(values))
+        flat = _poison(first + step + band, element, device)
+        view = flat.as_strided(shape, strides, first)
+        return Guarded(name, flat, view, values.write(view))
+    flat = _poison(first + step + band, element)
+    flat.as_strided(shape, strides, first).copy_(torch.from_numpy(values))
     flat = flat.to(device)
-    return Guarded(name, flat, flat.as_strided(shape, strides, band + offset), fill)
-
-
-def poison_output(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu", *, offset: int = 0, fill: Fill = "nan"
-) -> Guarded:
-    """An unwritten contiguous output, between two guard bands.
-
-    Hand ``result.view`` to an ``out=`` kernel: an element that it leaves out stays poison, and
-    ``result.guards_intact()`` is ``False`` afterwards if it wrote past an end.
-
-    Args:
-        shape: of the output.
-        dtype: its element type.
-        device: where it lies.
-        offset: elements past a 64-byte aligned address (given an aligned allocator, as torch's are).
-        fill: ``nan``, or ``max`` for another content of the memory: a right kernel's result is the same on both.
-    """
-    return guarded("out", None, shape, dtype, device, offset=offset, fill=fill)
+    return Guarded(name, flat, flat.as_strided(shape, strides, first))

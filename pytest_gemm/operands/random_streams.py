@@ -44,14 +44,11 @@ class Stream:
         return int(self.words((1,), 64)[0]) % limit
 
     def look_up(self, shape: tuple[int, ...], values: Array, bits: int = 16) -> Array:
-        """Values picked by random words of ``bits`` bits, word w picks ``values[w % len(values)]``."""
+        """Values selected by random words of ``bits`` bits: word w selects ``values[w % len(values)]``."""
         words = self.words(shape, bits)
         if words.size > 1 << bits:  # a full table is made faster than that many remainders are taken
-            values, found = np.resize(values, 1 << bits), words
-        else:
-            found = words % np.asarray(len(values), dtype=np.uint32)
-        picked: Array = values[found]
-        return picked
+            return np.asarray(np.resize(values, 1 << bits)[words])
+        return np.asarray(values[words % np.asarray(len(values), dtype=np.uint32)])
 
     def uniform(self, shape: tuple[int, ...], wide: bool) -> Array:
         """Uniform in [-1, 1], float64 with 53 random bits when ``wide``, else float32."""
@@ -94,8 +91,7 @@ class Lines:
 
     Attributes:
         drawn: the R lines, (R, K).
-        shape: (matrices, lines, K), or without the first.
-        transposed: the memory holds (matrices, K, lines).
+        shape: in memory: (matrices, lines, K), or (matrices, K, lines) where ``transposed``; or without the first.
     """
 
     drawn: Array
@@ -132,7 +128,9 @@ def all_lines(drawn: Array, shape: tuple[int, ...], transposed: bool = False) ->
     """Lines that were drawn as those of ``shape``, in storage order."""
     if drawn.shape == shape:
         return drawn.swapaxes(-1, -2) if transposed else drawn
-    return Lines(drawn.reshape(-1, drawn.shape[-1]), shape, transposed)
+    *front, lines, k = shape
+    in_memory = (*front, k, lines) if transposed else shape
+    return Lines(drawn.reshape(-1, k), in_memory, transposed)
 
 
 def is_finite(x: Tensor) -> bool:

@@ -8,14 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom
+from pytest_gemm.operands.magnitudes import Drawn, Headroom, Side
 from pytest_gemm.operands.random_streams import Array, Stream
 from pytest_gemm.operands.reals import UNIFORM, random
-from pytest_gemm.problem.dtypes import DType
-
-# A line of -0.0 and the smallest subnormal travel along: they must not disturb anything either.
-_SPECIALS: Final = ("nan", "inf", "-inf", "-0", "subnormal")
-
 
 # Values of k at which B holds a zero for A's special values to meet.
 _ZEROS: Final = 3
@@ -34,11 +29,50 @@ def _range_shifts(headroom: Headroom, ea: int, eb: int) -> list[int]:
     40 either way where the type has the range.  Where subnormal inputs are promised (f32 and f16, docs/oracle.md), as
     many as make one side subnormal and leave the other a factor of two below the type's largest number.
     """
-    a, b = headroom.a, headroom.b
+    a, b = headroom.a.dtype, headroom.b.dtype
     if headroom.problem.autocast and a.name == "f16":
         return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u says
     subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
     return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
+
+
+def _plant(side: Side, lines: Array, stream: Stream, at: list[int]) -> None:
+    """Put special values into a few lines, at some of the k in ``at``, or anywhere without one.
+
+    A line of -0.0 and the smallest subnormal travel along: they must not disturb anything either.
+    """
+    dtype, k = side.dtype, lines.shape[-1]
+    flat = lines.reshape(-1, k)
+    tiny = 2.0 ** (dtype.emin - dtype.precision + 1)
+    values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0, "subnormal": tiny}
+    known = [kind for kind in values if dtype.has_inf or not kind.endswith("inf")]
+    special = min(len(known), len(flat) // 4 or (1 if lines.shape[1] > 1 and len(lines) else 0))
+    if not dtype.is_float or special == 0:
+        return
+    first = stream.below(len(flat))
+    if special == 1:
+        known = [known[stream.below(3)] if dtype.has_inf else "nan"]
+    for index, kind in enumerate(known[:special]):
+        # Spread over the lines: neighbours in one vector register would hide a leak between them.
+        row = (first + index * max(1, len(flat) // special)) % len(flat)
+        if kind == "-0" or (kind == "subnormal" and dtype.name == "f16"):
+            flat[row] = -0.0
+        flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
+
+
+def _plant_in_b(headroom: Headroom, a: Array, b: Array, shifts: list[int]) -> list[int]:
+    """Special values for B, zeros for A's to meet, and the powers of two of ``shifts``; the k of the zeros."""
+    _plant(headroom.b, b, headroom.draw("b-specials"), [])
+    stream = headroom.draw("b-zeros")
+    tiny = 2.0**headroom.b.dtype.emin if headroom.a.dtype.has_inf else 0.0
+    found = _plain_ks(b, stream, tiny, _ZEROS + len(shifts))
+    for k in found[:_ZEROS]:
+        for matrix in b:
+            matrix[stream.below(len(matrix)), k] = 0.0
+    for k, shift in zip(found[_ZEROS:], shifts, strict=False):
+        a[..., k] *= 2.0**shift
+        b[..., k] *= 2.0**-shift
+    return found[:_ZEROS]
 
 
 def _face_specials(lines: Array, other: Array, stream: Stream) -> None:
@@ -50,7 +84,7 @@ def _face_specials(lines: Array, other: Array, stream: Stream) -> None:
                 facing[finite[stream.below(len(finite))], k] = 0.0
 
 
-def specials(headroom: Headroom, draw: Draw) -> Drawn:
+def specials(headroom: Headroom) -> Drawn:
     """The ``rand`` distribution with special values, each in one row of A or one column of B.
 
     A NaN and an infinity meet a zero in some line of the other side: the product is NaN, and a kernel that skips zeros
@@ -64,56 +98,26 @@ def specials(headroom: Headroom, draw: Draw) -> Drawn:
     every k, as the bound of its reference grows with the range within a line.
     """
     movable = not (headroom.b_is_a or headroom.problem.has("r0.alias") or headroom.problem.has("program.chained"))
-    exponents = 0, 0
+    used = [(0, 0)]  # fp8 has its powers of two in the scales
 
-    def fit(rms: float, bound: float) -> tuple[int, int]:
-        nonlocal exponents
+    def exponents(rms: float, bound: float) -> tuple[int, int]:
         ea, eb = headroom.split(headroom.exponent(rms, bound))
-        apart = 200 if movable and headroom.a.name == headroom.b.name == "f64" else 0
-        exponents = ea + apart, eb - apart
-        return exponents
+        apart = 200 if movable and headroom.a.dtype.name == headroom.b.dtype.name == "f64" else 0
+        used.append((ea + apart, eb - apart))
+        return used[-1]
 
-    drawn = random(dataclasses.replace(headroom, whole=True), draw, UNIFORM, fit)
-
-    def plant(name: str, lines: Array, dtype: DType, at: list[int]) -> None:
-        matrices, count, k = lines.shape
-        known = tuple(kind for kind in _SPECIALS if dtype.has_inf or not kind.endswith("inf"))
-        special = min(len(known), matrices * count // 4 or (1 if count > 1 and matrices else 0))
-        if not dtype.is_float or special == 0:
-            return
-        stream = draw(f"{name}-specials")
-        tiny = 2.0 ** (dtype.emin - dtype.precision + 1)
-        values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0, "subnormal": tiny}
-        flat = lines.reshape(matrices * count, k)
-        first = stream.below(len(flat))
-        kinds = known[:special] if special > 1 else (_SPECIALS[stream.below(3)] if dtype.has_inf else "nan",)
-        for index, kind in enumerate(kinds):
-            # Spread over the lines: neighbours in one vector register would hide a leak between them.
-            row = (first + index * max(1, len(flat) // special)) % len(flat)
-            if kind == "-0" or (kind == "subnormal" and dtype.name == "f16"):
-                flat[row] = -0.0
-            flat[row, at[stream.below(len(at))] if at else stream.below(k)] = values[kind]
-
+    a, b = (dataclasses.replace(side, whole=True) for side in (headroom.a, headroom.b))
+    drawn = random(dataclasses.replace(headroom, a=a, b=b), UNIFORM, exponents)
     drawn.a = np.ascontiguousarray(drawn.a)
     zeros: list[int] = []
     if drawn.b is not None:
         drawn.b = np.ascontiguousarray(drawn.b)
-        plant("b", drawn.b, headroom.b, [])
-        shifts = _range_shifts(headroom, *exponents) if movable else []
-        stream = draw("b-zeros")
-        found = _plain_ks(drawn.b, stream, 2.0**headroom.b.emin if headroom.a.has_inf else 0.0, _ZEROS + len(shifts))
-        zeros = found[:_ZEROS]
-        for k in zeros:
-            for matrix in drawn.b:
-                matrix[stream.below(len(matrix)), k] = 0.0
-        for k, shift in zip(found[_ZEROS:], shifts, strict=False):
-            drawn.a[..., k] *= 2.0**shift
-            drawn.b[..., k] *= 2.0**-shift
-    plant("a", drawn.a, headroom.a, zeros)
-    b = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
-    _face_specials(b, drawn.a, draw("a-zeros"))
-    for one, other in ((drawn.a, b), (b, drawn.a)):
-        infinite = np.isinf(other).any(axis=tuple(range(other.ndim - 1)))  # by k
-        tiny = (one != 0) & (np.abs(one) < 2.0 ** min(headroom.a.emin, headroom.b.emin))
-        one[tiny & infinite] = 1.0
+        zeros = _plant_in_b(headroom, drawn.a, drawn.b, _range_shifts(headroom, *used[-1]) if movable else [])
+    _plant(headroom.a, drawn.a, headroom.draw("a-specials"), zeros)
+    other = drawn.a if drawn.b is None else drawn.b  # self: A meets itself
+    _face_specials(other, drawn.a, headroom.draw("a-zeros"))
+    tiny = 2.0 ** min(headroom.a.dtype.emin, headroom.b.dtype.emin)
+    for one, met in ((drawn.a, other), (other, drawn.a)):
+        infinite = np.isinf(met).any(axis=tuple(range(met.ndim - 1)))  # by k
+        one[(one != 0) & (np.abs(one) < tiny) & infinite] = 1.0
     return drawn

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytest_gemm.case_id import Device
 from pytest_gemm.operands import views
 from pytest_gemm.operands.addends import TABLE_ROWS, bias_of, residuals_of
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
-from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.operands.magnitudes import Draw, Drawn, Headroom, headroom_of, powers_of_two, scaled_lines
-from pytest_gemm.operands.memory import Guarded, guarded, moved_to
+from pytest_gemm.operands.magnitudes import Drawn, Grid, Headroom, Side, headroom_of, powers_of_two, scaled_lines
+from pytest_gemm.operands.memory import Guarded, guarded
 from pytest_gemm.operands.random_streams import Array, Lines, Stream, all_lines, is_finite
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, DType
@@ -39,19 +39,17 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.text import did_you_mean
 
-# Elements between two rows of a padded matrix: 8 keeps 16-byte alignment of a row for 2-byte types.  fp8 takes 16, as
-# no kernel multiplies it unaligned.
-_PAD: Final = 8
-_PAD_FP8: Final = 16
+# The fields of :class:`Operands` that are a tensor or ``None``.
+_TENSORS: Final = ("a", "b", "bias", "scale_b", "scale_a", "offs", "zero_a", "zero_b", "quantisation")
 
 
 @dataclasses.dataclass(eq=False)
-class Operands:
+class Operands(Grid):
     """All tensors that a problem takes, as views into poisoned storage.
 
     Attributes:
-        problem, distribution, seed, device: what was asked for.
-        a: ([B,] M, K), strided as the layout and the flags say; (B * M, K) for ``grouped_mm``, (M, K) for ``linears``.
+        problem, distribution, seed, device: the arguments of :func:`make`.
+        a: ([B,] M, K), strided by layout and flags; (B * M, K) for ``grouped_mm``, (M, K) for ``linears``.
         b: ([B,] K, N); (K, N) for ``linear`` and quantised weights; ``a.mT`` for ``self``, ``a`` for ``square``.
             ``woq_int4``: codes of 0 to 15, each in a byte.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
@@ -64,17 +62,10 @@ class Operands:
             ``scale_b`` for ``da8w8``; a scalar for ``qlinear`` with ``dynamic``; or ``None``.
         zero_a: A's zero point as a tensor, int32, a scalar, for ``qlinear`` with ``dynamic``; or ``None``.
         zero_b: B's zero points, int32, (N,), all of them 0, for ``qlinear``; or ``None``.
-        affine: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's dtype:
-            an element of B is ``(code - 8) * scale + zero``; or ``None``.
+        quantisation: scale and zero of each group of K and each column for ``woq_int4``, (K / group, N, 2) in A's
+            dtype: an element of B is ``(code - 8) * scale + zero``; or ``None``.
         zero: what is subtracted of each element of A before it is multiplied: its zero point.
         offs: where the groups of ``grouped_mm`` end, int32, (B,), see :func:`group_ends`; or ``None``.
-        quantum: > 0: every product ``a * b`` (times its scale) and every bias element is an integer multiple
-            of it, so sums are exact in an accumulator of p bits if ``sum |a||b| + |bias| <= 2^p * quantum``, which
-            holds for p = 24 (53 for f64, 31 for integers).  0.0: no grid.
-        base_quantum: the same for the products before any scale; it is the quantum where there are no scales.
-        units: powers of two that the elements of A and those of B are multiples of; 0.0 where there is no grid.
-        magnitude_bound: what no sum of magnitudes ``sum |a||b|`` (times its scale) exceeds, in quanta;
-            infinite without a grid.
         zero_mean: the products are independent with zero mean: a statistical bound may be used.
         finite: no NaN and no infinity in any of the tensors.
         buffers: the storages of all tensors, for digests and poison checks.
@@ -83,73 +74,73 @@ class Operands:
     problem: Problem
     distribution: str
     seed: int
-    device: str
+    device: Device
     a: Tensor
     b: Tensor
-    bias: Tensor | None
-    residuals: tuple[Tensor, ...]
-    scale_b: Tensor | None
-    quantum: float
     zero_mean: bool
     finite: bool
     buffers: tuple[Guarded, ...] = dataclasses.field(repr=False)
-    scale_a: Tensor | None = None
-    offs: Tensor | None = None
+    bias: Tensor | None = None
+    residuals: tuple[Tensor, ...] = ()
     lookups: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
-    base_quantum: float = 0.0
-    units: tuple[float, float] = (0.0, 0.0)
-    magnitude_bound: float = math.inf
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
     zero_a: Tensor | None = None
     zero_b: Tensor | None = None
-    affine: Tensor | None = None
+    quantisation: Tensor | None = None
+    offs: Tensor | None = None
     zero: int = 0
+
+    def map(self, f: Callable[[str, Tensor], Tensor], **changes: Any) -> Operands:
+        """The operands with ``f(name, tensor)`` in place of each tensor, and with ``changes`` of further fields."""
+        given = {name: getattr(self, name) for name in _TENSORS}
+        single: dict[str, Any] = {name: f(name, x) for name, x in given.items() if x is not None}
+        residuals = tuple(f(f"r{index}", residual) for index, residual in enumerate(self.residuals))
+        lookups = {i: (f(f"r{i}", table), f(f"i{i}", rows)) for i, (table, rows) in self.lookups.items()}
+        return dataclasses.replace(self, residuals=residuals, lookups=lookups, **single, **changes)
+
+    def moved(self, move: Callable[[Guarded], Guarded]) -> Operands:
+        """The same values and strides in the storages that ``move`` makes of :attr:`buffers`."""
+        buffers = tuple(map(move, self.buffers))
+        places = {
+            old.storage.untyped_storage().data_ptr(): (old, new)
+            for old, new in zip(self.buffers, buffers, strict=True)
+            if old.storage.numel()
+        }
+
+        def again(_: str, x: Tensor) -> Tensor:
+            place = x.untyped_storage().data_ptr()
+            if place not in places:
+                return x  # without elements, or what was looked up in a table: no other tensor shares its storage
+            old, new = places[place]
+            offset = x.storage_offset() - old.view.storage_offset() + new.view.storage_offset()
+            return new.storage.as_strided(x.size(), x.stride(), offset)
+
+        return self.map(again, buffers=buffers)
 
     def clone(self) -> Operands:
         """The same operands in fresh memory: values, strides, alignment and poison; about the time of a copy."""
-        moved = {g.storage.untyped_storage().data_ptr(): g.clone() for g in self.buffers}
-
-        def move(x: Tensor) -> Tensor:
-            return moved_to(x, moved[x.untyped_storage().data_ptr()].storage)
-
-        def move_any(x: Tensor | None) -> Tensor | None:
-            return None if x is None else move(x)
-
-        def move_residual(index: int, x: Tensor) -> Tensor:
-            return x if index in self.lookups else move(x)  # no other tensor shares its storage
-
-        return dataclasses.replace(
-            self,
-            a=move(self.a),
-            b=move(self.b),
-            bias=move_any(self.bias),
-            residuals=tuple(move_residual(*pair) for pair in enumerate(self.residuals)),
-            lookups={i: (move(table), move(rows)) for i, (table, rows) in self.lookups.items()},
-            scale_b=move_any(self.scale_b),
-            scale_a=move_any(self.scale_a),
-            offs=move_any(self.offs),
-            zero_a=move_any(self.zero_a),
-            zero_b=move_any(self.zero_b),
-            affine=move_any(self.affine),
-            buffers=tuple(moved.values()),
-        )
+        return self.moved(Guarded.clone)
 
     @property
     def scale(self) -> Tensor | None:
-        """What multiplies an element of the product: B's scales, or A's times B's; float64, CPU, broadcastable."""
+        """What multiplies an element of the product: B's scales, or A's times B's; float64, CPU, broadcastable.
+
+        (N,) for scales of B's columns; (M, N) or () with those of A.
+        """
         if self.scale_b is None:
             return None
-        found = self.scale_b.detach().to(device="cpu", dtype=torch.float64)
+        found = _wide(self.scale_b)
         if static := self.problem.step("static"):
             return found * float(np.float32(static.numbers[0]))  # the op keeps it in f32
-        return found if self.scale_a is None else self.scale_a.detach().cpu().to(torch.float64) * found
+        return found if self.scale_a is None else _wide(self.scale_a) * found
 
     @property
     def weight(self) -> Tensor:
         """B as the product multiplies it, where it is stored as codes: float64, CPU, (K, N), exact."""
-        assert self.affine is not None
-        codes = self.b.detach().cpu().to(torch.float64)
-        each = self.affine.detach().cpu().to(torch.float64).repeat_interleave(self.problem.group_size, 0)
-        return (codes - 8.0) * each[..., 0] + each[..., 1]
+        assert self.quantisation is not None
+        each = _wide(self.quantisation).repeat_interleave(self.problem.group_size, 0)
+        return (_wide(self.b) - 8.0) * each[..., 0] + each[..., 1]
 
     @functools.cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
@@ -173,7 +164,17 @@ class Operands:
         return all(g.guards_intact() for g in self.buffers)
 
 
-def _keys(problem: Problem, distribution: str, seed: int) -> Draw:
+def _wide(x: Tensor) -> Tensor:
+    return x.detach().to(device="cpu", dtype=torch.float64)
+
+
+# Streams of what does not have M rows.
+_CONSTANT: Final = frozenset(
+    {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias", "affine", "affine-zero"}
+)
+
+
+def _keys(problem: Problem, distribution: str, seed: int) -> Callable[[str], Stream]:
     """Streams by operand name.
 
     ``m.dynamic`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
@@ -185,32 +186,17 @@ def _keys(problem: Problem, distribution: str, seed: int) -> Draw:
     front, shape = f"{problem.op.name}:{problem.dtypes}:{problem.layout}", problem.shape
     batch = "" if shape.batch is None else f"{shape.batch}x"
     line, any_m = (f"{front}:{batch}{m}x{shape.n}x{shape.k}{rest}" for m in (shape.m, "M"))
-
-    def draw(name: str) -> Stream:
-        constant = name in {
-            "b",
-            "b-heavy",
-            "b-specials",
-            "b-zeros",
-            "scale",
-            "scale-both",
-            "bias",
-            "affine",
-            "affine-zero",
-        }
-        return Stream(any_m if constant else line, distribution, str(seed), name)
-
-    return draw
+    return lambda name: Stream(any_m if name in _CONSTANT else line, distribution, str(seed), name)
 
 
-def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") -> Operands:
+def make(problem: Problem, distribution: str, seed: int, device: str = Device.CPU) -> Operands:
     """The operands of ``problem``.
 
     Args:
         problem: what is to be computed.
         distribution: a key of :data:`DISTRIBUTIONS`.
         seed: any integer; another seed gives other values (``k-cover`` and ``tile-map`` have one product only).
-        device: where the tensors lie; values are drawn on the CPU.
+        device: a :class:`Device`, where the tensors lie; values are drawn on the CPU.
 
     Raises:
         Unsupported: when operands of the op cannot be built yet, or the distribution does not apply to the problem.
@@ -219,94 +205,129 @@ def make(problem: Problem, distribution: str, seed: int, device: str = "cpu") ->
     if distribution not in DISTRIBUTIONS:
         hint = did_you_mean(distribution, DISTRIBUTIONS)
         raise ValueError(f"unknown distribution {distribution!r}{hint}; known: {', '.join(DISTRIBUTIONS)}")
-    headroom = headroom_of(problem)
+    headroom = headroom_of(problem, _keys(problem, distribution, seed))
     chosen = DISTRIBUTIONS[distribution]
     if not chosen.applies(problem):
         remedy = f"one of {' '.join(distributions_for(problem))}"
         raise Unsupported("distribution", f"{distribution} does not apply to {problem}", remedy)
-    draw = _keys(problem, distribution, seed)
     # Roundings to a narrow dtype, overflows to Inf included, are meant; torch does them silently.
-    drawn = chosen._build(headroom, draw)
+    drawn = chosen.build(headroom)
     _face_relu(headroom, drawn)
-    affine = None
     if headroom.int8:
-        _scale_int8(headroom, drawn, draw, distribution)
-    elif headroom.b.name == "i4":
-        affine = _affine(headroom, drawn, draw, distribution)
-    exact = drawn.quantum > 0
+        _scale_int8(headroom, drawn, distribution)
+    elif headroom.b.dtype.name == "i4":
+        _quantise(headroom, drawn, distribution)
 
-    transposed = problem.layout.a_transposed
-    lines = all_lines(drawn.a, headroom.a_shape, transposed)
-    several = problem.op.several
-    stored_a = _matrix(
-        "a",
-        lines,
-        problem.dtypes.a,
-        device,
-        problem.has("a.padded"),
-        problem.has("a.offset"),
-        middle=problem.has("a.batch_middle"),
-    )
-    batch = None if problem.grouped or several else problem.shape.batch
-    a = _logical(stored_a, transposed, batch, problem.has("a.broadcast"))
-    buffers = [stored_a]
-    if drawn.b is None:
-        b = a if problem.has("b.alias") else a.mT
-    else:
-        transposed = problem.layout.b_transposed
-        lines = all_lines(drawn.b, headroom.b_shape, not transposed)
-        stored_b = _matrix(
-            "b", lines, problem.dtypes.b, device, problem.has("b.padded"), problem.has("b.offset"),
-            apart=several, middle=problem.has("b.batch_middle"),
-        )  # fmt: skip
-        batch = None if problem.op.weight else problem.shape.batch
-        b = _logical(stored_b, transposed, batch, problem.has("b.broadcast"))
-        buffers.append(stored_b)
-
-    def keep(name: str, values: Array | Lines, dtype: DType, apart: bool = False) -> Tensor:
-        buffers.append(guarded(name, values, values.shape, torch_dtype(dtype), device, apart=apart))
-        return buffers[-1].view
-
-    offs = keep("offs", group_ends(problem, draw("offs")), DTYPES["i32"]) if problem.grouped else None
-    found = _keep_scales(headroom, drawn, affine, keep)
-    bias_values = bias_of(headroom, drawn, draw, exact, distribution == "specials")
-    if bias_values is not None and several:
-        for index in range(len(bias_values)):
-            if not problem.is_one_of("bias", index):
-                bias_values[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
-    bias = None if bias_values is None else keep("bias", bias_values, problem.bias_dtype, several)
-    lookups: dict[int, tuple[Tensor, Tensor]] = {}
-    residuals = tuple(
-        a if index == 0 and problem.has("r0.alias") else _kept_residual(problem, index, *drawn_one, draw, keep, lookups)
-        for index, drawn_one in enumerate(residuals_of(headroom, drawn, draw, exact))
-    )
-    finite = all(g.drawn_finite if g.drawn_finite is not None else is_finite(g.view) for g in buffers)
+    memory = _Memory(problem, Device(device))
+    tensors = memory.keep_all(headroom, drawn, distribution)
+    drawn.base_quantum = drawn.base_quantum or drawn.quantum
     return Operands(
-        problem, distribution, seed, device, a, b, bias, residuals, found.get("scale_b"),
-        drawn.quantum, chosen.zero_mean and not headroom.b_is_a and not exact, finite, tuple(buffers),
-        found.get("scale_a"), offs, lookups, drawn.base_quantum or drawn.quantum, drawn.units, drawn.magnitude_bound,
-        found.get("zero_a"), found.get("zero_b"), found.get("affine"), headroom.zero,
-    )  # fmt: skip
+        problem,
+        distribution,
+        seed,
+        memory.device,
+        zero_mean=chosen.zero_mean and not headroom.b_is_a and not drawn.quantum,
+        finite=all(g.drawn_finite if g.drawn_finite is not None else is_finite(g.view) for g in memory.buffers),
+        buffers=tuple(memory.buffers),
+        zero=headroom.zero,
+        **tensors,
+        **{field.name: getattr(drawn, field.name) for field in dataclasses.fields(Grid)},
+    )
 
 
-def _keep_scales(
-    headroom: Headroom, drawn: Drawn, affine: Array | None, keep: Callable[[str, Array, DType], Tensor]
-) -> dict[str, Tensor]:
-    """The scales and zero points that the op takes, as tensors, by the names that :class:`Operands` has for them."""
-    problem = headroom.problem
-    if affine is not None:
-        return {"affine": keep("affine", affine, problem.dtypes.a)}
-    if drawn.scale is None:
-        return {}
-    dtype = DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
-    found = {} if drawn.scale_a is None else {"scale_a": keep("scale_a", drawn.scale_a, dtype)}
-    named = "scale_b" if headroom.int8 or headroom.quantised else "scale"
-    found["scale_b"] = keep(named, drawn.scale, dtype)
-    if problem.op.zero_points:
-        found["zero_b"] = keep("zero_b", np.zeros(headroom.b_shape[1], dtype=np.int32), DTYPES["i32"])
-        if "scale_a" in found:
-            found["zero_a"] = keep("zero_a", np.asarray(headroom.zero, dtype=np.int32), DTYPES["i32"])
-    return found
+class _Memory:
+    """Puts the values of a problem's operands into memory.
+
+    Attributes:
+        device: where they lie.
+        buffers: the storages, in the order in which they were made.
+    """
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        self._problem, self.device = problem, device
+        self.buffers: list[Guarded] = []
+
+    def keep(self, name: str, values: Array | Lines, dtype: DType, **state: bool) -> Tensor:
+        """The tensor of these values; see :func:`guarded` for its state."""
+        self.buffers.append(guarded(name, values, dtype, self.device, **state))
+        return self.buffers[-1].view
+
+    def keep_all(self, headroom: Headroom, drawn: Drawn, distribution: str) -> dict[str, Any]:
+        """All tensors, by their names in :class:`Operands`."""
+        problem = self._problem
+        a = self._side(headroom.a, drawn.a)
+        b_as_a = a if problem.has("b.alias") else a.mT
+        found: dict[str, Any] = {"a": a, "b": b_as_a if drawn.b is None else self._side(headroom.b, drawn.b)}
+        if problem.grouped:
+            found["offs"] = self.keep("offs", group_ends(problem, headroom.draw("offs")), DTYPES["i32"])
+        found |= self._scales(headroom, drawn)
+        bias = bias_of(headroom, drawn, distribution == "specials")
+        if bias is not None:
+            for index in range(len(bias) if problem.op.several else 0):
+                if not problem.is_one_of("bias", index):
+                    bias[index] = -0.0  # the neutral element: a product without a bias keeps the sign of its zeros
+            found["bias"] = self.keep("bias", bias, problem.bias_dtype, apart=problem.op.several)
+        residuals: list[Tensor] = []
+        lookups: dict[int, tuple[Tensor, Tensor]] = {}
+        for index, (values, dtype) in enumerate(residuals_of(headroom, drawn)):
+            if index == 0 and problem.has("r0.alias"):
+                residuals.append(a)
+            elif problem.residuals[index][0].extent == "at":
+                stream = headroom.draw(f"i{index}")
+                rows = stream.look_up(problem.result_shape[:-1], np.arange(TABLE_ROWS, dtype=np.int32))
+                table = self.keep(f"r{index}", values, dtype)
+                lookups[index] = table, self.keep(f"i{index}", rows, DTYPES["i32"])
+                residuals.append(table[lookups[index][1].long()])
+            else:
+                residuals.append(self._residual(index, values, dtype))
+        return {**found, "residuals": tuple(residuals), "lookups": lookups}
+
+    def _side(self, side: Side, lines: Array) -> Tensor:
+        """A or B over its storage: transposed, expanded, without a batch of one."""
+        problem, is_a = self._problem, side.name == "a"
+        transposed = problem.layout.a_transposed if is_a else problem.layout.b_transposed
+        view = self.keep(
+            side.name,
+            all_lines(lines, side.shape, transposed == is_a),
+            problem.dtypes.a if is_a else problem.dtypes.b,
+            padded=problem.has(f"{side.name}.padded"),
+            offset=problem.has(f"{side.name}.offset"),
+            middle=problem.has(f"{side.name}.batch_middle"),
+            apart=problem.op.several and not is_a,
+        )
+        view = view.mT if transposed else view
+        batch = problem.shape.batch
+        if batch is None or (problem.grouped or problem.op.several if is_a else problem.op.weight):
+            return view[0]
+        return view.expand(batch, -1, -1) if problem.has(f"{side.name}.broadcast") else view
+
+    def _scales(self, headroom: Headroom, drawn: Drawn) -> dict[str, Tensor]:
+        """The scales and zero points that the op takes."""
+        problem, i32 = self._problem, DTYPES["i32"]
+        if drawn.quantisation is not None:
+            return {"quantisation": self.keep("quantisation", drawn.quantisation, problem.dtypes.a)}
+        if drawn.scale_b is None:
+            return {}
+        dtype = DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
+        found = {} if drawn.scale_a is None else {"scale_a": self.keep("scale_a", drawn.scale_a, dtype)}
+        name = "scale_b" if headroom.int8 or headroom.quantised else "scale"
+        found["scale_b"] = self.keep(name, drawn.scale_b, dtype)
+        if problem.op.zero_points:
+            found["zero_b"] = self.keep("zero_b", np.zeros(headroom.b.shape[1], dtype=np.int32), i32)
+            if "scale_a" in found:
+                found["zero_a"] = self.keep("zero_a", np.asarray(headroom.zero, dtype=np.int32), i32)
+        return found
+
+    def _residual(self, index: int, values: Array, dtype: DType) -> Tensor:
+        """In the product's places.  In memory it lies as the program's result does, but for one after a view."""
+        shape, (step, made) = self._problem.result_shape, self._problem.residuals[index]
+        if step.extent:
+            return self.keep(f"r{index}", values, dtype).expand(shape)
+        lines = all_lines(values, shape)
+        if isinstance(lines, Lines) or any(move.name == "view" for move in made):
+            return self.keep(f"r{index}", lines, dtype)  # no view could undo the view; the program takes one with gaps
+        stored = views.forth(torch.from_numpy(lines), made).contiguous()
+        return views.back(self.keep(f"r{index}", stored.numpy(), dtype), shape, made)
 
 
 # Distributions whose integers must come through as they are.
@@ -316,7 +337,7 @@ _NEUTRAL: Final = frozenset({"k-cover", "tile-map"})
 _BEFORE_ZERO: Final = _NEUTRAL | {"int-1", "one-hot"}
 
 
-def _scale_int8(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str) -> None:
+def _scale_int8(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     """Scales of A and B that bring an integer product to where its steps and its result tell values apart.
 
     8 or 40 steps of an 8-bit result, elsewhere the middle of an activation, or 4.  Powers of two where the distribution
@@ -324,16 +345,16 @@ def _scale_int8(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str)
     """
     problem, exact = headroom.problem, drawn.quantum > 0 and distribution not in {"rand", "rand-positive"}
     requant, static = problem.step("requant"), problem.step("static")
-    assert drawn.scale is not None
+    assert drawn.scale_b is not None
     if headroom.zero and distribution in _BEFORE_ZERO:
         drawn.a = drawn.a + headroom.zero
 
     def scales(name: str, shape: tuple[int, ...]) -> Array:
-        stream = draw(name)
+        stream = headroom.draw(name)
         return powers_of_two(stream, shape) if exact else np.abs(stream.binade(shape, False))
 
     if problem.step("rowwise") is not None:
-        rows = headroom.a_shape[:2] if problem.shape.batch is not None else headroom.a_shape[1:2]
+        rows = headroom.a.shape[:2] if problem.shape.batch is not None else headroom.a.shape[1:2]
         drawn.scale_a = scales("scale-a", (*rows, 1))
     elif static is None:
         drawn.scale_a = scales("scale-both", (1,)).reshape(())
@@ -342,83 +363,46 @@ def _scale_int8(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str)
         unit = 2.0 ** -round(math.log2(size))
         if drawn.scale_a is not None:
             drawn.scale_a, unit = np.full_like(drawn.scale_a, 4.0), 0.25
-        drawn.scale = np.full_like(drawn.scale, unit)
+        drawn.scale_b = np.full_like(drawn.scale_b, unit)
         return
     if distribution == "rand":
         drawn.quantum = drawn.spare = 0.0
-    steps = (
-        8.0 if distribution == "int-1" else 40.0
-    )  # of small integers so few that many values lie half way between two
+    # Of small integers so few steps that many values lie half way between two.
+    steps = 8.0 if distribution == "int-1" else 40.0
     target = steps * requant.numbers[0] if requant else headroom.target or 4.0
     e = round(math.log2(target / (drawn.level * size)))
-    drawn.scale = scaled_lines(drawn.scale, e)
+    drawn.scale_b = scaled_lines(drawn.scale_b, e)
     drawn.level, drawn.quantum = drawn.level * size * 2.0**e, drawn.quantum * 2.0 ** (e + math.floor(math.log2(size)))
     if exact and drawn.scale_a is not None:
         drawn.quantum *= 0.25  # the smallest of its powers is 1/8
 
 
-def _affine(headroom: Headroom, drawn: Drawn, draw: Draw, distribution: str) -> Array:
+def _quantise(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
     """Scales and zeros of the groups of a 4-bit weight, (K / group, N, 2), and codes of 0 to 15 in place of B's values.
 
     Exact distributions whose digits mean something keep a scale of 1.  The others have powers of two and zeros of up to
     8 scales, other ones from group to group and from column to column.
     """
-    problem, n = headroom.problem, headroom.b_shape[1]
-    shape = (headroom.k // problem.group_size, n)
-    exact = drawn.quantum > 0
+    shape = (headroom.k // headroom.problem.group_size, headroom.b.shape[1])
     assert drawn.b is not None
     drawn.b = drawn.b + 8
+    scales, zeros = headroom.draw("affine"), headroom.draw("affine-zero")
     if distribution in _NEUTRAL | {"int-1"}:
         scale, zero = np.ones(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-    elif exact:
-        scale = draw("affine").look_up(shape, np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
-        zero = scale * draw("affine-zero").look_up(shape, np.arange(-8, 9, dtype=np.float32), 8)
+    elif drawn.quantum > 0:
+        scale = scales.look_up(shape, np.array([1, 0.5, 0.25, 0.125], dtype=np.float32), 8)
+        zero = scale * zeros.look_up(shape, np.arange(-8, 9, dtype=np.float32), 8)
     else:
-        scale = np.abs(draw("affine").binade(shape, False))
-        zero = scale * draw("affine-zero").uniform(shape, False) * np.float32(4.0)
+        scale = np.abs(scales.binade(shape, False))
+        zero = scale * zeros.uniform(shape, False) * np.float32(4.0)
         zero = np.abs(zero) if drawn.positive else np.zeros_like(zero) if distribution == "specials" else zero
-    found: Array = np.stack([scale, zero], axis=-1)
-    return found
+    drawn.quantisation = np.stack([scale, zero], axis=-1)
 
 
 def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
     """The operands of a further product by the same B: what its A holds has been computed, and nothing is promised."""
-    facts: dict[str, Any] = {
-        "quantum": 0.0,
-        "base_quantum": 0.0,
-        "units": (0.0, 0.0),
-        "magnitude_bound": math.inf,
-        "zero_mean": False,
-    }
-    finite = given.finite and is_finite(a)
-    return dataclasses.replace(
-        given, problem=problem, distribution="rand", a=a, residuals=(), buffers=(), finite=finite, **facts
-    )
-
-
-def _kept_residual(
-    problem: Problem,
-    index: int,
-    values: Array,
-    dtype: DType,
-    draw: Draw,
-    keep: Callable[[str, Array | Lines, DType], Tensor],
-    lookups: dict[int, tuple[Tensor, Tensor]],
-) -> Tensor:
-    """A residual in the product's places.  In memory it lies as the program's result does, but for one after a view."""
-    step, made = problem.residuals[index]
-    if step.extent == "at":
-        rows = draw(f"i{index}").look_up(problem.result_shape[:-1], np.arange(TABLE_ROWS, dtype=np.int32))
-        lookups[index] = keep(f"r{index}", values, dtype), keep(f"i{index}", rows, DTYPES["i32"])
-        table, where = lookups[index]
-        return table[where.long()]
-    if step.extent:
-        return keep(f"r{index}", values, dtype).expand(problem.result_shape)
-    lines = all_lines(values, problem.result_shape)
-    if isinstance(lines, Lines) or any(move.name == "view" for move in made):
-        return keep(f"r{index}", lines, dtype)  # no view could undo the view; the program takes one with gaps
-    stored = views.forth(torch.from_numpy(lines), made).contiguous()
-    return views.back(keep(f"r{index}", stored.numpy(), dtype), problem.result_shape, made)
+    changes: dict[str, Any] = {"zero_mean": False, "finite": given.finite and is_finite(a), **vars(Grid())}
+    return dataclasses.replace(given, problem=problem, distribution="rand", a=a, residuals=(), buffers=(), **changes)
 
 
 def group_ends(problem: Problem, stream: Stream) -> Array:
@@ -444,7 +428,7 @@ def _face_relu(headroom: Headroom, drawn: Drawn) -> None:
     """
     problem = headroom.problem
     relu = next((index for index, step in enumerate(problem.epilogue) if step.name == "relu"), None)
-    if relu is None or not headroom.a.is_float or drawn.b is None:
+    if relu is None or not headroom.a.dtype.is_float or drawn.b is None:
         return
     factors = [problem.alpha, *(s.numbers[0] for s in problem.epilogue[:relu] if s.name == "scale")]
     sign = math.prod(math.copysign(1.0, factor) for factor in factors)
@@ -458,33 +442,3 @@ def _face_relu(headroom: Headroom, drawn: Drawn) -> None:
         return
     if turned:
         drawn.a = -drawn.a
-
-
-def _matrix(
-    name: str,
-    lines: Array | Lines,
-    dtype: DType,
-    device: str,
-    pad: bool,
-    off: bool,
-    *,
-    apart: bool = False,
-    middle: bool = False,
-) -> Guarded:
-    """A stack of matrices in storage order; see :func:`guarded` for ``apart`` and ``middle``."""
-    gap = _PAD_FP8 if dtype.bits == 8 and dtype.is_float else _PAD
-    shape = lines.shape
-    if isinstance(lines, Lines) and lines.transposed:
-        shape = (*shape[:-2], shape[-1], shape[-2])
-    return guarded(
-        name, lines, shape, torch_dtype(dtype), device, pad=gap if pad else 0, offset=1 if off else 0, apart=apart,
-        middle=middle,
-    )  # fmt: skip
-
-
-def _logical(stored: Guarded, transposed: bool, batch: int | None, expand: bool) -> Tensor:
-    """The tensor of the problem over its storage: transposed, expanded, without a batch of one."""
-    view = stored.view.mT if transposed else stored.view
-    if batch is None:
-        return view[0]
-    return view.expand(batch, -1, -1) if expand else view

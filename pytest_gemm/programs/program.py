@@ -43,7 +43,7 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, affine, offs, bias, r0 ..., i0 ...
+    """The program's tensors by name, in order: a, b, scale_a, zero_a, scale, zero_b, quantisation, offs, bias, r0 ...
 
     ``b`` is the stored N x K weight for the weight ops, not packed, the (K, N) view otherwise; it is absent where
     B is A, and so is ``r0`` for ``r0.alias``.  Of a residual that is looked up ``r0`` is the table and ``i0`` the
@@ -68,8 +68,8 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
         found["scale" if problem.op.converts else "scale_b"] = operands.scale_b
     if operands.zero_b is not None:
         found["zero_b"] = operands.zero_b
-    if operands.affine is not None:
-        found["affine"] = operands.affine
+    if operands.quantisation is not None:
+        found["quantisation"] = operands.quantisation
     if operands.offs is not None:
         found["offs"] = operands.offs
     if problem.has("program.concat"):

@@ -18,7 +18,7 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor import naming
-from pytest_gemm.case_id import CaseId, Mode
+from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import artifacts, error_map, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
@@ -145,7 +145,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
 )
 def test_a_script_sets_the_precision_of_the_problem(line: str, high: bool, full: bool) -> None:
     problem = Problem.parse(line)
-    given = dataclasses.replace(tensors.make(problem, "int-2", 0), device="cuda")
+    given = dataclasses.replace(tensors.make(problem, "int-2", 0), device=Device.CUDA)
     text = repro.script(repro.Case(failed(line, Status.CRASHED, "prepare-X"), Recipe(), given)).text
     assert ('torch.set_float32_matmul_precision("high")' in text) is high
     assert ("allow_fp16_reduced_precision_reduction = False" in text) is full

@@ -17,6 +17,7 @@ from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor.bindings import m_dimensions
 from pytest_gemm.backends.nvgemm import NvgemmBackend
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -210,7 +211,7 @@ def test_what_is_refused_is_what_torch_refuses() -> None:
 
 def test_unaligned_bases_are_refused_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    o = dataclasses.replace(make("grouped_mm:bf16:nt:4x64x96x64:a.offset"), device="cuda")
+    o = dataclasses.replace(make("grouped_mm:bf16:nt:4x64x96x64:a.offset"), device=Device.CUDA)
     with pytest.raises(Unsupported, match="16 bytes"):
         AtenBackend().prepare(o.problem, o)
 
@@ -222,7 +223,7 @@ def test_rows_are_the_first_dimension_of_an_artifact_for_any_m() -> None:
 def test_one_kernel_for_all_groups_slices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     own, library = (
-        AtenBackend().prepare((o := dataclasses.replace(make(text), device="cuda")).problem, o).contract
+        AtenBackend().prepare((o := dataclasses.replace(make(text), device=Device.CUDA)).problem, o).contract
         for text in ("grouped_mm:bf16:nt:4x64x96x1024", "grouped_mm:f16:nt:4x64x96x1024")
     )
     assert own.slices == 1

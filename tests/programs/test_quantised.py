@@ -274,11 +274,11 @@ def from_codes(
     operands: room.Operands, *, shift: int = 8, group: int = 0, swap: bool = False, narrow: bool = False
 ) -> torch.Tensor:
     """The product of 4-bit weights, with mistakes: another zero code, groups off by some k, nibbles exchanged."""
-    assert operands.affine is not None
+    assert operands.quantisation is not None
     codes = operands.b.double()
     if swap:
         codes = codes.unflatten(1, (-1, 2)).flip(2).flatten(1)
-    each = operands.affine.double().repeat_interleave(operands.problem.group_size, 0).roll(group, 0)
+    each = operands.quantisation.double().repeat_interleave(operands.problem.group_size, 0).roll(group, 0)
     w = (codes - shift) * each[..., 0] + each[..., 1]
     w = w.bfloat16().double() if narrow else w
     return (operands.a.double() @ w).to(operands.a.dtype)

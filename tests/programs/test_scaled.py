@@ -16,6 +16,7 @@ from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor.bindings import m_dimensions
 from pytest_gemm.backends.inductor.torch_compat import torch_release
 from pytest_gemm.backends.triton import TritonBackend
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference, sensitivity, span
@@ -362,7 +363,7 @@ def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.M
 )
 def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    o = dataclasses.replace(make(text, "rand"), device="cuda")
+    o = dataclasses.replace(make(text, "rand"), device=Device.CUDA)
     if not words:
         prepared = AtenBackend().prepare(o.problem, o)
         assert isinstance(prepared, AtenPrepared)
@@ -373,7 +374,7 @@ def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: 
 
 
 def test_older_devices_are_told_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    o = dataclasses.replace(make(line("16x16x64", "rowwise", out="f32"), "rand"), device="cuda")
+    o = dataclasses.replace(make(line("16x16x64", "rowwise", out="f32"), "rand"), device=Device.CUDA)
     for capability, words in (((8, 0), "8.9"), ((10, 0), "9.0")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         with pytest.raises(Unsupported, match=words):

@@ -14,7 +14,7 @@ def _pack(torch: Any, _: Any, weight: Tensor) -> Tensor:
 
 
 def _native(torch: Any, p: Any, t: Tensors) -> Tensor:
-    return torch.ops.aten._weight_int4pack_mm_for_cpu(t["a"], t["b"], p.group_size, t["affine"])
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(t["a"], t["b"], p.group_size, t["quantisation"])
 
 
 def _derived(torch: Any, p: Any, t: Tensors) -> Tensors:
