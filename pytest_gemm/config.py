@@ -1,22 +1,68 @@
-"""The options of a run, as one frozen value."""
+"""pytest's configuration, read once into a frozen :class:`GemmConfig`; no package below this module sees pytest's.
+
+The table of options is in ``options.toml``.  A field that holds the value of an option names it, with its parser.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import re
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gemm import values
+from pytest_gemm.api import settings as api_settings
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.api.settings import Setting, settings_of
+from pytest_gemm.case_id import MODES
 from pytest_gemm.ledger.ledger import Ledger
+from pytest_gemm.machine import isa, processor
+from pytest_gemm.options import BY_NAME, CONFLICTS, OPTIONS
 from pytest_gemm.outcome import Verdict
+from pytest_gemm.problem import shapes
+from pytest_gemm.problem.axes import LEVELS
+from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.storage import cache
+from pytest_gemm.text import did_you_mean, shown
+from pytest_gemm.values import Given, Parser, cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+SPEED_WORKER: Final = "gemm-speed-worker"
+"""Name of pytest's plugin in a process that times; a conftest may look for it."""
+
+
+def has_cuda_device() -> bool:
+    """Whether the machine has an NVIDIA device node; asked without importing torch."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
+
+
+def suite(name: str) -> Path:
+    """The folder of a suite that comes with the package."""
+    spec = find_spec(f"pytest_gemm.{name}")
+    assert spec is not None, "the suites are part of the package"
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _option(name: str, parse: Parser = str) -> Any:
+    """A field that is the parsed value of an option."""
+
+    def default() -> object:
+        return parse(BY_NAME[name].default)
+
+    return dataclasses.field(default_factory=default, metadata={"option": name, "parse": parse})
+
+
+_ALLOWABLE: Final = values.names("word", ("missing", "unjudged", "slower", "no-baseline"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,46 +77,44 @@ class SpeedConfig:
         sessions: processes that time every case; 0: as many as the gate or a recording needs.
         windows: spans of a session in which each case is timed, on a CPU.
         regret: other candidates of each problem to time.
-        gating: whether a slower case fails the run.
-        needs_baseline: whether a case without a baseline does.
-        needs_decision: whether an undecided case does.
+        allow: what does not fail the run, ``slower`` and ``no-baseline`` among it.
         undecided_share: of the compared cases, beyond which the run fails for what stays undecided.
         baselines: folder of the baselines.
         record, force, prune: write baselines; also from a changed tree; and drop those of cases that are gone.
         against: the other environment, "" for the stored baselines.
         wait: seconds to wait for another run that times on the same device; 0: no limit.
         samples: where session files are kept; ``None``: nowhere.  A recording run always keeps them.
-        report, summary: files of the HTML page and of the Markdown.
     """
 
     root: Path = Path()
     threads: int = 1
     shapes: tuple[str, ...] = ()
     comparator: str = "aten"
-    sessions: int = 0
+    sessions: int = _option("sessions", values.whole(1, 10_000))
     windows: int = 32
-    regret: int = 0
-    gating: bool = True
-    needs_baseline: bool = True
-    needs_decision: bool = False
-    undecided_share: float = 0.9
+    regret: int = _option("regret", values.whole(0, 10_000))
+    allow: tuple[str, ...] = _option("allow", _ALLOWABLE)
+    undecided_share: float = _option("undecided", values.share)
     baselines: Path = Path("baselines")
     record: bool = False
     force: bool = False
     prune: bool = False
-    against: str = ""
+    against: str = _option("against")
     wait: float = 3600.0
     samples: Path | None = None
-    report: Path | None = None
-    summary: Path | None = None
+
+    @property
+    def gating(self) -> bool:
+        """Whether a slower case fails the run."""
+        return "slower" not in self.allow
 
     @property
     def fatal(self) -> frozenset[Verdict]:
         """The verdicts that fail a test."""
         if not self.gating:
             return frozenset()
-        asked = {Verdict.NO_BASELINE: self.needs_baseline, Verdict.UNDECIDED: self.needs_decision}
-        return frozenset({Verdict.SLOWER, *(verdict for verdict, fails in asked.items() if fails)})
+        fails = {Verdict.NO_BASELINE: "no-baseline" not in self.allow, Verdict.UNDECIDED: self.undecided_share == 0.0}
+        return frozenset({Verdict.SLOWER, *(verdict for verdict, is_fatal in fails.items() if is_fatal)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,26 +125,24 @@ class GemmConfig:
         registry: every registered backend.
         backends: the selected ones, in the order given.
         named: whether the user named them (``auto`` otherwise).
-        allow: what does not fail the run, some of ``options.ALLOWABLE``.
         level: ``quick``, ``full`` or ``exhaustive``.
         problems: problems given by the user; empty: each test's own.
         ops: restrict to these op names; empty: all.
         distributions: restrict to these; empty: the level's.
+        candidates: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": not given.
+        modes: some of ``case_id.MODES``, in each of which a problem is judged; empty: its own.
+        isa: some of ``machine.isa.ISAS`` and "", the CPU's own, and those of ``all`` that the CPU does not have.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        thread_counts: the numbers of CPU threads that were given.
+        threads: CPU threads of this process.
         seed: of all values.
         fuzz: how long to draw problems, in seconds; 0: not at all.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: CPU threads of this process.
-        thread_axis: the numbers of threads with each of which a problem on the CPU is judged; empty: ``threads``.
-        ledger: the known failures.
-        ledger_given: what the user named it, "" for the one that is shipped; a rerun line repeats it.
-        run_record, artifacts, defects, coverage: where to write; ``None``: nowhere.
-        choices: ``one``, ``winner``, ``all``, a number, or a pattern of candidates' names; "": each backend's own.
         reference: ``full``, ``sampled`` or ``auto``.
-        modes: some of ``case_id.MODES``, in each of which a problem is judged; empty: its own.
-        isas: some of ``machine.isa.ISAS`` and "", the CPU's own, for which cpp generates; empty: its own.
-        lacking: those that ``all`` asked for and the CPU does not have.
+        ledger: the known failures.
         guard: ``none``, or ``pages`` around operands and results on the CPU.
-        timeout, compile_timeout: limits in seconds of a kernel's run and of a compile; 0: none.
+        limits: in seconds of a kernel's run and of a compile; 0: none.
+        allow: what does not fail the run.
+        output: folder of all files of the run; ``None``: none is written.
         compile_only: compile what the selected cases need and run nothing.
         options: every option's value as text, by its name.
         settings: what ``--gemm-set`` gives, as text, by ``NAME.KEY``.
@@ -109,37 +151,72 @@ class GemmConfig:
     """
 
     registry: Registry
-    backends: tuple[Backend, ...]
-    named: bool
-    level: str
-    problems: tuple[Problem, ...]
-    ops: tuple[str, ...]
-    seed: int
-    device: str
-    threads: int
-    ledger: Ledger
-    ledger_given: str
-    run_record: Path | None
-    artifacts: Path | None
-    defects: Path | None = None
-    coverage: Path | None = None
-    modes: tuple[str, ...] = ()
-    thread_axis: tuple[int, ...] = ()
-    isas: tuple[str, ...] = ()
-    lacking: tuple[str, ...] = ()
-    guard: str = "none"
-    choices: str = ""
-    reference: str = "auto"
+    backends: tuple[Backend, ...] = ()
+    named: bool = False
+    level: str = _option("level")
+    problems: tuple[Problem, ...] = _option("problem", values.problems)
+    ops: tuple[str, ...] = _option("ops", values.names("op", OPS))
     distributions: tuple[str, ...] = ()
-    fuzz: float = 0.0
-    allow: frozenset[str] = frozenset()
-    timeout: float = 60.0
-    compile_timeout: float = 1800.0
-    compile_only: bool = False
+    candidates: str = _option("candidates", values.candidates)
+    modes: tuple[str, ...] = _option("modes", values.names("mode", MODES))
+    isa: tuple[tuple[str, ...], tuple[str, ...]] = _option(
+        "isa", lambda text: values.isas(text, isa.isas(processor.cpu().flags))
+    )
+    device: str = _option("device")
+    thread_counts: tuple[int, ...] = _option("threads", values.threads)
+    threads: int = 1
+    seed: int = _option("seed", values.whole(0))
+    fuzz: float = _option("fuzz", values.fuzz)
+    reference: str = _option("reference")
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
+    guard: str = _option("guard")
+    limits: tuple[float, float] = _option("timeout", values.limits)
+    allow: tuple[str, ...] = _option("allow", _ALLOWABLE)
+    output: Path | None = _option("output", api_settings.folder)
+    compile_only: bool = _option("compile-only", values.is_yes)
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     typed: frozenset[str] = frozenset()
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
+
+    @property
+    def choices(self) -> str:
+        """Which candidates are judged, as ``candidates`` and the level have it; "": each backend's own."""
+        return self.candidates or ("" if self.level == "quick" else "all")
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """Instruction sets, "" for the CPU's own, for which cpp generates; empty: its own."""
+        return self.isa[0]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The instruction sets that ``all`` asked for and the CPU does not have."""
+        return self.isa[1]
+
+    @property
+    def thread_axis(self) -> tuple[int, ...]:
+        """The numbers of threads with each of which a problem on the CPU is judged; empty: ``threads``."""
+        return self.thread_counts if len(self.thread_counts) > 1 else ()
+
+    @property
+    def timeout(self) -> float:
+        """Limit of a kernel's run in seconds; 0: none."""
+        return self.limits[0]
+
+    @property
+    def compile_timeout(self) -> float:
+        """Limit of a compile in seconds; 0: none."""
+        return self.limits[1]
+
+    def file(self, name: str) -> Path | None:
+        """A file or folder of ``--gemm-output``; ``None`` where it was not given."""
+        return self.output / name if self.output else None
+
+    @property
+    def artifacts(self) -> Path | None:
+        """Folder of the files of failures."""
+        return self.file("failures")
 
     @property
     def jobs(self) -> int:
@@ -150,6 +227,11 @@ class GemmConfig:
     def arch(self) -> str:
         """Architecture to compile ahead for, as a selected backend is set; "" for the device's."""
         return next(filter(None, (str(getattr(backend, "architecture", "")) for backend in self.backends)), "")
+
+    @property
+    def generates(self) -> bool:
+        """Whether a selected backend generates code for the CPU."""
+        return any(honours(backend, Capability.ISA) for backend in self.backends)
 
     @property
     def devices(self) -> dict[str, str]:
@@ -166,18 +248,217 @@ class GemmConfig:
         return "cpu"
 
 
-SPEED_WORKER = "gemm-speed-worker"
-"""Name of pytest's plugin in a process that times; a conftest may look for it."""
-
 CONFIG = pytest.StashKey[GemmConfig]()
 """Where a run keeps what it was asked for."""
 
 
-def has_cuda_device() -> bool:
-    """Whether the machine has an NVIDIA device node; asked without importing torch."""
-    return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
+# -- --gemm-set ----------------------------------------------------------------------------------------------
 
 
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# Settings of the engine; those of a backend are declared in its class.
+ENGINE: Final[Mapping[str, Mapping[str, Setting]]] = {
+    "run": {
+        "supervise": Setting("yes", "yes|no", "watch the run from another process", api_settings.one_of("yes", "no")),
+    },
+    "speed": {
+        "windows": Setting("32", "N", "spans of a CPU session in which each case is timed", values.whole(3, 10_000)),
+        "wait": Setting("3600", "SECONDS", "limit of the wait for another run that times here", values.seconds),
+    },
+}
+
+
+def settings_given(config: pytest.Config) -> dict[str, Given]:
+    """The texts of ``--gemm-set``, by ``NAME.KEY``; the command line wins over the ini file.
+
+    Raises:
+        pytest.UsageError: for one that is not spelled NAME.KEY=VALUE.
+    """
+    option = BY_NAME["set"]
+    given = [Given(line.strip(), f"{option.ini} (ini)") for line in config.getini(option.ini)]
+    given += [Given(line.strip(), option.flag) for line in config.getoption(option.ini) or ()]
+    found = {}
+    for text in given:
+        values.check_printable(text)
+        match = re.fullmatch(r"([\w-]+\.[\w-]+)=(.*)", text)
+        if match is None:
+            raise values.wrong(text, "give it as NAME.KEY=VALUE, cutlass.level=2 for instance")
+        found[match[1]] = Given(match[2], f"{text.source}={match[1]}")
+    return found
+
+
+def setting(given: Mapping[str, Given], owner: str, key: str, declared: Mapping[str, Setting]) -> Any:
+    """The value of a setting of the engine or of a backend: as given, or its default."""
+    text = given.get(f"{owner}.{key}")
+    return declared[key].parse(declared[key].default) if text is None else values.parsed(text, declared[key].parse)
+
+
+def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str, dict[str, Any]]:
+    """The values of all settings by owner and key; each backend is handed its own, and an unknown one is refused."""
+    declared = {**ENGINE, **{backend.name: settings_of(backend) for backend in registry if settings_of(backend)}}
+    for name, text in given.items():
+        owner, _, key = name.partition(".")
+        if owner not in declared:
+            hint = did_you_mean(owner, declared)
+            raise values.wrong(text, f"{owner!r} has no settings{hint}; known: {', '.join(declared)}")
+        if key not in declared[owner]:
+            hint = did_you_mean(key, declared[owner])
+            raise values.wrong(text, f"{owner} has no setting {key!r}{hint}; known: {', '.join(declared[owner])}")
+    found = {owner: {key: setting(given, owner, key, keys) for key in keys} for owner, keys in declared.items()}
+    for owner in found.keys() - ENGINE.keys():
+        configurable: Any = registry[owner]
+        configurable.configure(found[owner])
+    return found
+
+
+# -- the whole -----------------------------------------------------------------------------------------------
+
+
+def workers(config: pytest.Config) -> int:
+    """xdist's workers, which share the cores; 1 without xdist.  The controller knows them by its option."""
+    if hasattr(config, "workerinput"):
+        return int(config.workerinput["workercount"])
+    return int(getattr(config.option, "numprocesses", None) or 1)
+
+
+def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
+    """The ledger of the run.
+
+    Args:
+        config: pytest's.
+        registry: of the backends that its entries may name; ``None``: any.
+
+    Raises:
+        pytest.UsageError: when it cannot be read.
+    """
+    text = values.value(config, "known-failures")
+    if text == "none":
+        return Ledger()
+    names = None if registry is None else registry.names()
+    default = suite("conformance") / "known_failures.toml"
+    return values.parsed(text, lambda path: Ledger.load(Path(path) if path else default, names))
+
+
+def read(config: pytest.Config, registry: Registry) -> GemmConfig:
+    """Read and check everything.
+
+    Args:
+        config: pytest's.
+        registry: with all backends registered; they are given their settings.
+
+    Raises:
+        pytest.UsageError: one paragraph that names the option, the value and what would be right.
+    """
+    values.check_ini_names(config)
+    texts = {option.name: values.value(config, option.name) for option in OPTIONS if option.repeat != "append"}
+    given = settings_given(config)
+    found, speed = _parsed(GemmConfig, texts), _parsed(SpeedConfig, texts)
+    recording = values.parsed(texts["record"], values.record)
+    settings = _apply_settings(given, registry)
+    _check_together(texts, config)
+    backends, named = _backends(texts["backends"], registry)
+    if found["problems"] and found["ops"] and not any(p.op.name in found["ops"] for p in found["problems"]):
+        raise values.wrong(texts["ops"], f"excludes all of --gemm-problem={shown(texts['problem'])}")
+    threads, output = found["thread_counts"][:1], found["output"]
+    made = GemmConfig(
+        registry,
+        backends,
+        named,
+        **found,
+        distributions=_distributions(texts["distributions"], found["problems"]),
+        threads=(*threads, max(1, cores() // workers(config)))[0],
+        ledger=ledger(config, registry),
+        options={name: str(text) for name, text in texts.items()},
+        settings={name: str(text) for name, text in given.items()},
+        typed=_typed_names(config, texts, given),
+        speed=SpeedConfig(
+            root=config.rootpath,
+            threads=(*threads, cores())[0],
+            shapes=_shapes(texts["shapes"], config.rootpath),
+            comparator=_comparator(texts["comparator"], registry),
+            baselines=config.rootpath / texts["baselines"],
+            record=bool(recording),
+            force="force" in recording,
+            prune="prune" in recording,
+            # What a recording measured is kept, so that "pytest-gemm baseline accept" can store a slower case later.
+            samples=output / "samples" if output else (cache.last_recording() if recording else None),
+            **speed,
+            **settings["speed"],
+        ),
+    )
+    if made.compile_only and not made.arch and not has_cuda_device():
+        raise pytest.UsageError(
+            "--gemm-compile-only: there is no CUDA device here to compile for; name its architecture, "
+            "--gemm-set=cutlass.arch=90a for a Hopper for instance"
+        )
+    return made
+
+
+def _parsed(kind: type[GemmConfig | SpeedConfig], texts: Mapping[str, Given]) -> dict[str, Any]:
+    """The fields that are values of options."""
+    fields = [field for field in dataclasses.fields(kind) if field.metadata]
+    return {field.name: values.parsed(texts[field.metadata["option"]], field.metadata["parse"]) for field in fields}
+
+
+def _typed_names(config: pytest.Config, texts: Mapping[str, str], given: Mapping[str, Given]) -> frozenset[str]:
+    """What the command line changes; nothing in a worker or a session, which repeat what has been checked."""
+    if hasattr(config, "workerinput") or config.pluginmanager.has_plugin(SPEED_WORKER):
+        return frozenset()
+    # The default of comparator is a backend, which may be the only one that is timed.
+    changed = [name for name, text in texts.items() if text != BY_NAME[name].default or name == "comparator"]
+    typed = {name for name in changed if values.typed_values(config, BY_NAME[name])}
+    return frozenset(typed | {name for name, text in given.items() if text.source.startswith(BY_NAME["set"].flag)})
+
+
+def _check_together(texts: Mapping[str, Given], config: pytest.Config) -> None:
+    """Refuse options that contradict each other."""
+    on = {name for name, text in texts.items() if text not in {"", "no"}}
+    if "fuzz" in on and (hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None)):
+        raise pytest.UsageError("--gemm-fuzz draws one problem after the other: leave out -n")
+    for name, others in CONFLICTS.items():
+        for other, message in others.items():
+            if {name, other} <= on:
+                raise pytest.UsageError(message)
+    if "compile-only" in on and workers(config) > 1:
+        raise pytest.UsageError("--gemm-compile-only takes all cores by itself: leave out -n, and see cutlass.jobs")
+    if texts["against"] and texts["sessions"] == "1":
+        raise pytest.UsageError("--gemm-sessions=1: to tell two environments apart takes 2 sessions of each at least")
+
+
+def _comparator(text: Given, registry: Registry) -> str:
+    names = ("none", *registry.names())
+    if text not in names:
+        raise values.wrong(text, f"no such backend{did_you_mean(text, names)}; known: {', '.join(names)}")
+    return "" if text == "none" else str(text)
+
+
+def _shapes(text: Given, root: Path) -> tuple[str, ...]:
+    """Names of sets and files; files are read now, so that a wrong one ends the run before it begins.
+
+    A name may be that of a set in the file of a test's own marker, which is known when the test is collected.
+    """
+    names = values.parsed(text, values.parts_of)
+    if paths := [name for name in names if "." in name or (root / name).exists()]:
+        values.parsed(text, lambda _: shapes.select(suite("perf") / "shapes.toml", paths, LEVELS[0], "cpu", root))
+    return names
+
+
+def _backends(text: Given, registry: Registry) -> tuple[tuple[Backend, ...], bool]:
+    names = values.parsed(text, values.names("backend", ("auto", *registry.names())))
+    if names == ("auto",):
+        return tuple(registry), False
+    if "auto" in names:
+        raise values.wrong(text, "auto stands for all that can run here: give auto alone, or names")
+    return tuple(registry[name] for name in names), True
+
+
+def _distributions(text: Given, problems: Sequence[Problem]) -> tuple[str, ...]:
+    if not text:
+        return ()
+    from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for  # imports torch
+
+    names = values.parsed(text, values.names("distribution", DISTRIBUTIONS))
+    for problem in problems:
+        if not set(names) & set(apply := distributions_for(problem)):
+            message = f"does not apply to --gemm-problem={problem.line}; what applies: {', '.join(apply) or 'none'}"
+            raise values.wrong(text, message)
+    return names

@@ -14,20 +14,10 @@ import pytest
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.config import GemmConfig, cores
-from pytest_gemm.options import BY_NAME, SPEED, default_candidates
+from pytest_gemm.config import GemmConfig
+from pytest_gemm.options import BY_NAME, OPTIONS
 from pytest_gemm.text import shown
-
-# Options that have no effect on a timed case: it is timed in its backend's own way, see docs/speed.md.
-_NOT_TIMED: Final = ("distributions", "modes", "isa", "guard")
-# Options that have no effect in a run of its own kind.
-_IGNORED: Final[Mapping[str, tuple[str, ...]]] = {
-    "compile-only": (
-        *("timeout", "reference", "known-failures", "guard", "modes", "isa"),
-        *("record", "against"),
-    ),
-    "fuzz": ("modes", "reference", "guard"),
-}
+from pytest_gemm.values import cores
 
 
 def _on_cpu(config: GemmConfig, backend: Backend) -> bool:
@@ -85,7 +75,7 @@ def check_backends(config: GemmConfig) -> None:
         pytest.UsageError: naming the option and why it has no effect.
     """
     kind = "compile-only" if config.compile_only else "fuzz" if config.fuzz else ""
-    for name in sorted(config.typed & {*_IGNORED.get(kind, ())}):
+    for name in sorted(option.name for option in OPTIONS if option.name in config.typed and kind in option.ignored_by):
         raise _has_no_effect(config, name, f"--gemm-{kind} ignores it")
     if kind == "fuzz" and len(config.thread_axis) > 1:
         raise _has_no_effect(config, "threads", "--gemm-fuzz has one number of threads", "give one")
@@ -113,14 +103,15 @@ def check_cases(config: GemmConfig, *, tests: int, cases: int, timed: int) -> No
     """
     if not tests:
         return
-    own = [option.name for option in SPEED if option.name in config.typed]
-    speed = own + sorted(name for name in config.typed if name.startswith("speed."))
+    typed = [option for option in OPTIONS if option.name in config.typed]
+    speed = [option.name for option in typed if option.group == "speed"]
+    speed += sorted(name for name in config.typed if name.startswith("speed."))
     if speed and not timed:
         why = f"none of the {tests} collected test(s) is timed"
         remedy = "name timed tests (pytest perf, or pytest --pyargs pytest_gemm.perf)"
         raise _has_no_effect(config, speed[0], why, remedy)
-    several = ("threads",) if len(config.thread_axis) > 1 else ()
-    idle = [name for name in (*_NOT_TIMED, *several) if name in config.typed]
+    several = len(config.thread_axis) > 1
+    idle = [option.name for option in typed if not option.timed or (option.name == "threads" and several)]
     if idle and timed and timed == cases:
         why = "all collected cases are timed, each in its backend's own way and with one number of threads"
         raise _has_no_effect(config, idle[0], why)
@@ -135,19 +126,11 @@ def rerun_options(config: GemmConfig, backend: str = "", *, timed: bool = True) 
         timed: whether it is timed again, which needs the options of speed.
     """
     again = config.registry[backend] if backend else None
-    speed = config.speed
-    given = {
-        "level": (config.level, "quick"),
-        "threads": (str(config.threads), str(cores())),
-        "known-failures": (config.ledger_given, ""),
-        "device": (config.device, "auto"),
-        "candidates": (config.choices, default_candidates(config.level)),
-        "reference": (config.reference, "auto"),
-    }
-    if timed:
-        place = "against" if speed.against else "baselines"
-        given |= {name: (config.options.get(name, ""), BY_NAME[name].default) for name in ("comparator", place)}
-    found = {name: f"--gemm-{name}={text}" for name, (text, default) in given.items() if text != default and text}
+    names = ["level", "known-failures", "device", "candidates", "reference"]
+    names += ["comparator", "against" if config.speed.against else "baselines"] if timed else []
+    given = {name: config.options[name] for name in names if config.options[name] != BY_NAME[name].default}
+    given |= {"threads": str(config.threads)} if config.threads != cores() else {}
+    found = {name: f"--gemm-{name}={text}" for name, text in given.items()}
     owners = {one.name for one in config.backends} | ({"speed"} if timed else set())
     found |= {
         name: f"--gemm-set={name}={text}"

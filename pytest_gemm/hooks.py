@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gemm import config as config_module
 from pytest_gemm import effect, records, reports, selection, startup, supervisor, xdist
 from pytest_gemm import items as items_module
-from pytest_gemm import settings as settings_module
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.failures import text
@@ -89,7 +89,7 @@ class GemmRun:
         with startup.usage("pytest_gemm_register_backends"):
             config.hook.pytest_gemm_register_backends(registry=registry)
         with startup.usage("configure() of a backend"):
-            self.settings = settings_module.read(config, registry, startup.workers(config), startup.default_ledger())
+            self.settings = config_module.read(config, registry)
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
         self.watch = self._make_watch()
@@ -101,7 +101,7 @@ class GemmRun:
                 here=str(config.invocation_params.dir),
                 threads=self.settings.threads,
                 devices=self.settings.devices,
-                record=str(self.settings.run_record or ""),
+                record=str(self.settings.file("run.jsonl") or ""),
             )
         if not self._is_worker and not config.pluginmanager.has_plugin(SPEED_WORKER):
             try:
@@ -533,11 +533,12 @@ class GemmRun:
             session.exitstatus = STATUS
         self._absorb_unfinished()
         state.close_record()
-        if settings.coverage is not None and state.outcomes and not settings.fuzz:
+        path = settings.file("coverage.md") if settings.generates and state.outcomes and not settings.fuzz else None
+        if path is not None:
             from pytest_gemm.tools import coverage  # with torch, for what Inductor has registered
 
-            with state.writing(settings.coverage):
-                coverage.write(settings.coverage, state.outcomes)
+            with state.writing(path):
+                coverage.write(path, state.outcomes)
         if settings.compile_only and exitstatus == pytest.ExitCode.OK:
             complete = all(one.complete for one in self._harvest or [])
             session.exitstatus = exitstatus = pytest.ExitCode.OK if complete else pytest.ExitCode.TESTS_FAILED

@@ -28,14 +28,14 @@ def show_speed(settings: GemmConfig, state: RunState, measured: Sequence[Any], r
         for line in text.table(run):
             reporter.write_line(line)
     title = f"GEMM speed of {', '.join(backend.name for backend in settings.backends)}"
-    if (path := settings.speed.summary) is not None:
+    if (path := settings.file("summary.md")) is not None:
         with state.writing(path):
             path.write_text("".join(text.markdown(run, title) + "\n" for run in runs), encoding="utf-8")
-    for run in runs if settings.speed.report is not None else ():
-        path = settings.speed.report
-        assert path is not None
-        if len(runs) > 1:  # a page is about one machine
-            path = path.with_stem(f"{path.stem}-{run.hardware}")
+    for run in runs:
+        # A page is about one machine.
+        path = settings.file(f"report-{run.hardware}.html" if len(runs) > 1 else "report.html")
+        if path is None:
+            break
         with state.writing(path):
             path.write_text(page.page(run, title), encoding="utf-8")
             reporter.write_line(f"speed report: {path}")

@@ -6,14 +6,12 @@ import contextlib
 import functools
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_gemm import config as config_module
 from pytest_gemm import options, supervisor, values, xdist
-from pytest_gemm import settings as settings_module
 from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.config import SPEED_WORKER, GemmConfig
 from pytest_gemm.isolation import sanitizer
@@ -33,8 +31,8 @@ def supervised(config: pytest.Config) -> supervisor.Child | None:
     """
     if config.pluginmanager.has_plugin(SPEED_WORKER) or not supervisor.wanted(config):
         return None
-    given = settings_module.settings_given(config)
-    if not settings_module.engine_setting(given, "run", "supervise"):
+    given = config_module.settings_given(config)
+    if config_module.setting(given, "run", "supervise", config_module.ENGINE["run"]) == "no":
         return None
     child = config.stash[CHILD] = supervisor.start(functools.partial(_explained_without, config))
     return child
@@ -44,27 +42,28 @@ def _explained_without(
     config: pytest.Config, outcomes: Sequence[Outcome], words: Words | None, run: Mapping[str, Any]
 ) -> list[Outcome]:
     """What the ledger says of outcomes, in a process that has read no configuration."""
-    ledger = settings_module.ledger(config, default_ledger())
+    ledger = config_module.ledger(config)
     known = words.environment if words else None
     return state_module.explain_for_worker(outcomes, known, ledger, run.get("devices", {}), run.get("threads", 1))[0]
 
 
 def begin(config: pytest.Config) -> int | None:
-    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool; let workers of xdist crash."""
-    if (tool := values.value(config, "guard")) in options.TOOLS:
-        settings_module.check_sanitizer(config)
-        given = config.invocation_params
-        return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
-    xdist.allow_crashes(config)
-    return None
+    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool; let workers of xdist crash.
 
-
-def default_ledger() -> Path:
-    """The ledger that is shipped with the conformance suite."""
-    spec = find_spec("pytest_gemm.conformance")
-    assert spec is not None, "the conformance suite is part of the package"
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "known_failures.toml"
+    Raises:
+        pytest.UsageError: for an option that makes no sense below such a tool, naming it.
+    """
+    tool = values.value(config, "guard")
+    if tool not in options.TOOLS:
+        xdist.allow_crashes(config)
+        return None
+    if values.value(config, "device") == "cpu":
+        raise values.wrong(tool, "it watches kernels of a GPU: leave out --gemm-device=cpu")
+    for name in ("record", "against"):
+        if values.value(config, name) not in {"", "no"}:
+            raise values.wrong(tool, f"kernels below it are many times slower: leave out --gemm-{name}")
+    given = config.invocation_params
+    return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
 
 
 def register_builtin(registry: Registry) -> None:
@@ -94,13 +93,6 @@ def usage(what: str) -> Iterator[None]:
 def is_worker(config: pytest.Config) -> bool:
     """Whether this process is a worker of xdist."""
     return hasattr(config, "workerinput")
-
-
-def workers(config: pytest.Config) -> int:
-    """xdist's workers, which share the cores; 1 without xdist.  The controller knows them by its option."""
-    if is_worker(config):
-        return int(config.workerinput["workercount"])  # type: ignore[attr-defined]  # xdist's
-    return int(getattr(config.option, "numprocesses", None) or 1)
 
 
 def is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:

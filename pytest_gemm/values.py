@@ -1,26 +1,30 @@
-"""The text of an option: where it was given, and what it is parsed to."""
+"""The text of an option: where it was given, and the parsers of texts.
+
+A parser takes a text and raises a ``ValueError`` that says what would be right; :func:`parsed` names the option.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from pytest_gemm.api import settings as api_settings
-from pytest_gemm.config import cores
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.options import BY_NAME, OPTIONS, RECORDING, Option, renamed
+from pytest_gemm.options import BY_NAME, OPTIONS, RENAMED, Option
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.storage.errors import FileError
 from pytest_gemm.text import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from typing_extensions import Self
 
+T = TypeVar("T")
+Parser = Callable[[str], Any]
 
 # The most threads or processes that may be asked for; more is taken for a typing error.
 MANY: Final = 1024
@@ -37,20 +41,32 @@ class Given(str):
         source: the option as it was spelled, ``--gemm-seed`` or ``gemm_seed (ini)``.
     """
 
-    __slots__ = ("source",)
     source: str
 
-    @classmethod
-    def of(cls, text: str, source: str) -> Given:
+    def __new__(cls, text: str, source: str) -> Self:
         """A text with its source."""
-        given = cls(text)
+        given = super().__new__(cls, text)
         given.source = source
         return given
 
 
-def wrong(text: Given, says: str) -> pytest.UsageError:
+def wrong(text: Given, message: object) -> pytest.UsageError:
     """The error for a value."""
-    return pytest.UsageError(f"{text.source}={shown(text)}: {says}")
+    return pytest.UsageError(f"{text.source}={shown(text)}: {message}")
+
+
+def parsed(text: Given, parse: Callable[[str], T]) -> T:
+    """What a parser makes of a text.
+
+    Raises:
+        pytest.UsageError: naming the option.
+    """
+    try:
+        return parse(text)
+    except (ProblemError, FileError) as error:  # it names the value
+        raise pytest.UsageError(f"{text.source}: {error}") from None
+    except ValueError as error:
+        raise wrong(text, error) from None
 
 
 # -- names of options --------------------------------------------------------------------------------------
@@ -77,7 +93,7 @@ def check_ini_names(config: pytest.Config) -> None:
 
 
 def _unknown(word: str, name: str, kind: str, known: Sequence[str]) -> pytest.UsageError:
-    if remedy := renamed(name):
+    if remedy := RENAMED.get(name.removeprefix("--").replace("_", "-").removeprefix("gemm-")):
         return pytest.UsageError(f"{shown(name)}{' (ini)' * (kind == 'key')} was renamed; {remedy}")
     hint = did_you_mean(name, known)
     return pytest.UsageError(f"{shown(word)}: there is no {kind} {shown(name)}{hint}; pytest --help lists them")
@@ -111,7 +127,7 @@ def value(config: pytest.Config, name: str) -> Given:
     if not isinstance(raw, str):
         raise pytest.UsageError(f"{source}={shown(str(raw))}: give a text; a list is one with commas in it")
     # The lines of a value in an ini file are one.
-    text = Given.of(raw.strip() if typed is not None else " ".join(raw.split("\n")).strip() or option.default, source)
+    text = Given(raw.strip() if typed is not None else " ".join(raw.split("\n")).strip() or option.default, source)
     if typed is not None and not text:
         default = f", which is {option.default} then" if option.default else ""
         raise pytest.UsageError(f"{source}= is empty: give {option.metavar}, or leave the option out{default}")
@@ -137,97 +153,112 @@ def check_printable(text: Given) -> None:
 
 # -- parsers: from a text to a value -------------------------------------------------------------------------
 
-Parser = Callable[[Given], Any]
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parts_of(text: Given) -> tuple[str, ...]:
+def parts_of(text: str) -> tuple[str, ...]:
     """The parts of a list; () for an empty one.
 
     Raises:
-        pytest.UsageError: for a part that is empty, as an unset variable of a shell makes it, or stands twice.
+        ValueError: for a part that is empty, as an unset variable of a shell makes it, or stands twice.
     """
     parts = tuple(part.strip() for part in text.split(",")) if text else ()
     for part in parts:
         if not part:
-            raise wrong(text, "one of the values between the commas is empty")
+            raise ValueError("one of the values between the commas is empty")
         if parts.count(part) > 1:
-            raise wrong(text, f"{shown(part)} is given twice")
+            raise ValueError(f"{shown(part)} is given twice")
     return parts
 
 
-def names(what: str, known: Iterable[str]) -> Parser:
+def names(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     """A parser of a list, each part of it one of those known."""
     known = tuple(known)
 
-    def parse(text: Given) -> tuple[str, ...]:
-        names = parts_of(text)
-        for name in names:
+    def parse(text: str) -> tuple[str, ...]:
+        for name in (parts := parts_of(text)):
             if name not in known:
                 hint = did_you_mean(name.lower(), known)
-                raise wrong(text, f"unknown {what} {shown(name)!r}{hint}; known: {', '.join(known)}")
-        return names
+                raise ValueError(f"unknown {what} {shown(name)!r}{hint}; known: {', '.join(known)}")
+        return parts
 
     return parse
 
 
-def whole(least: int, most: int = 10**18) -> Parser:
+def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
     """A parser of a whole number; 0 of an empty text."""
 
-    def parse(text: Given) -> int:
+    def parse(text: str) -> int:
         if not text:
             return 0
         if not re.fullmatch(r"[0-9]+", text) or (len(text) <= _DIGITS and int(text) < least):
-            raise wrong(text, f"give a whole number, {least} or more")
+            raise ValueError(f"give a whole number, {least} or more")
         if len(text) > _DIGITS or int(text) > most:
-            raise wrong(text, f"give {most} at most")
+            raise ValueError(f"give {most} at most")
         return int(text)
 
     return parse
 
 
-def is_number(text: str) -> bool:
-    """Whether a text is a number without a sign or an exponent."""
-    return re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) is not None
+def _number(text: str, most: float) -> float | None:
+    """A number without a sign or an exponent, ``None`` of any other text."""
+    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) and float(text) <= most else None
 
 
-def share(text: Given) -> float:
+def share(text: str) -> float:
     """A percentage, as a share."""
-    if not is_number(text) or float(text) > 100:
-        raise wrong(text, "give a percentage from 0 to 100")
-    return float(text) / 100
+    if (percent := _number(text, 100.0)) is None:
+        raise ValueError("give a percentage from 0 to 100")
+    return percent / 100
 
 
-def limits(text: Given) -> tuple[float, float]:
+def limits(text: str) -> tuple[float, float]:
     """The limits of a run and of a compile, in seconds."""
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) > 2 or not all(is_number(part) and float(part) <= LONGEST for part in parts):
-        raise wrong(text, f"give seconds as RUN or RUN,COMPILE, 0 for no limit, {LONGEST:.0f} at most")
-    run, compile_limit = [*map(float, parts), 1800.0][:2]
+    run, *rest = [_number(part.strip(), LONGEST) for part in text.split(",")]
+    (compile_limit,) = rest if len(rest) == 1 else ((None,) if rest else (1800.0,))
+    if run is None or compile_limit is None:
+        raise ValueError(f"give seconds as RUN or RUN,COMPILE, 0 for no limit, {LONGEST:.0f} at most")
     return run, compile_limit
 
 
-def threads(text: Given) -> tuple[int, ...]:
+def seconds(text: str) -> float:
+    """A limit of a wait."""
+    if (found := _number(text, LONGEST)) is None:
+        raise ValueError(f"give seconds, 0 for no limit, {LONGEST:.0f} at most")
+    return found
+
+
+def fuzz(text: str) -> float:
+    """The time to fuzz, in seconds; 0 of an empty text: not at all."""
+    if not text:
+        return 0.0
+    if not (found := _number(text, LONGEST)):
+        raise ValueError("give the time in seconds, 60 for instance")
+    if find_spec("hypothesis") is None:
+        raise ValueError("it needs Hypothesis, which is not installed: pip install hypothesis")
+    return found
+
+
+def threads(text: str) -> tuple[int, ...]:
     """Numbers of CPU threads, each once; () where none is given."""
     most, found = max(MANY, 4 * cores()), []  # more than any machine uses, fewer than it refuses to start
     for part in parts_of(text):
         if part != "all" and (not re.fullmatch(r"[0-9]+", part) or not part.strip("0")):
             right = "give a whole number, 1 or more, or all, or several of them, 1,2,all for instance"
-            raise wrong(text, f"{shown(part)!r} is no number of threads; {right}")
-        if part != "all" and (len(part) > _DIGITS or int(part) > most):
-            raise wrong(text, f"give {most} at most")
-        found.append(cores() if part == "all" else int(part))
+            raise ValueError(f"{shown(part)!r} is no number of threads; {right}")
+        found.append(cores() if part == "all" else whole(1, most)(part))
     return tuple(dict.fromkeys(found))
 
 
-def problems(text: Given) -> tuple[Problem, ...]:
+def problems(text: str) -> tuple[Problem, ...]:
     """Problem lines."""
-    try:
-        return tuple(dict.fromkeys(Problem.parse(line) for line in parts_of(text)))
-    except ProblemError as error:
-        raise pytest.UsageError(f"{text.source}: {error}") from None
+    return tuple(dict.fromkeys(Problem.parse(line) for line in parts_of(text)))
 
 
-def isas(text: Given, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def isas(text: str, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The instruction sets to generate for, "" being the CPU's own, and those of ``all`` that it lacks.
 
     Args:
@@ -237,52 +268,34 @@ def isas(text: Given, here: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, 
     given = names("level", ("native", *ISAS, "all"))(text)
     for name in given:
         if name in ISAS and name not in here:
-            can = ", ".join(("native", *here, "all"))
-            raise wrong(text, f"this CPU does not execute {name}; it can: {can}")
+            raise ValueError(f"this CPU does not execute {name}; it can: {', '.join(('native', *here, 'all'))}")
     wanted = [one for name in given for one in (here if name == "all" else ("" if name == "native" else name,))]
     lacking = tuple(name for name in ISAS if name not in here) if "all" in given else ()
     return tuple(dict.fromkeys(wanted)), lacking
 
 
-def candidates(text: Given) -> str:
+def candidates(text: str) -> str:
     """Which autotune candidates: a word, a number, or a pattern."""
     words = ("one", "winner", "all")
     number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0
     is_numeric = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) or text.isnumeric()
     hint = "" if is_numeric or text in words else did_you_mean(text.lower(), words)
     if text and not number and (is_numeric or hint):
-        raise wrong(text, f"give one, winner, all, a number from 1 on, or a candidate's name{hint}")
+        raise ValueError(f"give one, winner, all, a number from 1 on, or a candidate's name{hint}")
     return str(text)
 
 
-def fuzz(text: Given) -> float:
-    """The time to fuzz, in seconds; 0: not at all."""
-    if text and (not is_number(text) or not 0.0 < float(text) <= LONGEST):
-        raise wrong(text, "give the time in seconds, 60 for instance")
-    if text and find_spec("hypothesis") is None:
-        raise pytest.UsageError("--gemm-fuzz needs Hypothesis, which is not installed: pip install hypothesis")
-    return float(text or 0.0)
-
-
-def record(text: Given) -> frozenset[str]:
-    """How to record: empty for not at all, ``yes``, ``force``, ``prune``."""
+def record(text: str) -> tuple[str, ...]:
+    """How to record: empty for not at all, or ``yes`` with ``force`` and ``prune``."""
     if text in {"yes", "no"}:
-        return frozenset({"yes"} if text == "yes" else ())
+        return ("yes",) if text == "yes" else ()
     parts = parts_of(text)
-    if unknown := [part for part in parts if part not in RECORDING]:
-        hint = did_you_mean(unknown[0], ("yes", *RECORDING))
-        raise wrong(text, f"not a value{hint}; choose yes, no, force, prune or force,prune")
-    return frozenset({"yes", *parts})
+    if unknown := [part for part in parts if part not in {"force", "prune"}]:
+        hint = did_you_mean(unknown[0], ("yes", "force", "prune"))
+        raise ValueError(f"not a value{hint}; choose yes, no, force, prune or force,prune")
+    return ("yes", *parts)
 
 
-def folder(text: Given) -> Path | None:
-    """A folder that can be written; ``None`` of an empty text."""
-    try:
-        return api_settings.folder(text)
-    except ValueError as error:
-        raise wrong(text, str(error)) from None
-
-
-def is_yes(text: Given) -> bool:
+def is_yes(text: str) -> bool:
     """Whether a switch is on."""
     return text == "yes"

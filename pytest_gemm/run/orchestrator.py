@@ -56,7 +56,7 @@ class Orchestrator:
         Returns:
             Why a file could not be written, by the option that asks for it.
         """
-        folder, known = self.config.artifacts, self.config.defects
+        folder, known = self.config.artifacts, self.config.file("known-failures")
         lost = {}
         if folder is not None:
             lost[str(folder)] = artifacts.save(folder, found, case, rerun, warm)

@@ -48,6 +48,7 @@ class RunState:
         undecided: the timed cases as a whole were left undecided, beyond what ``--gemm-undecided`` allows.
         asked: names of the backends of which a test was run.
         reruns: attempts at a test that another one followed, as pytest-rerunfailures makes them; they do not count.
+        record: file of the run record; ``None`` before :meth:`open_record`, and where none is written.
     """
 
     config: GemmConfig
@@ -60,6 +61,7 @@ class RunState:
     undecided: bool = False
     asked: set[str] = dataclasses.field(default_factory=set)
     reruns: int = 0
+    record: Path | None = None
     processes: set[str] = dataclasses.field(default_factory=set)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -70,6 +72,7 @@ class RunState:
 
     def open_record(self, command: Sequence[str]) -> None:
         """Start the run record with a line about the run."""
+        self.record = self.config.file("run.jsonl")
         gpus = any(self.config.device_of(backend) == "cuda" for backend in self.config.backends)
         self._record(lambda: [{"run": plain(Provenance.of(command, gpus=gpus and has_cuda_device()))}], "w")
 
@@ -80,7 +83,7 @@ class RunState:
 
     def _record(self, records: Callable[[], Iterable[Mapping[str, Any]]], mode: str = "a") -> None:
         """Add lines to the run record, unless it has lost some before: behind half a line nothing can be read."""
-        path = self.config.run_record
+        path = self.record
         if path is not None and str(path) not in self.lost:
             with self.writing(path), path.open(mode, encoding="utf-8") as file:
                 file.writelines(map(records_module.record_line, records()))

@@ -36,7 +36,6 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.state import RunState
 from pytest_gemm.tools import doctor
-from pytest_gemm.values import Given
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 TWIN = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, isa="avx2"), "rand", 0, Status.INCORRECT)
@@ -116,22 +115,20 @@ def test_at_its_best_level_a_cpu_is_what_it_is() -> None:
 def test_the_levels_that_are_asked_for(
     text: str, here: tuple[str, ...], isas: tuple[str, ...], lacking: tuple[str, ...]
 ) -> None:
-    assert values.isas(Given.of(text, "--gemm-isa"), isa_module.isas(here)) == (isas, lacking)
+    assert values.isas(text, isa_module.isas(here)) == (isas, lacking)
 
 
 @pytest.mark.parametrize(
     ("text", "here", "told"),
     [
-        ("avx521", EPYC, r"--gemm-isa=avx521: unknown level 'avx521'.*avx512.*known: native, avx2, .*all"),
+        ("avx521", EPYC, r"unknown level 'avx521'.*avx512.*known: native, avx2, .*all"),
         ("avx2,amx", SKYLAKE, r"this CPU does not execute amx; it can: native, avx2, avx512, all"),
         ("avx2", ("neon",), r"this CPU does not execute avx2; it can: native, all"),
     ],
 )
-def test_a_level_that_is_unknown_or_not_in_the_cpu_is_a_usage_error(
-    text: str, here: tuple[str, ...], told: str
-) -> None:
-    with pytest.raises(pytest.UsageError, match=told):
-        values.isas(Given.of(text, "--gemm-isa"), isa_module.isas(here))
+def test_a_level_that_is_unknown_or_not_in_the_cpu_is_an_error(text: str, here: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        values.isas(text, isa_module.isas(here))
 
 
 def test_what_all_left_out_is_said_in_the_summary() -> None:

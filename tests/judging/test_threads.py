@@ -11,7 +11,6 @@ from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import CompileSpec, constant_tensors
 from pytest_gemm.case_id import CaseId, Mode
-from pytest_gemm.config import cores
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -25,7 +24,7 @@ from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.run import state
-from pytest_gemm.values import Given, threads
+from pytest_gemm.values import cores, threads
 
 MM = Problem.parse("mm:f32:nn:8x9x10")
 ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Status.INCORRECT)
@@ -36,13 +35,13 @@ ODD = Outcome(CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7), "rand", 0, Stat
     [("", ()), ("3", (3,)), ("all", (cores(),)), (f"1,all,{cores()},999", (1, cores(), 999))],
 )
 def test_threads_are_numbers_or_all_of_them(text: str, expected: tuple[int, ...]) -> None:
-    assert threads(Given.of(text, "--gemm-threads")) == tuple(dict.fromkeys(expected))
+    assert threads(text) == tuple(dict.fromkeys(expected))
 
 
 @pytest.mark.parametrize("text", ["0", "1,many", "-2", "1.5"])
-def test_what_is_no_number_of_threads_is_refused_by_its_name(text: str) -> None:
-    with pytest.raises(pytest.UsageError, match=rf"--gemm-threads={text}.*whole number, 1 or more, or all"):
-        threads(Given.of(text, "--gemm-threads"))
+def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"whole number, 1 or more, or all"):
+        threads(text)
 
 
 def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:

@@ -379,9 +379,9 @@ def test_two_workers_divide_the_cores_and_their_outcomes_are_put_together(projec
     project.makepyfile(
         test_threads="""
         def test_threads(gemm_check, gemm_config):
-            import pytest_gemm.config
+            import pytest_gemm.values
             import torch
-            assert gemm_config.threads == torch.get_num_threads() == max(1, pytest_gemm.config.cores() // 2)
+            assert gemm_config.threads == torch.get_num_threads() == max(1, pytest_gemm.values.cores() // 2)
         """
     )
     record = project.path / "run.jsonl"

@@ -80,7 +80,7 @@ def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = No
     request = request or Request((line,), "cpu", timed=False)
     registry = Registry()
     registry.add(asked.backend)
-    config = GemmConfig(registry, (), False, "quick", (), (), 0, "cpu", 1, Ledger((entry,)), "", None, None)
+    config = GemmConfig(registry, device="cpu", ledger=Ledger((entry,)))
 
     def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -168,7 +168,7 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     timed = Sample(CaseId("several", MM.line, "big"), "cpu", Status.PASSED, subject=(1e-3,) * 4)
     made = Measured("cpu", sessions=[Session("amd", samples=(other,) if alone else (other, timed))])
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
-    config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
+    config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
     SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(choices="all"))
     assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
@@ -183,7 +183,7 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
     made, found = Measured("cpu", sessions=[Session("amd", samples=(sample,))]), []
     made.failed = {} if distribution else {("several", MM.line): sample}
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
-    config: Any = SimpleNamespace(speed=SpeedConfig(gating=False), seed=0)
+    config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
     SpeedCheck(config, ends, [made], lambda: bench, Replay())(case())
     assert [outcome.distribution for outcome in found] == [distribution]
