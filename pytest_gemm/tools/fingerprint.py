@@ -11,6 +11,7 @@ the seen arithmetic and is larger than the declared one is a *finding*.  What is
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -71,27 +72,18 @@ def examine(backend: Backend, column: Column, device: str) -> Print:
     found.kernels = proof.kernels
     if (objection := proof.objection()) is not None:
         found.findings.append(f"it is not the backend that computes: {objection.text}")
-    examination = Examination(bench, found, column.long)
-    if problem.dtypes.a.is_float:
-        examination.floats()
-    else:
-        examination.integers()
-    benches = [bench]
-    for wanted, ask in (
-        (
+    examination = Examination(bench, found)
+    examination.run(is_long=column.long)
+    if column.aux:
+        for wanted, probe in (
             (column.one_row, examination.batch_invariance),
             (column.clamped, examination.epilogue),
-        )
-        if column.aux
-        else ()
-    ):
-        try:
-            other = _bench(backend, wanted, device)
-        except (Unsupported, Pruned):
-            continue
-        ask(other)
-        benches.append(other)
-    found.products = sum(one.products for one in benches)
+        ):
+            with contextlib.suppress(Unsupported, Pruned):
+                other = _bench(backend, wanted, device)
+                probe(other)
+                found.products += other.products
+    found.products += bench.products
     return found
 
 

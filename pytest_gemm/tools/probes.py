@@ -1,16 +1,16 @@
-"""The probes of the fingerprint: small products whose results name the arithmetic."""
+"""The columns and probes of the fingerprint, and the bench that computes sums of planted products."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
-from pytest_gemm.problem.dtypes import TF32, DType
+from pytest_gemm.problem.dtypes import TF32
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
     from pytest_gemm.operands.tensors import Operands
 
-
 Array = npt.NDArray[Any]
+# Products of a sum: their place or places along K, the values of A, and those of B.
+Term = tuple[Any, Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One problem that is asked everything, and a column of the table.
+    """One problem with all of its probes, and a column of the table.
 
     Attributes:
         name: heads the column.
         line: the problem; a compile.
         long: only what takes many products: where K is cut, how partial sums are stored, how the error grows.
         rare: on backends that compile, only from ``--gemm-level=full`` on.
-        aux: two further problems answer for one row and for an epilogue; compiles, too.
+        aux: two further problems, for one row and for an epilogue; compiles, too.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Column:
 
     @property
     def clamped(self) -> Problem:
-        """The same product through two activations that tell who of them swallowed a NaN."""
+        """The same product through two activations; the result tells which of them swallowed a NaN."""
         return Problem.parse(f"{self.line}:clamp-1_6+relu")
 
 
@@ -75,28 +76,9 @@ COLUMNS: Final = (
 
 # The rows of the table, in order.
 PROBES: Final = (
-    "inputs",
-    "products",
-    "order",
-    "chunk L",
-    "alignment f",
-    "accumulator",
-    "blocks",
-    "partials",
-    "block sum",
-    "store",
-    "drift",
-    "error slope",
-    "subnormals",
-    "specials",
-    "NaN in epilogue",
-    "sum of -0",
-    "overflow",
-    "isolation",
-    "fixed point",
-    "deterministic",
-    "any row alike",
-    "batch invariant",
+    *("inputs", "products", "order", "chunk L", "alignment f", "accumulator", "blocks", "partials", "block sum"),
+    *("store", "drift", "error slope", "subnormals", "specials", "NaN in epilogue", "sum of -0", "overflow"),
+    *("isolation", "fixed point", "deterministic", "any row alike", "batch invariant"),
 )
 
 
@@ -106,8 +88,8 @@ class Print:
 
     Attributes:
         column, problem: which.
-        refusal: why the backend does not compute it; "" when it does.
-        kernels: who computed it.
+        refusal: why the backend does not support it; "" when it does.
+        kernels: what computed it.
         traits: probe -> value, in the order of :data:`PROBES`; a probe that does not apply is left out.
         remarks: sentences about what is surprising and allowed.
         findings: sentences about what the backend's contract does not allow.
@@ -124,20 +106,9 @@ class Print:
     products: int = 0
     seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Print:
-        """What :meth:`to_dict` gave, also after a round through JSON."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in found.items() if name in known}
-        return cls(**{**values, "kernels": tuple(values.get("kernels", ()))})
-
 
 def columns_for(backend: Backend, level: str) -> tuple[Column, ...]:
-    """What a backend is asked at a level: at ``quick`` one that compiles is spared the rare columns."""
+    """The columns of a backend at a level: at ``quick`` one that compiles skips the rare columns."""
     sparing = level == "quick" and isinstance(backend, CandidateBackend)
     return tuple(
         dataclasses.replace(column, aux=column.aux and (not sparing or column.name == "f16"))
@@ -146,7 +117,36 @@ def columns_for(backend: Backend, level: str) -> tuple[Column, ...]:
     )
 
 
-# -- a problem that is asked many sums ---------------------------------------------------------------------
+# -- numbers that the operands can hold --------------------------------------------------------------------
+
+
+class Scale(NamedTuple):
+    """Exponents of the products of a probe: of the big ones, and of the smallest that may matter.
+
+    The result's dtype holds ``2^low``.
+    """
+
+    top: int
+    low: int
+
+    @property
+    def span(self) -> int:
+        """log2 of the big over the small."""
+        return self.top - self.low
+
+
+def halves(exponent: int) -> tuple[float, float]:
+    """Two powers of two whose product is 2^exponent, as alike as can be."""
+    return 2.0 ** (exponent - exponent // 2), 2.0 ** (exponent // 2)
+
+
+def power(place: int | Sequence[int], factor: float, exponent: int) -> Term:
+    """The product ``factor * 2^exponent``; the factor is A's."""
+    left, right = halves(exponent)
+    return place, factor * left, right
+
+
+# -- a problem with planted values ---------------------------------------------------------------------------
 
 
 class Bench:
@@ -154,6 +154,9 @@ class Bench:
 
     Attributes:
         problem: what is computed; ``m``, ``n``, ``k``: its shape.
+        given: the dtype that A and B are stored in; ``read``: the one that is multiplied at the least.
+        out: the dtype of the result.
+        wide: exponents that leave room for everything; ``narrow``: for sums that are held in float16.
         products: how many were computed.
         uneven: some sum had other bits at another place of the result.
     """
@@ -161,8 +164,15 @@ class Bench:
     def __init__(self, prepared: Prepared, template: Operands) -> None:
         self.prepared = prepared
         self.problem = template.problem
-        shape = self.problem.shape
+        shape, dtypes = self.problem.shape, self.problem.dtypes
         self.m, self.n, self.k = shape.m, shape.n, shape.k
+        self.given, self.out = dtypes.a, dtypes.out
+        self.read = TF32 if self.problem.has("math.tf32") else self.given
+        self.wide, self.narrow = Scale(40, -40), Scale(15, -40)
+        if self.given.bits == 8:  # with subnormals, or the span of exponents does not reach
+            self.wide, self.narrow = Scale(16, -18), Scale(15, -18)
+        elif self.given.name == "f16":
+            self.wide, self.narrow = Scale(30, -14), Scale(15, -24)  # a result of subnormals is exact as well
         self.products = 0
         self.uneven = False
         self._template = template
@@ -176,19 +186,22 @@ class Bench:
         import torch
 
         given = self._template
-        changes: dict[str, Any] = {
-            "a": _planted(given.a, a),
-            "b": _planted(given.b, b),
-            "buffers": (),
-        }
-        for name in ("scale_a", "scale_b"):
-            if (scale := getattr(given, name)) is not None:
-                changes[name] = torch.ones_like(scale)
+        scales = {name: getattr(given, name) for name in ("scale_a", "scale_b")}
+        changes: dict[str, Any] = {n: torch.ones_like(scale) for n, scale in scales.items() if scale is not None}
         self.products += 1
-        found = self.prepared.run(dataclasses.replace(given, **changes))
+        planted = dataclasses.replace(given, a=_planted(given.a, a), b=_planted(given.b, b), buffers=(), **changes)
+        found = self.prepared.run(planted)
         assert isinstance(found, torch.Tensor)
         result: Array = found.detach().cpu().to(torch.float64).numpy()
         return result
+
+    def sums(self, cases: Sequence[Sequence[Term]]) -> Array:
+        """One sum of products over K for each case; what no term of it names is zero, and a later term counts."""
+        a, b = np.zeros((2, len(cases), self.k))
+        for row, terms in enumerate(cases):
+            for places, left, right in terms:
+                a[row, places], b[row, places] = left, right
+        return self.dots(a, b)
 
     def dots(self, a: Array, b: Array) -> Array:
         """The sums of a[r] * b[r] over K, for rows r of two (R, K) arrays; each stands on the result's diagonal.
@@ -199,20 +212,12 @@ class Bench:
         found = []
         for first in range(0, len(a), side):
             left, right = a[first : first + side], b[first : first + side]
-            rows = len(left)
-            diagonal = self.product(_full(left, self.m), _full(right, self.n).T).diagonal()
-            again = np.resize(diagonal[:rows], len(diagonal))
-            self.uneven |= not np.array_equal(diagonal.view(np.int64), again.view(np.int64)) and not all_alike(
-                diagonal, again
-            )
-            found.append(diagonal[:rows])
+            full = np.resize(left, (self.m, self.k)), np.resize(right, (self.n, self.k)).T
+            diagonal = self.product(*full).diagonal()
+            again = np.resize(diagonal[: len(left)], len(diagonal))
+            self.uneven |= not all_alike(diagonal, again)
+            found.append(diagonal[: len(left)])
         return np.concatenate(found)
-
-
-def _full(rows: Array, count: int) -> Array:
-    """The rows over and over, ``count`` of them."""
-    found: Array = np.resize(rows, (count, rows.shape[1]))
-    return found
 
 
 def all_alike(x: Array, y: Array) -> bool:
@@ -228,96 +233,8 @@ def _planted(like: torch.Tensor, values: Array) -> torch.Tensor:
     found = torch.empty(0, dtype=like.dtype, device=like.device)
     found.set_(storage, like.storage_offset(), like.size(), like.stride())
     source = torch.from_numpy(np.ascontiguousarray(values))
-    # The values are exact in every type on the way; fp8 knows the one from f32 only.
+    # The values are exact in every type on the way; fp8 is converted from f32 only.
     if like.element_size() == 1:
         source = source.to(torch.float32)
     found.copy_(source.to(like.dtype))
     return found
-
-
-# -- numbers that the operands can hold --------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """Exponents of the products of a probe.
-
-    Attributes:
-        top: of the big ones.
-        low: of the smallest that may matter; the result's dtype holds 2^low.
-    """
-
-    top: int
-    low: int
-
-    @property
-    def span(self) -> int:
-        """log2 of the big over the small."""
-        return self.top - self.low
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """The element types of a problem, as probes need them.
-
-    Attributes:
-        given: the dtype that A and B are stored in; ``read``: the one that is multiplied at the least.
-        out: of the result.
-        wide: exponents that leave room for everything; ``narrow``: for sums that are held in float16.
-    """
-
-    given: DType
-    read: DType
-    out: DType
-    wide: Scale
-    narrow: Scale
-
-
-def kind(problem: Problem) -> _Kind:
-    """The types that the operands of a problem are read in."""
-    given, out = problem.dtypes.a, problem.dtypes.out
-    read = TF32 if problem.has("math.tf32") else given
-    if given.bits == 8:  # subnormals, or the span of exponents does not reach
-        return _Kind(given, read, out, Scale(16, -18), Scale(15, -18))
-    if given.name == "f16":
-        return _Kind(given, read, out, Scale(30, -14), Scale(15, -24))  # a result of subnormals is exact as well
-    return _Kind(given, read, out, Scale(40, -40), Scale(15, -40))
-
-
-def halves(exponent: int) -> tuple[float, float]:
-    """Two powers of two whose product is 2^exponent, as alike as can be."""
-    return 2.0 ** (exponent - exponent // 2), 2.0 ** (exponent // 2)
-
-
-class Rows:
-    """Rows of A and of B, whose sums of products are wanted."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._a: list[Array] = []
-        self._b: list[Array] = []
-
-    def add(self, *terms: tuple[int, float, int], units: Sequence[int] = (), unit: int = 0) -> None:
-        """One sum.
-
-        Args:
-            terms: index, factor and exponent of a product: ``factor * 2^exponent``; the factor is A's.
-            units: indices where the product is 2^unit.
-            unit: that exponent.
-        """
-        a, b = np.zeros(self._k), np.zeros(self._k)
-        if len(units):
-            a[list(units)], b[list(units)] = halves(unit)
-        for index, factor, exponent in terms:
-            left, right = halves(exponent)
-            a[index], b[index] = factor * left, right
-        self.put(a, b)
-
-    def put(self, a: Array, b: Array) -> None:
-        """One sum by its values."""
-        self._a.append(a)
-        self._b.append(b)
-
-    def sums(self, bench: Bench) -> Array:
-        """All sums as the backend computes them."""
-        return bench.dots(np.array(self._a), np.array(self._b))

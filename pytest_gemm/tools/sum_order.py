@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from pytest_gemm.tools.probes import Array, Bench, Rows, Scale
+from pytest_gemm.tools.probes import Array, Bench, Scale, power
 
 # -- widths and roundings ----------------------------------------------------------------------------------
 
@@ -38,6 +39,9 @@ class Width:
         return f">={self.bits + 1}" if self.capped else f"{self.bits + 1} {self.mode}".strip()
 
 
+UNREAD: Final = Width(-1, "")
+
+
 def width_of(bench: Bench, places: Sequence[int], scale: Scale) -> Width:
     """The width of the sum that meets a big product, a small one and the big one's negative.
 
@@ -47,19 +51,18 @@ def width_of(bench: Bench, places: Sequence[int], scale: Scale) -> Width:
     big, small, other = places
 
     def sums(cases: Iterable[tuple[float, float, int]]) -> Array:
-        rows = Rows(bench.k)
-        for sign, factor, t in cases:
-            rows.add((big, sign, scale.top), (small, sign * factor, scale.top - t), (other, -sign, scale.top))
-        return rows.sums(bench) / 2.0**scale.top
+        top = scale.top
+        terms = [
+            (power(big, sign, top), power(small, sign * factor, top - t), power(other, -sign, top))
+            for sign, factor, t in cases
+        ]
+        return bench.sums(terms) / 2.0**top
 
     most = min(scale.span, 62)
-    # The result must hold what is left.
-    asked = range(max(1, scale.top - bench.problem.dtypes.out.emax), most + 1)
-    found = sums((1.0, 1.0, t) for t in asked)
-    bits = max(
-        (t for t, _ in itertools.takewhile(lambda pair: pair[1] == 2.0 ** -pair[0], zip(asked, found, strict=True))),
-        default=-1,
-    )
+    first = max(1, scale.top - bench.out.emax)  # the result must hold what is left
+    found = sums((1.0, 1.0, t) for t in range(first, most + 1))
+    kept = itertools.takewhile(lambda t: found[t - first] == 2.0**-t, range(first, most + 1))
+    bits = max(kept, default=-1)
     if bits < 1 or bits + 2 > most:
         return Width(bits, "", capped=bits > 0)
     up, down, tie = sums([(1.0, 1.5, bits + 1), (-1.0, 1.5, bits + 1), (1.0, 1.0, bits + 1)]) * 2.0**bits
@@ -75,7 +78,8 @@ class Order:
     """How the products of a sum are grouped, as far as it shows.
 
     Attributes:
-        name: ``in order``, ``reversed``, ``chunks``, ``pairwise``, ``N lanes``, ``exact`` (nothing is lost), ``other``.
+        name: ``in order``, ``reversed``, ``chunks``, ``pairwise``, ``N lanes``, ``exact`` (nothing is lost), ``other``,
+            ``unread``.
         chunk: products that one addition takes together; 1 for ordinary additions.
         block: products that are summed by themselves before their sum is added to the others'; 0: there are no blocks.
         places: three indices whose products meet first, for the width inside.
@@ -143,72 +147,48 @@ def infer_order(from_first: Mapping[int, int], inside: Sequence[int], total: int
     return Order("chunks", grain, block, places, apart)
 
 
-class _Sizes:
-    """Sizes of subtrees by planting two big products of opposite sign (Xie et al., FPRev, 2024).
-
-    While the big product of one of them is in the sum, units that are added are lost; those that come after the two
-    have met count.
-    """
-
-    def __init__(self, bench: Bench, scale: Scale, grain: int) -> None:
-        self._bench, self._scale = bench, scale
-        # Units that stand for ``grain`` terms each; none where a big product may stand.
-        self.grain = grain
-        self.units = list(range(bench.k)) if grain == 1 else list(range(grain // 2, bench.k, grain))
-
-    def of(self, i: int, others: Sequence[int]) -> dict[int, int]:
-        """For each j of ``others``: how many terms are summed when i and j have met, in steps of the grain."""
-        rows = Rows(self._bench.k)
-        for j in others:
-            units = [u for u in self.units if u not in (i, j)]
-            rows.add((i, 1.0, self._scale.top), (j, -1.0, self._scale.top), units=units, unit=self._scale.low)
-        survivors = rows.sums(self._bench) / 2.0**self._scale.low
-        if not np.all(np.isfinite(survivors)):
-            return {}
-        count = len(self.units)
-        if self.grain == 1:
-            return {j: count - round(float(s)) for j, s in zip(others, survivors, strict=True)}
-        return {j: (count - round(float(s))) * self.grain for j, s in zip(others, survivors, strict=True)}
-
-    def readable(self) -> bool:
-        """Whether the units arrive at all where there is no big product."""
-        rows = Rows(self._bench.k)
-        rows.add(units=self.units[2:], unit=self._scale.low)
-        return bool(rows.sums(self._bench)[0] == (len(self.units) - 2) * 2.0**self._scale.low)
-
-
-def order_of(bench: Bench, scale: Scale, inner: Width) -> Order | None:
-    """The order of the sum; ``None`` where no unit can be read."""
+def order_of(bench: Bench, scale: Scale, inner: Width) -> Order:
+    """The order of the sum; ``unread`` where no unit can be read."""
     # Sums of units must be lost beside a big product as a whole, and the result must count them.
-    counted = 2 ** min(bench.problem.dtypes.out.precision, 11)
+    counted = 2 ** min(bench.out.precision, 11)
     room = scale.span - (inner.bits + 2 if inner.bits > 0 and not inner.capped else 24)
     most = min(counted, 2 ** max(room, 4))
-    if bench.k <= most:
-        sizes = _Sizes(bench, scale, 1)
-        if not sizes.readable():
-            return None
-        seen = sizes.of(0, range(1, bench.k))
-        if not seen:
-            return None
+    grain = 1 if bench.k <= most else bench.k // min(128, most)
+    # Units that stand for ``grain`` terms each.
+    first, count = grain // 2, len(range(grain // 2, bench.k, grain))
+    if bench.sums([[power(slice(first + 2 * grain, None, grain), 1.0, scale.low)]])[0] != (count - 2) * 2.0**scale.low:
+        return Order("unread")
+    units = power(slice(first, None, grain), 1.0, scale.low)
+
+    def sizes(i: int, others: Sequence[int]) -> dict[int, int]:
+        """For each j of ``others``: how many terms are summed when i and j have met, in steps of the grain.
+
+        Two big products of opposite sign are planted (Xie et al., FPRev, 2024).  While that of one of them is in the
+        sum, units that are added are lost; those that come after the two have met count.
+        """
+        big = power(i, 1.0, scale.top)
+        survivors = bench.sums([(units, big, power(j, -1.0, scale.top)) for j in others]) / 2.0**scale.low
+        if not np.all(np.isfinite(survivors)):
+            return {}
+        return {j: (count - round(float(s))) * grain for j, s in zip(others, survivors, strict=True)}
+
+    seen = sizes(0, range(max(grain - 1, 1), bench.k, grain))
+    if not seen:
+        return Order("unread")
+    if grain == 1:
         # Terms of what may be one addition: do they all meet at once?
         groups = met_together(seen)
         group = groups[len(groups) // 2]
-        others = [j for j in group if j != group[len(group) // 2]]
-        inside = tuple(sizes.of(group[len(group) // 2], others).values()) if len(group) > 2 else (0, 1)
+        middle = group[len(group) // 2]
+        inside = tuple(sizes(middle, [j for j in group if j != middle]).values()) if len(group) > 2 else (0, 1)
         return infer_order(seen, inside, bench.k)
-    sizes = _Sizes(bench, scale, bench.k // min(128, most))
-    if not sizes.readable():
-        return None
-    seen = sizes.of(0, range(sizes.grain - 1, bench.k, sizes.grain))
-    if not seen:
-        return None
-    order = coarse_order(seen, sizes.grain)
+    order = coarse_order(seen, grain)
     if order.name != "other":
         return order
     # Lanes are powers of two apart: the first of these that meets term 0 gives the width of a sum.
-    near = sizes.of(0, [2**t for t in range(bench.k.bit_length() - 1)])
-    first, second = sorted(near, key=lambda j: (near[j], j))[:2]
-    return dataclasses.replace(order, places=(0, first, second))
+    near = sizes(0, [2**t for t in range(bench.k.bit_length() - 1)])
+    nearest = sorted(near, key=lambda j: (near[j], j))
+    return dataclasses.replace(order, places=(0, nearest[0], nearest[1]))
 
 
 def coarse_order(seen: Mapping[int, int], grain: int) -> Order:
