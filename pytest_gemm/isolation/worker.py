@@ -58,7 +58,8 @@ class Service:
 
 
 Eager = Callable[["Problem", str], str]
-Answer = Callable[[Service, "dict[str, Any]"], Iterator[Outcome]]
+# An answer that is no outcome is JSON data.
+Answer = Callable[[Service, "dict[str, Any]"], Iterator[Any]]
 
 
 class Worker:
@@ -75,7 +76,7 @@ class Worker:
         deaths: how many judges have ended in the middle of a request.
     """
 
-    def __init__(self, config: GemmConfig, answer: Answer, *, eager: Eager) -> None:
+    def __init__(self, config: GemmConfig, answer: Answer, *, eager: Eager = lambda *_: "") -> None:
         self.deaths = 0
         self._diaries = Diaries()
         self._errors = self._diaries.folder / "stderr"
@@ -95,27 +96,43 @@ class Worker:
         """The outcomes that a judge answers with, and how it ended if it did.
 
         Raises:
+            RuntimeError: as :meth:`answers`.
+        """
+        found = list(self.answers(request))
+        end = found.pop() if found and isinstance(found[-1], Death) else None
+        return [from_record(record) for record in found], end
+
+    def answers(self, request: Mapping[str, object], limit: float | None = None) -> Iterator[Any]:
+        """What a judge answers, as it comes: JSON data, and last a :class:`Death` where the judge ends.
+
+        Args:
+            request: JSON data for the judge.
+            limit: seconds to wait for each answer; ``None``: the judge's own limits are enough.
+
+        Raises:
             RuntimeError: when the process that forks judges is gone, or a judge failed outside of a case.
         """
         said = self._errors.stat().st_size
-        outcomes: list[Outcome] = []
+        self._socket.settimeout(limit)
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
             for message in self._messages():
-                if "outcome" in message:
-                    outcomes.append(from_record(message["outcome"]))
+                if "answer" in message:
+                    yield message["answer"]
                 elif "error" in message:
                     raise RuntimeError(f"the process that judges failed outside of a case:\n{message['error']}")
                 elif "exit" in message:
                     self.deaths += 1
                     words = self._diaries.words(message["process"])
                     known = words if words is not None and words.activity is not None else None
-                    return outcomes, Death(known, message["exit"], self._tail(said))
-                elif message["leaves"]:
-                    next(message for message in self._messages() if "exit" in message)
-                    return outcomes, None
+                    yield Death(known, message["exit"], self._tail(said))
+                    return
                 else:
-                    return outcomes, None
+                    if message["leaves"]:
+                        next(message for message in self._messages() if "exit" in message)
+                    return
+        except TimeoutError:
+            raise RuntimeError(f"no answer within {limit:g} s") from None
         except OSError:
             pass
         raise RuntimeError(f"the process that starts the judges is gone: {self._tail(said) or 'nothing is known'}")
@@ -212,8 +229,8 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
     for count, line in enumerate(there.makefile("rb"), 1):
         diary.begin(f"request {count}")
         try:
-            for outcome in answer(service, json.loads(line)):
-                say(outcome=to_record(outcome))
+            for one in answer(service, json.loads(line)):
+                say(answer=to_record(one) if isinstance(one, Outcome) else one)
         except Exception:  # of ours: the process that asks has to know
             say(error=traceback.format_exc())
             continue

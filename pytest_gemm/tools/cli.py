@@ -25,7 +25,7 @@ USAGE_ERROR: Final = 4
 # Name -> module, and one line of help.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "doctor": ("pytest_gemm.tools.doctor", "show which backends can run here, and try one product of each"),
-    "fingerprint": ("pytest_gemm.tools.fingerprint_report", "show how each backend computes, and what has changed"),
+    "fingerprint": ("pytest_gemm.tools.fingerprint", "show how each backend computes, and what has changed"),
     "results": ("pytest_gemm.run.page", "write run records as a Markdown page"),
     "compare": ("pytest_gemm.tools.compare", "list the cases of two run records whose status differs"),
     "coverage": ("pytest_gemm.tools.coverage", "list which C++ micro-kernels the cases of run records reached"),

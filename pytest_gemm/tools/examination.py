@@ -44,7 +44,8 @@ class Examination:
             probe: one of ``probes.PROBES``.
             value: for the table.
             odd: whether the value is remarkable.
-            remark: then, what is remarkable; ``finding``: what contradicts the contract.
+            remark: then, what is remarkable.
+            finding: then, what contradicts the contract.
         """
         self.found.traits[probe] = value
         if odd:
@@ -240,7 +241,8 @@ class Examination:
         a[:, :length] = x * 2.0 ** (shift - shift // 2)
         b[:, :length] = y * 2.0 ** (shift // 2)
         left = []
-        for row, rest in enumerate(map(int, totals)):
+        for row in range(count):
+            rest = int(totals[row])
             for place in range(length, length + min(16, -(-44 // p))):
                 # What is left of the sum, p bits at a time: digits * 2^cut as a product of two numbers in range.
                 cut = max(abs(rest).bit_length() - p, 0)
@@ -518,5 +520,6 @@ def stores(p: int) -> dict[str, Callable[[float], float]]:
     def through(x: float, bits: int) -> float:
         return _rounded(_rounded(x, bits, "RNE"), p, "RNE")
 
+    modes: dict[str, Callable[[float], float]]
     modes = {mode: functools.partial(_rounded, p=p, mode=mode) for mode in ("RNE", "RZ", "RNA", "RU", "RD")}
     return modes | {f"via {n}": functools.partial(through, bits=b) for b, n in _HALF_TYPES.items() if b != p}

@@ -140,7 +140,7 @@ def halves(exponent: int) -> tuple[float, float]:
     return 2.0 ** (exponent - exponent // 2), 2.0 ** (exponent // 2)
 
 
-def power(place: int | Sequence[int], factor: float, exponent: int) -> Term:
+def power(place: int | slice, factor: float, exponent: int) -> Term:
     """The product ``factor * 2^exponent``; the factor is A's."""
     left, right = halves(exponent)
     return place, factor * left, right

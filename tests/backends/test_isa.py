@@ -368,7 +368,7 @@ def test_candidates_of_every_level_are_listed_on_any_machine(isa: str, line: str
 def test_the_doctor_says_what_the_option_takes_and_why_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa_module, "isas", lambda _: ("avx2", "avx512"))
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda isa: "the compiler is too old" if isa == "avx512" else "")
-    assert doctor._levels() == (
+    assert doctor.levels() == (
         "  --gemm-isa takes native, avx2; avx512: the compiler is too old; avx512_vnni, amx, amx_fp16: not in this CPU"
     )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm.storage import files
-from pytest_gemm.tools import fingerprint_report
-from pytest_gemm.tools.fingerprint_report import Fingerprint
+from pytest_gemm.tools import fingerprint
+from pytest_gemm.tools.fingerprint import Fingerprint
 
 
 def test_a_lock_names_its_holder_and_is_not_waited_for_beyond_the_limit(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path, monkeypat
 
 
 def test_what_is_stored_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
-    stored = fingerprint_report.path_of(tmp_path / "baselines", "cpu-x", "cpp")
+    stored = fingerprint.path_of(tmp_path / "baselines", "cpu-x", "cpp")
     common = tmp_path / "common"
     common.mkdir()
     stored.parent.mkdir(parents=True)
     stored.symlink_to(common / "cpp.json")
-    fingerprint_report.save(stored, Fingerprint("cpp", "cpu", "cpu-x", date="2026-01-01"))
+    fingerprint.save(stored, Fingerprint("cpp", "cpu", "cpu-x", "2026-01-01", {}, []))
     assert stored.is_symlink()
     assert '"date": "2026-01-01"' in (common / "cpp.json").read_text()
     assert [path.name for path in common.iterdir()] == ["cpp.json"]

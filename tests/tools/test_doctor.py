@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.tools.doctor import _ask, report
+from pytest_gemm.isolation.journal import Diary
+from pytest_gemm.isolation.worker import Service
+from pytest_gemm.judging.judge import Judge
+from pytest_gemm.tools import doctor as doctor_module
 
 BACKENDS = """
     import os, time
@@ -59,8 +64,12 @@ def test_a_healthy_backend_shows_its_smoke_product_and_nothing_else_runs(doctor:
 def test_a_wrong_smoke_product_is_incorrect() -> None:
     registry = Registry()
     registry.add_callable("off", lambda a, b: a @ b + 1)
-    found = _ask(registry["off"], "cpu", threads=1)
-    assert found["status"] == "incorrect"  # which turns the screen red, see below
+    config: Any = SimpleNamespace(registry=registry, device_of=lambda _: "cpu")
+    service = Service(config, Judge(), Diary(), lambda _: contextlib.nullcontext())  # type: ignore[arg-type]
+    told = [*doctor_module._answer(service, {"backend": "off"})]
+    assert told[0] == (f"can run: torch {torch.__version__}", "")
+    assert told[1][0].startswith("mm:f16:nt:128x96x64 incorrect: ")
+    assert told[1][1] == "failed"  # which turns the report red, see below
 
 
 @pytest.mark.slow
@@ -69,7 +78,7 @@ def test_what_breaks_the_examination_is_one_line_of_it_and_the_others_are_asked(
     assert code == 1, text
     lines = iter(text.splitlines())
     for name, words in (
-        ("dies", "its process was killed by SIGABRT"),
+        ("dies", "FAILED: its process died: SIGABRT (Aborted)"),
         ("hangs", "no answer within 3 s"),
         ("raises", "ZeroDivisionError: division by zero"),
         ("lacks", "cannot run: the part is not there"),
@@ -80,30 +89,30 @@ def test_what_breaks_the_examination_is_one_line_of_it_and_the_others_are_asked(
 
 
 @pytest.mark.parametrize(
-    ("answer", "options", "well"),
+    ("state", "options", "well"),
     [
-        ({"status": "passed"}, {}, True),
-        ({"status": "incorrect"}, {}, False),
-        ({"error": "its process was killed by SIGABRT"}, {}, False),
-        ({"error": "its process was killed by SIGABRT"}, {"allow": {"missing"}}, False),
-        ({"reason": "the part is not there"}, {}, False),
-        ({"reason": "the part is not there"}, {"allow": {"missing"}}, True),
-        ({"reason": "the part is not there"}, {"named": False}, True),
+        ("", {}, True),
+        ("failed", {}, False),
+        ("failed", {"allow": {"missing"}}, False),
+        ("missing", {}, False),
+        ("missing", {"allow": {"missing"}}, True),
+        ("missing", {"named": False}, True),
     ],
 )
-def test_the_screen_is_red_for_what_is_broken_and_for_a_named_backend_that_cannot_run(
-    monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], options: dict[str, Any], well: bool
+def test_the_report_is_red_for_what_is_broken_and_for_a_named_backend_that_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, state: str, options: dict[str, Any], well: bool
 ) -> None:
-    plain = {"versions": [], "reason": "", "remedy": "", "smoke": "mm", "status": "", "text": "", "kernels": []}
-    monkeypatch.setattr(
-        "pytest_gemm.tools.doctor.in_child", lambda *_: {"lines": [], "seconds": 0.0, **plain, **answer}
-    )
+    monkeypatch.setattr(doctor_module, "Worker", lambda *_: SimpleNamespace(close=lambda: None))
+    told = {"fact": [("CPU: fast", "")], "backend": [("can run", ""), ("the rest", state)]}
+    monkeypatch.setattr(doctor_module, "answers", lambda _worker, _limit=None, **asked: told[next(iter(asked))])
     config: Any = SimpleNamespace(
         **{"backends": [SimpleNamespace(name="mine")], "named": True, "allow": set(), **options},
         device_of=lambda _: "cpu",
-        compile_timeout=1.0,
+        timeout=1.0,
     )
-    assert report(config, lambda _: None) is well
+    lines: list[str] = []
+    assert doctor_module.report(config, lines.append) is well
+    assert lines[-2:] == ["mine       cpu   can run", "                 the rest"]
 
 
 @pytest.mark.slow

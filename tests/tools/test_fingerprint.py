@@ -27,7 +27,7 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.tools import fingerprint, fingerprint_report, probes, sum_order
+from pytest_gemm.tools import fingerprint, probes, sum_order
 from pytest_gemm.tools.probes import Column, Print
 
 Array = npt.NDArray[Any]
@@ -521,25 +521,23 @@ def test_the_order_of_a_sum_follows_from_who_meets_whom(
 
 def test_a_stored_fingerprint_says_what_an_update_changed(tmp_path: Path) -> None:
     one = Print("f16", "mm:f16:nt:64x64x256", traits={"accumulator": "24 RN", "drift": "+1"}, kernels=("k",))
-    path = fingerprint_report.path_of(tmp_path, "some-key", "mine")
-    assert fingerprint_report.load(path) is None
-    whole = fingerprint_report.Fingerprint(
-        "mine", "cpu", "some-key", [one], software={"torch": "2.12"}, date="2026-01-02"
-    )
-    fingerprint_report.save(path, whole)
+    path = fingerprint.path_of(tmp_path, "some-key", "mine")
+    assert fingerprint.load(path) is None
+    whole = fingerprint.Fingerprint("mine", "cpu", "some-key", "2026-01-02", {"torch": "2.12"}, [one])
+    fingerprint.save(path, whole)
     assert [p.name for p in path.parent.iterdir()] == ["mine.fingerprint.json"]
     assert "seconds" not in json.loads(path.read_text())["columns"][0]
-    loaded = fingerprint_report.load(path)
+    loaded = fingerprint.load(path)
     assert loaded is not None
-    assert loaded.prints == [one]
+    assert loaded.columns == [one]
     now = dataclasses.replace(one, traits={"accumulator": "11 RN", "drift": "+2"})
-    assert fingerprint.changes(loaded.prints, [now]) == ["f16: accumulator was 24 RN and is 11 RN"]
-    assert fingerprint.changes(loaded.prints, [dataclasses.replace(one, traits={}, refusal="gone")]) == [
-        "f16: refused now (gone)"
+    assert fingerprint.changes(loaded.columns, [now]) == ["f16: accumulator was 24 RN and is 11 RN"]
+    assert fingerprint.changes(loaded.columns, [dataclasses.replace(one, traits={}, refusal="gone")]) == [
+        "f16: not supported any more (gone)"
     ]
     path.write_text("{}")
     with pytest.raises(ValueError, match="not a fingerprint"):
-        fingerprint_report.load(path)
+        fingerprint.load(path)
 
 
 def test_the_table_breaks_where_the_screen_ends_and_findings_come_first() -> None:
@@ -549,15 +547,15 @@ def test_the_table_breaks_where_the_screen_ends_and_findings_come_first() -> Non
     ]
     prints[3].findings.append("wrong")
     prints.append(Print("f64", "mm:f64:nt:4x4x4", refusal="no f64"))
-    lines = fingerprint_report.table(prints, width=50)
+    lines = fingerprint.table(prints, width=50)
     assert [line for line in lines if "column" in line] == [
-        f"{'':<17}{'column 0':>10}{'column 1':>10}{'column 2':>10}",
-        f"{'':<17}{'column 3':>10}",
+        f"{'':<5}{'column 0':>10}{'column 1':>10}{'column 2':>10}",
+        f"{'':<5}{'column 3':>10}",
     ]
-    said = fingerprint_report.sentences(fingerprint_report.Fingerprint("mine", "cpu", "key", prints))
+    said = fingerprint.sentences(fingerprint.Fingerprint("mine", "cpu", "key", "", {}, prints))
     assert said[0].strip() == "FINDING column 3: wrong (mm:f32:nt:4x4x4, k)"
     assert said[1].strip() == "column 0, column 1, column 2, column 3: odd"
-    assert said[2].strip() == "f64: refused: no f64"
+    assert said[2].strip() == "f64: unsupported: no f64"
 
 
 # -- the screen ----------------------------------------------------------------------------------------------
@@ -581,27 +579,28 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
             registry.add_callable("good", lambda a, b: a @ b, dtypes=("bf16",))
         """
     )
-    stored = fingerprint_report.Fingerprint(
+    stored = fingerprint.Fingerprint(
         "good",
         "cpu",
         hardware_key("cpu", 1),
+        "2026-01-02",
+        {},
         [Print("bf16", "mm:bf16:nt:64x64x256", traits={"inputs": "9"})],
-        date="2026-01-02",
     )
-    path = fingerprint_report.path_of(pytester.path / "stored", stored.key, "good")
-    fingerprint_report.save(path, stored)
+    path = fingerprint.path_of(pytester.path / "stored", stored.hardware, "good")
+    fingerprint.save(path, stored)
     options = ("--output=stored", "--backends=dies,good", "--threads=1")
     result = pytester.run(sys.executable, "-m", "pytest_gemm.tools.cli", "fingerprint", *options)
     shown = result.stdout.str()
     assert result.ret == 1, shown
-    assert "BROKEN after 0 columns: its process was killed by SIGABRT" in shown
-    assert "f64: refused: good was registered without f64" in shown
+    assert "BROKEN after 0 columns: its process died: SIGABRT (Aborted)" in shown
+    assert "f64: unsupported: good was registered without f64" in shown
     assert "the arithmetic has changed since 2026-01-02" in shown
     assert "bf16: inputs was 9 and is 8" in shown
     assert [one.name for one in path.parent.iterdir()] == ["good.fingerprint.json"], shown
-    found = fingerprint_report.load(path)
+    found = fingerprint.load(path)
     assert found is not None
-    assert next(one for one in found.prints if one.traits).traits["inputs"] == "8"
+    assert next(one for one in found.columns if one.traits).traits["inputs"] == "8"
 
 
 @pytest.mark.slow
@@ -625,7 +624,7 @@ def test_the_screen_survives_a_backend_that_dies_and_stores_the_others(pytester:
 def test_a_stored_fingerprint_that_cannot_be_read_ends_the_run_before_it_asks(
     pytester: pytest.Pytester, content: str, says: str
 ) -> None:
-    path = fingerprint_report.path_of(pytester.path / "kept", hardware_key("cpu", 1), "aten")
+    path = fingerprint.path_of(pytester.path / "kept", hardware_key("cpu", 1), "aten")
     path.parent.mkdir(parents=True)
     path.write_text(content)
     options = ("--output=kept", "--backends=aten", "--threads=1", "--device=cpu")

@@ -1,0 +1,118 @@
+"""Commands about the backends that a conftest registers, ``doctor`` and ``fingerprint``: arguments, start, worker.
+
+pytest reads the ini file, imports the conftests and is configured; then the report is shown in place of a session.
+The backends work in a worker process: a kernel that ends its process, or never returns, is one line of the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gemm.isolation.journal import manner
+from pytest_gemm.isolation.worker import Death, Worker
+from pytest_gemm.text import show as print_text
+
+if TYPE_CHECKING:
+    from pytest_gemm.config import GemmConfig
+
+# Writes a report by its second argument, line by line, and returns whether all is well.
+Report = Callable[["GemmConfig", Callable[[str], object]], bool]
+
+WIDTH: Final = 118
+"""Characters of a line."""
+# Limit of a question about the machine, in seconds.
+_FACT_LIMIT: Final = 120
+# So much later than the worker the asking process gives up, in seconds: the worker has its limits, but not its start.
+_GRACE: Final = 10.0
+
+
+class Unanswered(Exception):
+    """The worker process died, raised, or took too long; the message says which."""
+
+
+def answers(worker: Worker, limit: float | None = None, **request: object) -> Iterator[Any]:
+    """What the worker process answers to a request, as it comes.
+
+    Args:
+        worker: the worker.
+        limit: that its answer function watches over; ``None``: its start is known to be over.
+        request: JSON data.
+
+    Raises:
+        Unanswered: when there is no answer, or no further one.
+    """
+    try:
+        for one in worker.answers(request, limit and limit + _GRACE):
+            if isinstance(one, Death):
+                if one.words is not None and one.words.ended == "timed-out":
+                    raise Unanswered(f"no answer within {one.words.limit:g} s")
+                raise Unanswered(f"its process died: {manner(one.status)}")
+            yield one
+    except RuntimeError as error:
+        raise Unanswered(str(error).strip().splitlines()[-1]) from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that such commands share."""
+    parser.add_argument("--backends", default="auto", metavar="LIST", help="default: auto, all that can run here")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: each backend's")
+    parser.add_argument("--threads", metavar="N", help="CPU threads (default: the cores)")
+    parser.add_argument("--timeout", metavar="SECONDS", default="1800", help="limit of one backend (default: 1800)")
+    parser.add_argument("--allow-missing", action="store_true", help="a named backend may be missing")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME.KEY=VALUE", help="a backend's setting")
+    parser.add_argument(
+        "pytest_args",
+        nargs="*",
+        metavar="ARG",
+        help="pytest's: a folder whose conftest.py registers backends; behind --: options, -p PLUGIN for instance",
+    )
+
+
+class _Plugin:
+    """A plugin that shows the report where pytest would run its session."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> int:
+        """Configure pytest as ``--fixtures`` does, show the report, and end."""
+        from pytest_gemm.config import CONFIG
+
+        def write(line: str) -> None:
+            print_text(f"{line}\n")
+            sys.stdout.flush()
+
+        config._do_configure()
+        try:
+            healthy = self._report(config.stash[CONFIG], write)
+        finally:
+            config._ensure_unconfigure()
+        return int(pytest.ExitCode.OK if healthy else pytest.ExitCode.TESTS_FAILED)
+
+
+def show(given: argparse.Namespace, report: Report, options: Sequence[str] = ()) -> int:
+    """Show a report; returns the exit status.
+
+    Args:
+        given: what :func:`add_arguments` parsed.
+        report: the report.
+        options: further ones of pytest.
+    """
+    words = [f"--gemm-backends={given.backends}", f"--gemm-device={given.device}", *options]
+    words += [f"--gemm-threads={given.threads}"] if given.threads else []
+    words += [
+        f"--gemm-timeout={_FACT_LIMIT},{given.timeout}",
+        *(["--gemm-allow=missing"] if given.allow_missing else []),
+    ]
+    words += [f"--gemm-set={one}" for one in given.set]
+    # Of an installed pytest-gemm pytest says that it is imported already; a project may turn warnings into errors.
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    os.environ["PYTEST_ADDOPTS"] = ""  # it is about runs of tests
+    return int(pytest.main([*words, *given.pytest_args], plugins=[_Plugin(report)]))
