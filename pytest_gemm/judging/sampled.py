@@ -207,11 +207,14 @@ class _Verdict:
 # -- all elements ----------------------------------------------------------------------------------------
 
 
-def _planes(x: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-    """A tensor of A's or of the result's shape as the matrices that have a B each."""
-    if x.dim() == 2:
-        return [x]
-    return [x.reshape(-1, x.shape[-1])] if b.dim() == 2 else list(x)
+def _matrices(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A tensor of A's or of the result's shape as the matrices (P, M, ...) that meet one B each."""
+    return x.reshape(1, -1, x.shape[-1]) if b.dim() == 2 else x
+
+
+def _batched(b: torch.Tensor) -> torch.Tensor:
+    """B as matrices (P, K, N)."""
+    return b.reshape(-1, *b.shape[-2:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,8 +326,8 @@ class Sample:
         return self._by_signs(output, actual, contract, terms), "every row by a projection"
 
     @functools.cached_property
-    def _integers(self) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-        """x and ``A (B x)`` in units of the quantum, residues; one for each matrix of A."""
+    def _integers(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """x (N,) and ``A (B x)`` (P, M) in units of the quantum, residues."""
         operands = self._operands
         (unit_a, unit_b), n = operands.units, operands.b.shape[-1]
         if not unit_a or not unit_b or operands.quantum > unit_a * unit_b:
@@ -333,15 +336,11 @@ class Sample:
         bits_a, bits_b = (
             freivalds.bits_of(_largest(t) / unit) for t, unit in ((operands.a, unit_a), (operands.b, unit_b))
         )
-        scale = round(math.log2(unit_a * unit_b / operands.quantum))
-        found = []
-        for place, plane in enumerate(_planes(operands.a, operands.b)):
-            y = freivalds.times(_matrix_of(operands.b, place), unit_b, bits_b, x)
-            z = None if y is None else freivalds.times(plane, unit_a, bits_a, y)
-            if z is None:
-                return None
-            found.append(freivalds.shift(z, scale))
-        return x, found
+        y = freivalds.times(_batched(operands.b), unit_b, bits_b, x)
+        z = None if y is None else freivalds.times(_matrices(operands.a, operands.b), unit_a, bits_a, y)
+        if z is None:
+            return None
+        return x, freivalds.shift(z, round(math.log2(unit_a * unit_b / operands.quantum)))
 
     def _random(self, count: int) -> torch.Tensor:
         """Residues, uniform."""
@@ -359,29 +358,24 @@ class Sample:
             return None
         if self._integers is None:
             return None
-        x, expected = self._integers
+        x, right = self._integers
         bits = freivalds.bits_of(most)
-        planes = _planes(actual, operands.b)
-        found = []
-        for place, (plane, right) in enumerate(zip(planes, expected, strict=True)):
-            # Everything on one side: what the backend returned, without what was added, against the product.
-            bad = torch.zeros(plane.shape[0], dtype=torch.bool, device=plane.device)
-            left = freivalds.times(plane, quantum, bits, x, bad)
-            for term in terms:
-                added = _plane_of(term.tensor, place, len(planes))
-                off = torch.zeros(added.shape[0], dtype=torch.bool, device=plane.device)
-                product = freivalds.times(added, quantum, bits, x if added.shape[1] == len(x) else _total(x), off)
-                if left is None or product is None or bool(off.any()):
-                    return None
-                left = freivalds.subtract(left, product) if term.sign > 0 else freivalds.add(left, product)
-            if left is None:
+        matrices = _matrices(actual, operands.b)
+        # Everything on one side: what the backend returned, without what was added, against the product.
+        bad = torch.zeros(matrices.shape[:2], dtype=torch.bool, device=actual.device)
+        left = freivalds.times(matrices, quantum, bits, x, bad)
+        for term in terms:
+            added = _matrices_of(term.tensor, matrices)
+            off = torch.zeros(added.shape[:2], dtype=torch.bool, device=actual.device)
+            product = freivalds.times(added, quantum, bits, x if added.shape[-1] == len(x) else _total(x), off)
+            if left is None or product is None or bool(off.any()):
                 return None
-            found.append((left != right) | bad)
-        return torch.cat(found).reshape(actual.shape[:-1]).cpu()
+            left = freivalds.subtract(left, product) if term.sign > 0 else freivalds.add(left, product)
+        return None if left is None else ((left != right) | bad).reshape(actual.shape[:-1]).cpu()
 
     @functools.cached_property
-    def _signs(self) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-        """x, and for each matrix of A: ``A (B x)``, and what bounds the Euclidean norms of the rows of g and of G.
+    def _signs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x, ``A (B x)`` (P, M, n), and what bounds the Euclidean norms of the rows of g and of G, each (P, M).
 
         With b the largest norm of a row of B: ``sum_j g_ij^2 = sum_k a_ik^2 ||b_k||^2 <= ||a_i||^2 b^2``, and by
         Minkowski's inequality the norm of row i of ``G = |A| |B|`` is at most ``sum_k |a_ik| ||b_k|| <= ||a_i||_1 b``.
@@ -389,13 +383,9 @@ class Sample:
         operands = self._operands
         n = operands.b.shape[-1]
         x = ((self._random(n * _VECTORS) & 1) * 2 - 1).reshape(n, _VECTORS).to(operands.a.device, torch.float64)
-        found = []
-        for place, plane in enumerate(_planes(operands.a, operands.b)):
-            b = _matrix_of(operands.b, place)
-            largest = _norms(b).amax()
-            z = freivalds.project(plane, freivalds.project(b, x))
-            found.append((z, _norms(plane) * largest, _norms(plane, 1) * largest))
-        return x, found
+        a, b = _matrices(operands.a, operands.b), _batched(operands.b)
+        largest = _norms(b).amax(-1, keepdim=True)
+        return x, freivalds.project(a, freivalds.project(b, x)), _norms(a) * largest, _norms(a, 1) * largest
 
     def _by_signs(self, output: Problem, actual: torch.Tensor, contract: Contract, terms: list[_Term]) -> torch.Tensor:
         """Rows whose projection leaves its bound.
@@ -406,8 +396,8 @@ class Sample:
         theta g or theta G for the sum, u |c| for each store, and what underflows.
         """
         operands, k = self._operands, output.shape.k
-        x, expected = self._signs
-        planes = _planes(actual, operands.b)
+        x, right, small, big = self._signs
+        matrices = _matrices(actual, operands.b)
         count = actual.numel() // actual.shape[-1] * _VECTORS
         spread = math.sqrt(2.0 * math.log(2.0 * count / _DOUBT))
         out = output.result_dtype
@@ -421,49 +411,38 @@ class Sample:
         lost = (lost + k * tiny) * math.sqrt(actual.shape[-1])
         # Of the sums here, in float64: N + K roundings of at most sum_j G_ij <= sqrt(N) ||G_i||.
         own = (k + actual.shape[-1]) * math.sqrt(actual.shape[-1]) * 2.0**-53
-        found = []
-        for place, (plane, (right, small, big)) in enumerate(zip(planes, expected, strict=True)):
-            size = _norms(plane)
-            error = big * theta
-            if statistics:
-                narrow = 0.0
-                if contract.narrow_partials:
-                    narrow = math.sqrt(contract.slices) * output.dtypes.out.unit_roundoff
-                rest = error_module.spread_of(output) * (contract.input_error + narrow)
-                factor = error_module.statistical_theta(output, contract, steps) + rest
-                error = torch.minimum(error, small * factor + size * contract.input_error)
-            total, left = size, freivalds.project(plane, x)
-            for term in terms:
-                added = _plane_of(term.tensor, place, len(planes))
-                across = len(x) // added.shape[1]  # a column stands for all
-                left = left - term.sign * freivalds.project(added, x if across == 1 else x.sum(0, keepdim=True))
-                norm = _norms(added) * math.sqrt(across)
-                error = error + norm * theta
-                total = total + norm
-            # C's own size stands for the exact result's.
-            error = (error + total * store) * 1.01 + lost + (big + total) * own
-            found.append(~((left - right).abs() <= (spread * error)[:, None]).all(1))
-        return torch.cat(found).reshape(actual.shape[:-1]).cpu()
-
-
-def _matrix_of(b: torch.Tensor, place: int) -> torch.Tensor:
-    return b if b.dim() == 2 else b[place]
+        size = _norms(matrices)
+        error = big * theta
+        if statistics:
+            narrow = math.sqrt(contract.slices) * output.dtypes.out.unit_roundoff if contract.narrow_partials else 0.0
+            rest = error_module.spread_of(output) * (contract.input_error + narrow)
+            factor = error_module.statistical_theta(output, contract, steps) + rest
+            error = torch.minimum(error, small * factor + size * contract.input_error)
+        total, left = size, freivalds.project(matrices, x)
+        for term in terms:
+            added = _matrices_of(term.tensor, matrices)
+            across = len(x) // added.shape[-1]  # a column stands for all
+            left = left - term.sign * freivalds.project(added, x if across == 1 else x.sum(0, keepdim=True))
+            norm = _norms(added) * math.sqrt(across)
+            error = error + norm * theta
+            total = total + norm
+        # C's own size stands for the exact result's.
+        error = (error + total * store) * 1.01 + lost + (big + total) * own
+        return (~((left - right).abs() <= (spread * error)[..., None]).all(-1)).reshape(actual.shape[:-1]).cpu()
 
 
 def _norms(x: torch.Tensor, order: int = 2) -> torch.Tensor:
     """Norms of the rows, float64."""
     real = x if x.is_floating_point() else x.to(torch.float32)
-    found: torch.Tensor = torch.linalg.vector_norm(real, order, 1, dtype=torch.float64)
+    found: torch.Tensor = torch.linalg.vector_norm(real, order, -1, dtype=torch.float64)
     return found
 
 
-def _plane_of(x: torch.Tensor, place: int, planes: int) -> torch.Tensor:
-    """What meets matrix ``place`` of the result, of something that is broadcast to it: (1 or M, 1 or N)."""
-    if x.dim() == 1:
-        return x[None]
-    if x.dim() == 3 and planes > 1:
-        return x[place]
-    return x.reshape(-1, x.shape[-1])
+def _matrices_of(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """What is added to matrices (P, M, N), of a tensor that is broadcast to them: (1 or P, 1 or M, 1 or N)."""
+    if x.dim() == 3 and len(matrices) > 1:
+        return x
+    return x.reshape(1, -1, x.shape[-1])
 
 
 def _total(x: torch.Tensor) -> torch.Tensor:

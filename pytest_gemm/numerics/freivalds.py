@@ -14,6 +14,7 @@ multiplication and sums: a library's float64 product can be emulated there, and 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -44,32 +45,31 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
-def _pieces(x: torch.Tensor, terms: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Parts of a matrix, no wider than ``terms``: (rows, columns, x[rows, columns] in float64).
+def _pieces(x: torch.Tensor, terms: int) -> Iterator[tuple[tuple[slice, slice], slice, torch.Tensor]]:
+    """Parts of matrices (P, R, S), no wider than ``terms``: ((matrices, rows), columns, the part in float64).
 
     The float64 copies lie in memory that the next part reuses.
     """
-    rows, columns = x.shape
+    count, rows, columns = x.shape
     wide = min(terms, max(columns, 1))
-    high = max(1, min(rows, _CHUNK.get(x.device.type, 1 << 22) // wide))
-    turned = x.stride(0) < x.stride(1)
-    memory = torch.empty(high * wide, dtype=torch.float64, device=x.device)
-    for first in range(0, rows, high):
-        for left in range(0, columns, wide):
-            there = slice(first, min(first + high, rows)), slice(left, min(left + wide, columns))
-            part = x[there]
-            if turned:
-                copy = memory[: part.numel()].view(part.shape[1], part.shape[0]).T
-            else:
-                copy = memory[: part.numel()].view(part.shape)
-            yield *there, copy.copy_(part)
+    fit = max(1, _CHUNK.get(x.device.type, 1 << 22) // wide)
+    high, many = max(1, min(rows, fit)), max(1, min(count, fit // max(rows, 1)))
+    turned = x.stride(1) < x.stride(2)
+    memory = torch.empty(many * high * wide, dtype=torch.float64, device=x.device)
+    for place, first, left in itertools.product(range(0, count, many), range(0, rows, high), range(0, columns, wide)):
+        there = slice(place, place + many), slice(first, first + high), slice(left, left + wide)
+        part = x[there]
+        flat = memory[: part.numel()]
+        copy = flat.view(part.mT.shape).mT if turned else flat.view(part.shape)
+        yield there[:2], there[2], copy.copy_(part)
 
 
-def _thin(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    """x @ vectors in float64 for a few vectors (S, n)."""
+def _thin(x: torch.Tensor, vectors: torch.Tensor, matrices: slice, columns: slice) -> torch.Tensor:
+    """x @ vectors in float64 for the columns (P, R, S) and matrices that x is a part of, and a few vectors."""
+    vectors = vectors[columns] if vectors.dim() == 2 else vectors[matrices, columns]
     if x.device.type == "cpu":
         return x @ vectors
-    return torch.stack([(x * vectors[:, n]).sum(1) for n in range(vectors.shape[1])], 1)
+    return torch.stack([(x * vectors[..., None, :, n]).sum(-1) for n in range(vectors.shape[-1])], -1)
 
 
 @_one_thread()
@@ -77,12 +77,15 @@ def project(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """x @ vectors in float64, on x's device.
 
     Args:
-        x: (R, S), any dtype and strides.
-        vectors: (S, n), float64, on the same device.
+        x: (P, R, S), any dtype and strides.
+        vectors: (S, n) for all matrices or (P, S, n), float64, on the same device.
+
+    Returns:
+        (P, R, n).
     """
-    found = torch.zeros(x.shape[0], vectors.shape[1], dtype=torch.float64, device=x.device)
-    for rows, columns, part in _pieces(x, max(x.shape[1], 1)):
-        found[rows] += _thin(part, vectors[columns])
+    found = torch.zeros(*x.shape[:2], vectors.shape[-1], dtype=torch.float64, device=x.device)
+    for (matrices, rows), columns, part in _pieces(x, max(x.shape[2], 1)):
+        found[matrices, rows] += _thin(part, vectors, matrices, columns)
     return found
 
 
@@ -121,9 +124,9 @@ def bits_of(largest: float) -> int:
 
 
 def _limbs(v: torch.Tensor, width: int) -> torch.Tensor:
-    """Residues (S,) as digits of ``width`` bits, float64, (S, n), the lowest first."""
+    """Residues (..., S) as digits of ``width`` bits, float64, (..., S, n), the lowest first."""
     mask = (1 << width) - 1
-    return torch.stack([((v >> low) & mask).to(torch.float64) for low in range(0, _BITS, width)], 1)
+    return torch.stack([((v >> low) & mask).to(torch.float64) for low in range(0, _BITS, width)], -1)
 
 
 @_one_thread()
@@ -136,29 +139,29 @@ def times(
     order of summation.
 
     Args:
-        x: (R, S).  A row with an element that is no multiple of ``unit``, or larger, has an undefined result.
+        x: (P, R, S).  A row with an element that is no multiple of ``unit``, or larger, has an undefined result.
         unit: the grid, a power of two.
         bits: of the integers ``x / unit``: magnitudes up to 2^bits.
-        v: residues, (S,), on x's device.
-        faults: bool, (R,): is set for the rows that have an undefined result.
+        v: residues, (S,) for all matrices or (P, S), on x's device.
+        faults: bool, (P, R): is set for the rows that have an undefined result.
 
     Returns:
-        Residues, (R,).
+        Residues, (P, R).
     """
-    terms = min(_TERMS, max(x.shape[1], 1))
+    terms = min(_TERMS, max(x.shape[2], 1))
     width = _SUM_BITS - 1 - bits - math.ceil(math.log2(terms))
     if width < 4:
         return None
     digits = _limbs(v, width)
-    found = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-    for rows, columns, part in _pieces(x, terms):
+    found = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+    for (matrices, rows), columns, part in _pieces(x, terms):
         if unit != 1.0:
             part.mul_(1.0 / unit)
         # One look at the whole, and at its rows only where something is off.
         if faults is not None and not (torch.equal(part, part.round()) and float(part.abs().amax()) <= 2.0**bits):
-            faults[rows] |= ~((part.abs() <= 2.0**bits) & (part == part.round())).all(1)
+            faults[matrices, rows] |= ~((part.abs() <= 2.0**bits) & (part == part.round())).all(-1)
             part.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        sums = _thin(part, digits[columns])
-        for n in range(digits.shape[1]):
-            found[rows] = add(found[rows], shift(residue(sums[:, n]), n * width))
+        sums = _thin(part, digits, matrices, columns)
+        for n in range(digits.shape[-1]):
+            found[matrices, rows] = add(found[matrices, rows], shift(residue(sums[..., n]), n * width))
     return found

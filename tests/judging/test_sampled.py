@@ -88,33 +88,39 @@ def spoiling(spoil: Callable[[torch.Tensor], None]) -> Matmul:
 
 @settings(max_examples=40)
 @given(
-    shape=st.tuples(st.integers(1, 9), st.sampled_from([1, 7, 4096, 5000])),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.sampled_from([1, 7, 4096, 5000])),
     bits=st.sampled_from([1, 8, 16, 24, 31]),
     unit=st.sampled_from([1.0, 2.0**-7, 2.0**30]),
     turned=st.booleans(),
+    shared=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_products_modulo_the_prime_are_exact(
-    shape: tuple[int, int], bits: int, unit: float, turned: bool, seed: int
+    shape: tuple[int, int, int], bits: int, unit: float, turned: bool, shared: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(-(2**bits), 2**bits + 1, shape, generator=generator)
-    v = torch.randint(freivalds.PRIME - 5, freivalds.PRIME, shape[1:], generator=generator)
+    count, _, terms = shape
+    some = torch.randint(freivalds.PRIME - 5, freivalds.PRIME, (1 if shared else count, terms), generator=generator)
     x = integers.to(torch.float64) * unit
-    found = freivalds.times(x.T.contiguous().T if turned else x, unit, bits, v)
+    found = freivalds.times(x.mT.contiguous().mT if turned else x, unit, bits, some[0] if shared else some)
     assert found is not None
-    expected = [sum(a * b for a, b in zip(row, v.tolist(), strict=True)) % freivalds.PRIME for row in integers.tolist()]
+    vectors = some.expand(count, -1).tolist()
+    expected = [
+        [sum(a * b for a, b in zip(row, v, strict=True)) % freivalds.PRIME for row in rows]
+        for rows, v in zip(integers.tolist(), vectors, strict=True)
+    ]
     assert found.tolist() == expected
 
 
 def test_elements_off_the_grid_are_faults_of_their_rows_only() -> None:
-    x = torch.ones(6, 300)
-    x[1, 7], x[2, 0], x[3, 299], x[4, 5] = 0.5, float("nan"), float("inf"), 2.0**20
-    faults = torch.zeros(6, dtype=torch.bool)
+    x = torch.ones(2, 3, 300)
+    x[0, 1, 7], x[0, 2, 0], x[1, 0, 299], x[1, 1, 5] = 0.5, float("nan"), float("inf"), 2.0**20
+    faults = torch.zeros(2, 3, dtype=torch.bool)
     found = freivalds.times(x, 1.0, 16, torch.ones(300, dtype=torch.int64), faults)
-    assert faults.tolist() == [False, True, True, True, True, False]
+    assert faults.tolist() == [[False, True, True], [True, True, False]]
     assert found is not None
-    assert found[[0, 5]].tolist() == [300, 300]
+    assert (int(found[0, 0]), int(found[1, 2])) == (300, 300)
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 300, 4097, 65536])
