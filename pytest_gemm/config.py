@@ -19,7 +19,7 @@ from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.api.settings import Setting, settings_of
-from pytest_gemm.case_id import MODES
+from pytest_gemm.case_id import MODES, Device
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
 from pytest_gemm.options import BY_NAME, CONFLICTS, OPTIONS
@@ -238,14 +238,14 @@ class GemmConfig:
         """Where each selected backend computes, by its name."""
         return {backend.name: self.device_of(backend) for backend in self.backends}
 
-    def device_of(self, backend: Backend) -> str:
+    def device_of(self, backend: Backend) -> Device:
         """Where this backend computes: the device asked for, or the first of its own that is here."""
         if self.device != "auto":
-            return self.device
+            return Device(self.device)
         devices: Sequence[str] = getattr(backend, "devices", ("cpu", "cuda"))
         if "cuda" in devices and ("cpu" not in devices or has_cuda_device()):
-            return "cuda"
-        return "cpu"
+            return Device.CUDA
+        return Device.CPU
 
 
 CONFIG = pytest.StashKey[GemmConfig]()

@@ -27,7 +27,7 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.case_id import CaseId, Mode
+from pytest_gemm.case_id import CandidateSelection, CaseId, Mode
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
@@ -250,7 +250,7 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     wanted = tuple(name for name in config.distributions if name in apply) or config.distributions
     distributions = pick.distributions or wanted or apply[: DISTRIBUTIONS[config.level]]
     device = config.device_of(backend)
-    case = Case(backend, pick.problem, distributions, config.seed, device, config.choices)
+    case = Case(backend, pick.problem, distributions, config.seed, device, CandidateSelection(config.choices))
     return dataclasses.replace(case, mode=pick.mode, isa=pick.isa, threads=pick.threads)
 
 

@@ -40,7 +40,7 @@ from mutants import CONTROLS, KS, MUTANTS, Control, Planted, int4, product, righ
 from torch._dynamo.utils import same
 
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
@@ -122,7 +122,7 @@ def judge() -> Judge:
 def outcomes(who: Judge, backend: Planted, line: str, seed: int = 0) -> Iterator[Outcome]:
     """All outcomes of a backend on a problem, distribution by distribution."""
     problem = Problem.parse(line)
-    return (one.outcome for one in who.judge(Case(backend, problem, distributions_for(problem), seed, "cpu")))
+    return (one.outcome for one in who.judge(Case(backend, problem, distributions_for(problem), seed, Device.CPU)))
 
 
 def caught(who: Judge, backend: Planted, line: str, seed: int = 0) -> Catch | None:
@@ -227,7 +227,7 @@ def caught_apart(who: Judge | None, backend: Planted, line: str, seed: int = 0) 
 def prepare(who: Judge, line: str) -> None:
     """Have the operands and references of a problem computed here, for all who are judged in forked processes."""
     problem = Problem.parse(line)
-    for _ in who.outcomes(Case(Planted("right", _right(line)), problem, distributions_for(problem), 0, "cpu")):
+    for _ in who.outcomes(Case(Planted("right", _right(line)), problem, distributions_for(problem), 0, Device.CPU)):
         pass
 
 
@@ -709,7 +709,7 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
             continue
         if ledger().applicable("aten", problem, "test_product", environment) is not None:
             continue  # it can kill the process
-        case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), "cpu")
+        case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), Device.CPU)
         if diary is not None:
             (diary / str(seed)).write_text(f"{problem} distributions {' '.join(case.distributions)} seed {case.seed}\n")
         for outcome in who.outcomes(case):

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_gemm import effect, records
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import artifacts
 from pytest_gemm.failures import text as text_module
@@ -105,7 +106,8 @@ class FuzzCheck:
         from pytest_gemm.judging.case import Case, Evidence, Judged
 
         problem, distribution = Problem.parse(last.problem), last.distribution or trial.distributions[0]
-        case = Case(backend, problem, (distribution,), trial.seed, self._config.device_of(backend), last.candidate)
+        device, candidates = self._config.device_of(backend), CandidateSelection(last.candidate)
+        case = Case(backend, problem, (distribution,), trial.seed, device, candidates)
         evidence = Evidence(tensors.make(problem, distribution, trial.seed, case.device))
         self.judged["lost"][str(folder)] = artifacts.save(folder, [Judged(last, evidence)], case, rerun)
 

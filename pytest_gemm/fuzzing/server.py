@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CandidateSelection, CaseId
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
@@ -124,7 +124,7 @@ def judged(
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.run.orchestrator import Orchestrator
 
-    device = config.device_of(backend)
+    device, candidates = config.device_of(backend), CandidateSelection(config.choices)
     well = True
 
     def explained(test: str, case: Case, judging: Callable[[Orchestrator], Iterable[Judged]]) -> Iterator[Outcome]:
@@ -137,13 +137,13 @@ def judged(
             run.keep(case, found, rerun)
 
     for problem in trial.problems:
-        case = Case(backend, problem, trial.distributions, trial.seed, device, config.choices)
+        case = Case(backend, problem, trial.distributions, trial.seed, device, candidates)
         held = state.withheld(config.ledger, case, PRODUCT)
         for outcome in [held] if held else explained(PRODUCT, case, lambda run, case=case: run.judged(case)):  # type: ignore[misc]  # bound early on purpose
             well = well and outcome.status in {Status.PASSED, Status.PRUNED}
             yield outcome
-    if well and case.selection.by_backend and not judge.has_lost(device):
-        case = Case(backend, trial.problems[0], trial.distributions, trial.seed, device, config.choices)
+    if well and candidates.by_backend and not judge.has_lost(device):
+        case = Case(backend, trial.problems[0], trial.distributions, trial.seed, device, candidates)
         for outcome in explained(PROPERTY, case, lambda run: map(Judged, run.judge.relate(case))):
             if outcome.status is not Status.UNSUPPORTED:  # no property need say anything
                 yield outcome

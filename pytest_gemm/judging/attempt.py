@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_gemm.case_id import Device
-from pytest_gemm.judging import faults
+from pytest_gemm.api.proof import Proof
+from pytest_gemm.api.protocols import Prepared
+from pytest_gemm.judging import drive, faults
 from pytest_gemm.judging.calls import Escape, Misconduct
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.truth import Truth
@@ -37,6 +38,8 @@ _SECONDS: Final = {
     Phase.REFERENCE: "reference",
     Phase.EAGER: "reference",
 }
+# What an outcome reports of a proof, beside the kernels' names.
+_PROVED: Final = ("chosen", "configuration", "fused", "fusions")
 # Frames of a backend's exception that are shown: enough to see where, not a page.
 _FRAMES: Final = 4
 _DETAILS: Final = 2000
@@ -94,7 +97,10 @@ class Attempt:
         devices: those that are lost.
         candidate: by name; "" where the backend selects one.
         distribution: of the operands.
+        truth: of the distribution; spoiled when the backend misbehaves.
+        prepared: the compiled problem, from the phase ``PREPARE`` on.
         kernels: as far as they are known.
+        proof: of the last run; ``None`` before it.
         seconds: spent so far.
     """
 
@@ -103,22 +109,31 @@ class Attempt:
     devices: Devices
     candidate: str = ""
     distribution: str = ""
+    truth: Truth | None = None
+    prepared: Prepared = None  # type: ignore[assignment]  # not read before it is set
     kernels: tuple[str, ...] = ()
+    proof: Proof | None = None
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
+
+    def turn_to(self, distribution: str, truth: Truth | None = None) -> None:
+        """Go on with another distribution of what was compiled."""
+        self.distribution, self.truth, self.proof = distribution, truth, None
+        self.kernels = drive.kernels_of(self.prepared)
+
+    def proved(self, proof: Proof) -> None:
+        """Keep what the last run has executed."""
+        self.proof, self.kernels = proof, proof.kernels
 
     def end(self, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
         """An outcome with what is known so far."""
         known = {"kernels": self.kernels, "seconds": self.seconds, **facts}
+        if self.proof is not None:
+            known |= {name: getattr(self.proof, name) for name in _PROVED}
         return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)
 
     @contextlib.contextmanager
-    def phase(self, phase: Phase, truth: Truth | None = None, kernels: tuple[str, ...] = ()) -> Iterator[None]:
+    def phase(self, phase: Phase) -> Iterator[None]:
         """A block that may not come back.
-
-        Args:
-            phase: what happens in it.
-            truth: is spoiled when a backend misbehaves in the block.
-            kernels: that compute, where they are not the attempt's.
 
         Raises:
             Ended: for an exception in the block.
@@ -127,16 +142,16 @@ class Attempt:
         case, started = self.case, time.perf_counter()
         distribution = self.distribution or case.distributions[0]
         seen = _WATCHED.get(phase, phase)
-        kernels = kernels or self.kernels
-        activity = Activity(case.id(self.candidate), seen, distribution, case.seed, kernels, Device(case.device))
+        kernels = ("eager ATen",) if phase is Phase.EAGER else self.kernels
+        activity = Activity(case.id(self.candidate), seen, distribution, case.seed, kernels, case.device)
         try:
             with self.watch(activity):
                 yield
         except Ended:
             raise
         except Exception as error:  # any exception of a backend is its case's failure
-            if truth is not None:
-                truth.spoiled = isinstance(error, Misconduct)
+            if self.truth is not None:
+                self.truth.spoiled |= isinstance(error, Misconduct)
             self._spend(phase, started)
             raise Ended(self.failed(phase, error)) from None
         self._spend(phase, started)

@@ -25,21 +25,20 @@ class Case:
         problem: what is computed.
         distributions: names of distributions, judged in this order; empty: the level's choice.
         seed: of all values.
-        device: where, ``cpu`` or ``cuda``.
-        choices: which of the backend's candidates, as :attr:`CandidateSelection.text` has it.
+        device: where.
+        candidates: which of the backend's candidates are judged.
         mode: how the kernel is reached.
         threads: CPU threads of PyTorch while it is compiled and run; 0: as many as there are.
         isa: instruction set of the CPU to generate for, one of ``machine.isa.ISAS``; "": the machine's own.
-        user_caches: see :class:`BuildRequest`, as is
-        pruned.
+        user_caches, pruned: see :class:`BuildRequest`.
     """
 
     backend: Backend
     problem: Problem
     distributions: tuple[str, ...]
     seed: int
-    device: str
-    choices: str = ""
+    device: Device
+    candidates: CandidateSelection = dataclasses.field(default_factory=CandidateSelection)
     mode: Mode = Mode.OWN
     threads: int = 0
     isa: str = ""
@@ -49,19 +48,14 @@ class Case:
     def request(self, candidate: str = "") -> BuildRequest:
         """How its backend is to build the problem, with one candidate or the one that the backend selects."""
         return BuildRequest(
-            device=Device(self.device),
+            device=self.device,
             candidate=candidate,
-            selection=Selection(self.choices if self.selection.by_backend else ""),
+            selection=Selection(self.candidates.text if self.candidates.by_backend else ""),
             pruned=self.pruned,
-            mode=Mode(self.mode),
+            mode=self.mode,
             isa=self.isa,
             user_caches=self.user_caches,
         )
-
-    @property
-    def selection(self) -> CandidateSelection:
-        """Which of the backend's candidates are judged."""
-        return CandidateSelection(self.choices)
 
     def id(self, candidate: str = "") -> CaseId:
         """The identity of the case, or of one candidate of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from pytest_gemm.outcome import Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import printable
 
+_Kind = TypeVar("_Kind")
 # Names of candidates that a sentence lists.
 _NAMES = 40
 
@@ -55,14 +56,12 @@ def check_support(case: Case) -> None:
 
 
 def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[str, Reason]]:
-    """Names of the candidates to judge, and those that are unsupported; a single "" where the backend selects.
+    """Names of the candidates to judge, and those that are unsupported; a single "" for a backend without candidates.
 
     Raises:
         Unsupported: when none has the name that was asked for.
     """
-    wanted, backend = case.selection, case.backend
-    if wanted.by_backend:
-        return ("",), {}
+    wanted, backend = case.candidates, case.backend
     if not isinstance(backend, CandidateBackend):
         if not wanted.by_name:
             return ("",), {}
@@ -151,19 +150,19 @@ def wait_for(device: str) -> None:
 def proof_of(prepared: Prepared) -> Proof:
     """What the last run executed."""
     with asking():
-        proof = prepared.proof()
-    if not isinstance(proof, Proof):
-        raise TypeError(f"proof() returned {type(proof).__name__}, not a Proof")
-    return proof
+        return _of_type(prepared.proof(), Proof, "proof() returned")
 
 
 def contract_of(prepared: Prepared) -> Contract:
     """The arithmetic that the compiled problem promises."""
     with asking():
-        contract = prepared.contract
-    if not isinstance(contract, Contract):
-        raise TypeError(f"the attribute contract is {type(contract).__name__}, not a Contract")
-    return contract
+        return _of_type(prepared.contract, Contract, "the attribute contract is")
+
+
+def _of_type(found: object, kind: type[_Kind], what: str) -> _Kind:
+    if not isinstance(found, kind):
+        raise TypeError(f"{what} {type(found).__name__}, not a {kind.__name__}")
+    return found
 
 
 def kernels_of(prepared: Prepared) -> tuple[str, ...]:

@@ -19,9 +19,8 @@ from typing import Any, Final
 import torch
 
 from pytest_gemm.api import device_kernels
-from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Prepared
-from pytest_gemm.case_id import Mode
+from pytest_gemm.case_id import CandidateSelection, Mode
 from pytest_gemm.judging import drive, faults, properties, sampled, verdict
 from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.calls import Misconduct
@@ -32,7 +31,7 @@ from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.distributions import DISTRIBUTIONS
 from pytest_gemm.operands.guard_pages import GuardPages
-from pytest_gemm.outcome import Outcome, Phase, Reason, Seconds, Status, Unsupported
+from pytest_gemm.outcome import Outcome, Phase, Reason, Seconds, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 from pytest_gemm.text import printable
@@ -144,9 +143,10 @@ class Judge:
         except Exception as error:  # any exception of a backend is its case's failure
             raise Ended(self._attempt(case).failed(Phase.SUPPORTS, error)) from None
 
-    def _truth(self, case: Case, candidate: str, distribution: str) -> Truth:
-        with self._attempt(case, candidate, distribution).phase(Phase.OPERANDS):
-            return self._truths.of(case, distribution)
+    def _truth(self, attempt: Attempt, distribution: str) -> Truth:
+        attempt.distribution = distribution
+        with attempt.phase(Phase.OPERANDS):
+            return self._truths.of(attempt.case, distribution)
 
     # -- the candidates of a case ----------------------------------------------------------------
 
@@ -158,12 +158,10 @@ class Judge:
         if not case.distributions:
             reason = Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
             raise Ended(attempt.end(Status.UNSUPPORTED, reason))
-        attempt.distribution = case.distributions[0]
-        first = self._truth(case, "", case.distributions[0]).operands
-        if case.selection.by_backend:
-            candidates: tuple[str, ...] = ("",)
-            unsupported: Mapping[str, Reason] = {}
-        else:
+        first = self._truth(attempt, case.distributions[0]).operands
+        candidates: tuple[str, ...] = ("",)
+        unsupported: Mapping[str, Reason] = {}
+        if not case.candidates.by_backend:
             with attempt.phase(Phase.CANDIDATES):
                 candidates, unsupported = drive.candidates(case, first)
         case = dataclasses.replace(case, distributions=_sufficient(case, len(candidates)))
@@ -184,52 +182,46 @@ class Judge:
             if name not in done:
                 yield Judged(self._attempt(case, printable(name)).end(Status.UNSUPPORTED, why))
         # A user who names candidates may name one that is pruned; in any other run something has to be judged.
-        if pruned and len(pruned) == len(candidates) and not case.selection.by_name:
+        if pruned and len(pruned) == len(candidates) and not case.candidates.by_name:
             yield Judged(self._attempt(case).end(Status.CRASHED, _all_pruned(pruned)))
 
     def _candidate(self, case: Case, candidate: str, timing: Timing | None) -> Iterator[Judged]:
         """One candidate, or the one that the backend selects, with all distributions; timed if all of them passed."""
-        truths = [self._truth(case, candidate, distribution) for distribution in case.distributions]
-        attempt = self._attempt(case, candidate, case.distributions[0])
-        with attempt.phase(Phase.PREPARE, truths[0]):
+        attempt = self._attempt(case, candidate)
+        truths = [self._truth(attempt, distribution) for distribution in case.distributions]
+        attempt.distribution, attempt.truth = case.distributions[0], truths[0]
+        with attempt.phase(Phase.PREPARE):
             # The kernels are not known before the first run, so the watch has none.
-            prepared = drive.prepare(case, candidate, truths[0].operands)
-            pruned = drive.pruned_of(prepared)
+            attempt.prepared = drive.prepare(case, candidate, truths[0].operands)
+            pruned = drive.pruned_of(attempt.prepared)
         for name, reason in pruned.items():
             yield Judged(self._attempt(case, printable(name)).end(Status.PRUNED, reason))
-        seconds, runs = attempt.seconds, list[_Run]()
+        runs: list[_Run] = []
         for truth in truths:
-            yield self._distribution(case, candidate, prepared, truth, runs, seconds)
-            seconds = Seconds()
+            yield self._distribution(attempt, truth, runs)
+            attempt.seconds = Seconds()
             if self.has_lost(case.device):
                 return
         if not runs:
             return
-        again = self._run_again(case, candidate, prepared, runs)
+        again = self._run_again(attempt, runs)
         if again is not None:
             yield Judged(again)
         elif timing is not None and len(runs) == len(truths):
-            timed = functools.partial(timing, case, prepared)
-            yield self._distribution(case, candidate, prepared, runs[-1].truth, runs, Seconds(), timed)
+            attempt.seconds = Seconds()
+            yield self._distribution(attempt, runs[-1].truth, runs, functools.partial(timing, case, attempt.prepared))
 
     # -- one distribution ------------------------------------------------------------------------
 
     def _distribution(
-        self,
-        case: Case,
-        candidate: str,
-        prepared: Prepared,
-        truth: Truth,
-        runs: list[_Run],
-        seconds: Seconds,
-        timed: Callable[[operands.Operands], Any] | None = None,
+        self, attempt: Attempt, truth: Truth, runs: list[_Run], timed: Callable[[operands.Operands], Any] | None = None
     ) -> Judged:
         """One result: of a run, or with ``timed`` the one that it returns."""
-        attempt = self._attempt(case, candidate, truth.operands.distribution)
-        attempt.seconds, attempt.kernels = seconds, drive.kernels_of(prepared)
+        case = attempt.case
+        attempt.turn_to(truth.operands.distribution, truth)
         try:
-            results, proof, contract = self._run(attempt, prepared, truth, timed, profiled=not runs)
-            verdicts, facts = self._verdicts(attempt, truth, results, proof, contract)
+            results, contract = self._run(attempt, truth, timed, profiled=not runs)
+            verdicts, facts = self._verdicts(attempt, truth, results, contract)
         except Ended as end:
             return Judged(end.outcome)
         for place, one in enumerate(verdicts):
@@ -238,7 +230,7 @@ class Judge:
                 reason = Reason(wrong.code, which + wrong.summary())
                 details = which + wrong.text() + _places(case.problem.outputs[place])
                 outcome = attempt.end(Status.INCORRECT, reason, details=details, **facts)
-                return Judged(outcome, Evidence.of(one, prepared, place))
+                return Judged(outcome, Evidence.of(one, attempt.prepared, place))
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
             return Judged(attempt.end(Status.MISTRUSTED, doubt, **facts))
         if timed is None:
@@ -248,36 +240,30 @@ class Judge:
         return Judged(attempt.end(Status.PASSED, **facts))
 
     def _run(
-        self,
-        attempt: Attempt,
-        prepared: Prepared,
-        truth: Truth,
-        timed: Callable[[operands.Operands], Any] | None,
-        *,
-        profiled: bool,
-    ) -> tuple[tuple[torch.Tensor, ...], Proof, Contract]:
+        self, attempt: Attempt, truth: Truth, timed: Callable[[operands.Operands], Any] | None, *, profiled: bool
+    ) -> tuple[tuple[torch.Tensor, ...], Contract]:
         """Run, and prove that the backend did it.
 
         Raises:
             Ended: where it did not, or has not returned as many results as the program has.
         """
-        case = attempt.case
-        with attempt.phase(Phase.RUN if timed is None else Phase.TIME, truth):
+        case, prepared = attempt.case, attempt.prepared
+        with attempt.phase(Phase.RUN if timed is None else Phase.TIME):
             with contextlib.nullcontext() if self._pages is None else self._pages.running():
                 _prime_allocator(case.problem, case.device)
                 with _profiled(asked=case.device == "cuda" and profiled) as names:
                     results = drive.run(prepared, truth.operands, case.device, timed)
-            proof = drive.proof_of(prepared)
-            proof = dataclasses.replace(proof, profiled=None if names is None else tuple(names))
-            attempt.kernels, objection, contract = proof.kernels, proof.objection(), drive.contract_of(prepared)
+            profile = None if names is None else tuple(names)
+            attempt.proved(proof := dataclasses.replace(drive.proof_of(prepared), profiled=profile))
+            objection, contract = proof.objection(), drive.contract_of(prepared)
         if objection is not None:
-            raise Ended(attempt.end(Status.FALLBACK, objection, **_proved(proof)))
+            raise Ended(attempt.end(Status.FALLBACK, objection))
         if (wrong := drive.miscounted(case.problem, results)) is not None:
-            raise Ended(attempt.end(Status.CRASHED, wrong, **_proved(proof)))
-        return results, proof, contract
+            raise Ended(attempt.end(Status.CRASHED, wrong))
+        return results, contract
 
     def _verdicts(
-        self, attempt: Attempt, truth: Truth, results: tuple[torch.Tensor, ...], proof: Proof, contract: Contract
+        self, attempt: Attempt, truth: Truth, results: tuple[torch.Tensor, ...], contract: Contract
     ) -> tuple[list[sampled.ResultVerdict], dict[str, Any]]:
         """The verdict on each result, and what an outcome reports of them.
 
@@ -285,28 +271,23 @@ class Judge:
             Ended: where the backend wrote to its inputs.
         """
         case, results = attempt.case, program.gathered(attempt.case.problem, results)
-        earlier = self._truths.earlier(case)
-
-        def others(place: int) -> dict[str, torch.Tensor]:
-            return {name: one[place] for name, one in earlier.items()}
-
         with attempt.phase(Phase.REFERENCE):
             if written := truth.operands.changed(truth.digest):
                 reason = Reason("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
-                raise Ended(attempt.end(Status.INCORRECT, reason, **_proved(proof)))
+                raise Ended(attempt.end(Status.INCORRECT, reason))
             by_sample = sampled.applies(case.problem, self._reference)
-            verdicts = truth.verdicts(results, contract, others, by_sample=by_sample)
+            verdicts = truth.verdicts(results, contract, self._truths.earlier(case), by_sample=by_sample)
         eager, last = "", verdicts[-1]
-        with attempt.phase(Phase.EAGER, kernels=("eager ATen",)):
+        with attempt.phase(Phase.EAGER):
             itself = case.backend.name == "aten" and case.mode in {Mode.OWN, Mode.EAGER}
             if not itself and not last.note and all(one.comparison.is_comparable for one in verdicts):
                 eager = truth.beside_eager(results, contract, case.device, self._eager)
         ratio = max(one.comparison.ratio for one in verdicts)
-        return verdicts, {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note, **_proved(proof)}
+        return verdicts, {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
 
     # -- once more -------------------------------------------------------------------------------
 
-    def _run_again(self, case: Case, candidate: str, prepared: Prepared, runs: list[_Run]) -> Outcome | None:
+    def _run_again(self, attempt: Attempt, runs: list[_Run]) -> Outcome | None:
         """One distribution once more: the same bits, and no earlier result touched since.
 
         It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
@@ -315,19 +296,18 @@ class Judge:
         deterministic.
         """
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
-        attempt = self._attempt(case, candidate, first.truth.operands.distribution)
-        attempt.kernels = drive.kernels_of(prepared)
+        attempt.turn_to(first.truth.operands.distribution, first.truth)
         try:
-            with attempt.phase(Phase.RUN_AGAIN, first.truth):
-                second = drive.run(prepared, first.truth.operands, case.device)
-                proof, contract = drive.proof_of(prepared), drive.contract_of(prepared)
+            with attempt.phase(Phase.RUN_AGAIN):
+                second = drive.run(attempt.prepared, first.truth.operands, attempt.case.device)
+                proof, contract = drive.proof_of(attempt.prepared), drive.contract_of(attempt.prepared)
         except Ended as end:
             return end.outcome
         wrong = _differs(runs, first, second, contract)
         if wrong is None:
             return None
-        attempt.kernels = proof.kernels
-        return attempt.end(Status.INCORRECT, wrong, **_proved(proof))
+        attempt.proved(proof)
+        return attempt.end(Status.INCORRECT, wrong)
 
     # -- properties ------------------------------------------------------------------------------
 
@@ -336,30 +316,29 @@ class Judge:
 
         The backend selects its candidate by itself.  No reference is computed: see ``properties``.
         """
-        own = dataclasses.replace(case, choices=case.choices if case.selection.by_backend else "")
+        own = case if case.candidates.by_backend else dataclasses.replace(case, candidates=CandidateSelection())
         for judged in _threaded(case, _ended(self._relate(own))):
             yield judged.outcome
 
     def _relate(self, case: Case) -> Iterator[Judged]:
         self._check(case)
         asked = properties.applicable(case.problem)
-        refusal = None
+        reason = None
         if case.mode is Mode.AOTI:
-            text = "a package has its constants inside: each property would be a compile"
-            refusal = Unsupported("aoti-property", text)
+            reason = Reason("aoti-property", "a package has its constants inside: each property would be a compile")
         elif not asked:
-            refusal = Unsupported("no-property", f"no property says anything about {case.problem}")
-        if refusal is not None:
-            raise Ended(self._attempt(case).end(Status.UNSUPPORTED, refusal.reason))
+            reason = Reason("no-property", f"no property says anything about {case.problem}")
+        if reason is not None:
+            raise Ended(self._attempt(case).end(Status.UNSUPPORTED, reason))
         attempt = self._attempt(case, distribution=asked[0].distribution)
         with attempt.phase(Phase.PREPARE):
-            first = operands.make(case.problem, asked[0].distribution, case.seed, case.device)
-            prepared = drive.prepare(case, "", first)
+            first = operands.make(case.problem, attempt.distribution, case.seed, case.device)
+            attempt.prepared = drive.prepare(case, "", first)
         bases: dict[str, torch.Tensor] = {}
         for one in asked:
-            attempt.distribution, attempt.kernels = one.distribution, drive.kernels_of(prepared)
+            attempt.turn_to(one.distribution)
             try:
-                outcome = self._related(attempt, prepared, one, bases)
+                outcome = self._related(attempt, one, bases)
             except Ended as end:
                 outcome = end.outcome
             yield Judged(outcome)
@@ -367,11 +346,9 @@ class Judge:
             if self.has_lost(case.device):
                 return
 
-    def _related(
-        self, attempt: Attempt, prepared: Prepared, one: properties.Property, bases: dict[str, torch.Tensor]
-    ) -> Outcome:
+    def _related(self, attempt: Attempt, one: properties.Property, bases: dict[str, torch.Tensor]) -> Outcome:
         """Whether one property holds; ``bases`` keeps the result on each distribution's own operands."""
-        case = attempt.case
+        case, prepared = attempt.case, attempt.prepared
 
         def make(problem: Problem) -> operands.Operands:
             return operands.make(problem, one.distribution, case.seed, case.device)
@@ -491,13 +468,3 @@ def _prime_allocator(problem: Problem, device: str) -> None:
     dtype = dtypes.torch_dtype(problem.result_dtype)
     value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
     torch.full(problem.result_shape, value, dtype=dtype, device=device)
-
-
-def _proved(proof: Proof) -> dict[str, Any]:
-    """What an outcome reports of the kernel that ran, beside its names."""
-    return {
-        "chosen": proof.chosen,
-        "configuration": proof.configuration,
-        "fused": proof.fused,
-        "fusions": proof.fusions,
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -21,8 +22,8 @@ from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
-# Results of earlier calls by name, for a place of the program's results.
-Others = Callable[[int], Mapping[str, torch.Tensor]]
+# Results of earlier calls by name, one for each place of the program's results.
+Earlier = Mapping[str, tuple[torch.Tensor, ...]]
 # Why eager ATen does not run a problem on a device, in words; "" where it runs.
 EagerRefusal = Callable[[Problem, str], str]
 
@@ -77,21 +78,21 @@ class Truth:
             yield outputs[1], used, interval_module.interval(outputs[1], used, reference, contract)
 
     def verdicts(
-        self, results: tuple[torch.Tensor, ...], contract: Contract, others: Others, *, by_sample: bool
+        self, results: tuple[torch.Tensor, ...], contract: Contract, earlier: Earlier, *, by_sample: bool
     ) -> list[sampled.ResultVerdict]:
         """The verdict on each result: by sample, or on every element."""
+        others = [{name: one[place] for name, one in earlier.items()} for place in range(len(results))]
         if by_sample:
             if self._sample is None:
                 self._sample = sampled.Sample(self.operands)
-            pairs = zip(self.problem.outputs, results, strict=True)
-            return [self._sample.judge(output, result, contract, others(i)) for i, (output, result) in enumerate(pairs)]
+            return list(map(self._sample.judge, self.problem.outputs, results, itertools.repeat(contract), others))
         found = []
-        for place, (output, used, interval) in enumerate(self.answers(results, contract)):
+        for result, other, (output, used, interval) in zip(
+            results, others, self.answers(results, contract), strict=False
+        ):
             doubt = sensitivity.insensitive(output, used, interval) if used is self.operands else None
-            compared = verdict.compare(results[place], interval, output, used, others=others(place))
-            found.append(
-                sampled.ResultVerdict(compared, interval.tier, doubt, "", self.operands, results[place], interval)
-            )
+            compared = verdict.compare(result, interval, output, used, others=other)
+            found.append(sampled.ResultVerdict(compared, interval.tier, doubt, "", self.operands, result, interval))
         return found
 
     def beside_eager(

@@ -16,6 +16,7 @@ import pytest
 
 from pytest_gemm import effect, records
 from pytest_gemm.api.request import Capability, honours
+from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Diary
@@ -141,7 +142,7 @@ class GemmCheck:
         """
         if honours(case.backend, Capability.USER_CACHES):
             self._warm = "here"
-            return dataclasses.replace(case, user_caches=uuid.uuid4().hex, choices="")
+            return dataclasses.replace(case, user_caches=uuid.uuid4().hex, candidates=CandidateSelection())
         reason = Reason("no-caches", f"{case.backend.name} keeps nothing between two compiles")
         self.finish(case, [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, reason)])
         raise AssertionError("an unsupported case ends its test")

@@ -157,9 +157,8 @@ class Meter:
         # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
         distribution = ("rand",) if "rand" in distributions else distributions[:1]
         pinned = self.request.pinned_of(case.backend.name, case.problem.line)
-        judged = dataclasses.replace(
-            case, distributions=distribution, choices=pinned[0] if pinned else case.choices or "winner"
-        )
+        candidates = CandidateSelection(pinned[0] if pinned else case.candidates.text or "winner")
+        judged = dataclasses.replace(case, distributions=distribution, candidates=candidates)
         spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
         judged = dataclasses.replace(judged, pruned=frozenset(spared))
         started, compiled = time.perf_counter(), 0.0
@@ -171,7 +170,7 @@ class Meter:
 
         for outcome in self._outcomes(judged, withheld, found):
             compiled += outcome.seconds.compile
-            if outcome.status is Status.PRUNED and outcome.candidate != "" and judged.choices in {"winner", "one"}:
+            if outcome.status is Status.PRUNED and outcome.candidate != "" and candidates.by_backend:
                 continue  # left out by autotuning, which is no case of its own
             if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it here
                 lost = outcome.status is Status.PRUNED
@@ -316,7 +315,7 @@ class Meter:
         if work.outcome is None or work.outcome.status is not Status.PASSED:
             return
         case, started = work.case, time.perf_counter()
-        activity = Activity(case.id(), Phase.TIME, case.distributions[0], case.seed, device=Device(case.device))
+        activity = Activity(case.id(), Phase.TIME, case.distributions[0], case.seed, device=case.device)
         try:
             with self._watch(activity), contextlib.ExitStack() as stack:
                 _, comparator = work.comparator
@@ -343,7 +342,8 @@ class Meter:
         assert work.outcome is not None
         outcome = work.outcome
         if outcome.status is Status.PASSED and not _same(work.first, work.last):
-            again = dataclasses.replace(work.case, choices=outcome.candidate or work.case.choices)
+            candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
+            again = dataclasses.replace(work.case, candidates=candidates)
             outcome = self._judge.outcomes(again, timing=lambda *_: work.last)[-1]
         if outcome.status is not Status.PASSED or not work.windows:
             return _sample(work.case, outcome, work.phases)
@@ -537,8 +537,9 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     refusal, watch = eager_refusal(config.ledger), Watch(config.timeout, config.compile_timeout, Diary(), stacks=2)
     meter = Meter(request, folder, config, Judge(refusal, watch, config.reference), refusal, watch)
+    device, candidates = Device(request.device), CandidateSelection(config.choices)
     for name, line in request.cases:
-        case = Case(config.registry[name], Problem.parse(line), (), config.seed, request.device, config.choices)
+        case = Case(config.registry[name], Problem.parse(line), (), config.seed, device, candidates)
         meter(case, request.project.tests.get(f"{name} {line}", ""))
     meter.close()
     watch.close()

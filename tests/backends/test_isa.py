@@ -23,7 +23,7 @@ from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend, compiler
 from pytest_gemm.backends.inductor import backend as inductor
 from pytest_gemm.backends.inductor import cpu_isa, torch_compat
-from pytest_gemm.case_id import CaseId, Mode
+from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -302,7 +302,7 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
 @pytest.mark.usefixtures("shared_caches")
 def test_at_the_cpu_s_own_level_a_variant_is_judged_and_proved() -> None:
     backend, best = CppBackend(threads=1), HERE[-1]
-    outcomes = Judge().outcomes(Case(backend, MM, ("int-2", "rand"), 0, "cpu", isa=best))
+    outcomes = Judge().outcomes(Case(backend, MM, ("int-2", "rand"), 0, Device.CPU, isa=best))
     assert [(o.status, o.who) for o in outcomes] == [(Status.PASSED, f"cpp@{best}")] * 2
     vectors = "ymm" if best == "avx2" else "zmm"
     (kernel,) = outcomes[0].kernels
@@ -317,7 +317,7 @@ def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.Mon
     monkeypatch.setattr(isa_module, "isas", lambda _: isa_module.ISAS)
     monkeypatch.setattr(cpu_isa, "lacks_isa", lambda _: "")
     monkeypatch.setattr(torch_compat, "generating_for", lambda *_, **__: contextlib.nullcontext())
-    case = Case(CppBackend(threads=1), MM, ("rand",), 0, "cpu", isa=asked)
+    case = Case(CppBackend(threads=1), MM, ("rand",), 0, Device.CPU, isa=asked)
     (outcome,) = Judge().outcomes(case)
     assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
@@ -331,7 +331,7 @@ def test_a_level_that_the_cpu_or_the_compiler_lacks_is_refused_with_its_reason(m
             for name, value in lies.items():
                 patched.setattr(*{"here": (isa_module, "isas"), "lack": (cpu_isa, "lacks_isa"),
                                   "tool": (machine_code, "disassembler")}[name], value)  # fmt: skip
-            (outcome,) = Judge().outcomes(Case(CppBackend(), MM, ("rand",), 0, "cpu", isa="avx2"))
+            (outcome,) = Judge().outcomes(Case(CppBackend(), MM, ("rand",), 0, Device.CPU, isa="avx2"))
         assert outcome.status is Status.UNSUPPORTED
         return str(outcome.reason)
 

@@ -28,7 +28,7 @@ from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import drive, judge
 from pytest_gemm.ledger.ledger import Ledger
@@ -260,7 +260,7 @@ def test_the_micro_kernel_that_was_asked_for_is_in_the_code_and_computes(cpp: Cp
     before = cpp_micro_gemm.micro_gemm_configs
     names = [others[0], "CppMicroGemmRef-1x1x1"]
     for name in names:
-        case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", name)
+        case = case_module.Case(cpp, problem, ("rand",), 1, Device.CPU, CandidateSelection(name))
         (outcome,) = judge.Judge().outcomes(case)
         assert (outcome.status, outcome.candidate) == (Status.PASSED, name)
         (said,) = outcome.configuration
@@ -297,7 +297,7 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)
     pick = cpp.candidates(problem, first).names[0]
-    case = case_module.Case(cpp, problem, ("rand",), 1, "cpu", f"{pick}{suffix}")
+    case = case_module.Case(cpp, problem, ("rand",), 1, Device.CPU, CandidateSelection(f"{pick}{suffix}"))
     (outcome,) = judge.Judge().outcomes(case)
     assert outcome.status is Status.UNSUPPORTED
     assert outcome.reason is not None
@@ -364,7 +364,7 @@ def test_what_is_not_listed_is_judged_by_name_and_what_is_refused_is_told(
     wanted: str, ended: list[tuple[str, str]]
 ) -> None:
     backend: Any = Listing()
-    case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, "cpu", wanted)
+    case = case_module.Case(backend, Problem.parse(LINE), ("int-1",), 0, Device.CPU, CandidateSelection(wanted))
     outcomes = judge.Judge().outcomes(case)
     assert [(o.candidate, o.reason.code if o.reason else "") for o in outcomes] == ended
 

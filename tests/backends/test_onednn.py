@@ -10,6 +10,7 @@ import torch
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.settings import configure
 from pytest_gemm.backends import onednn
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.outcome import Status
@@ -26,7 +27,7 @@ def test_its_products_pass_and_are_proved(weight: str, line: str) -> None:
     registry = Registry()
     registry.add(backend := onednn.OneDnnBackend())
     configure(backend, {"weight": weight})
-    outcomes = Judge().outcomes(Case(registry["onednn"], Problem.parse(line), ("int-2", "rand"), 0, "cpu"))
+    outcomes = Judge().outcomes(Case(registry["onednn"], Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
     assert [outcome.status for outcome in outcomes] == [Status.PASSED] * 2
     assert outcomes[0].kernels == ("mkldnn._linear_pointwise.default",)
 

@@ -43,7 +43,7 @@ def judged(tmp_path: Path, problem: Problem, distribution: str, text: str = WRON
     space: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), space)
     backend = CallableBackend("mine", space["mine"], frozenset({"f32", "bf16"}), True, None, True)
-    case = Case(backend, problem, (distribution,), 0, "cpu")
+    case = Case(backend, problem, (distribution,), 0, Device.CPU)
     found = list(Judge().judge(case))
     assert [one.outcome.status for one in found] == [Status.INCORRECT]
     return found, case, path
@@ -185,7 +185,7 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
 def test_a_failure_that_no_script_can_show_says_so(tmp_path: Path) -> None:
     found, case, _ = judged(tmp_path, MM, "rand")
     backend = CallableBackend("lambda", lambda a, b: a @ b + 1, frozenset({"f32"}), True, None, True)
-    case = Case(backend, MM, ("rand",), 0, "cpu")
+    case = Case(backend, MM, ("rand",), 0, Device.CPU)
     found = list(Judge().judge(case))
     artifacts.save(tmp_path / "kept", found, case, Rerun("tests"))
     (place,) = (tmp_path / "kept").iterdir()

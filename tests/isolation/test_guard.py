@@ -12,7 +12,7 @@ import torch
 
 from pytest_gemm import records
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CaseId, Device
 from pytest_gemm.isolation import sanitizer
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -58,7 +58,8 @@ def test_only_what_is_named_is_moved_and_results_are_too_while_it_runs() -> None
     assert (made.data_ptr() + made.nbytes) % mmap.PAGESIZE == 0
     assert torch.equal(made, prepared.run(given))
     assert [
-        o.status for o in Judge(pages=GuardPages("end")).outcomes(Case(AtenBackend(), problem, ("rand",), 0, "cpu"))
+        o.status
+        for o in Judge(pages=GuardPages("end")).outcomes(Case(AtenBackend(), problem, ("rand",), 0, Device.CPU))
     ] == [Status.PASSED]
 
 

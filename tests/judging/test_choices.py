@@ -34,7 +34,7 @@ from pytest_gemm.backends.inductor import compilation, listing, naming, poisonin
 from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
-from pytest_gemm.case_id import CandidateSelection, CaseId
+from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import case as case_module
 from pytest_gemm.judging import drive, judge
@@ -589,7 +589,7 @@ def test_triton_candidates_on_a_gpu(line: str) -> None:
     names = backend.candidates(problem, first).names
     assert len(set(names)) == len(names) > 3
     assert TritonBackend().candidates(problem, first).names == names
-    case = case_module.Case(backend, problem, ("int-2", "rand"), 0, "cuda", "3")
+    case = case_module.Case(backend, problem, ("int-2", "rand"), 0, Device.CUDA, CandidateSelection("3"))
     outcomes = judge.Judge().outcomes(case)
     assert {o.status for o in outcomes} <= {Status.PASSED, Status.PRUNED}, outcomes
     assert {o.candidate for o in outcomes} == {names[0], names[len(names) // 2], names[-1]} or len(outcomes) >= 3
@@ -663,7 +663,7 @@ DISTRIBUTIONS = ("int-2", "rand", "k-cover", "specials")
 
 
 def judged(backend: Any, choices: str, distributions: tuple[str, ...] = DISTRIBUTIONS, **kwargs: Any) -> list[Outcome]:
-    case = case_module.Case(backend, MM, distributions, 0, "cpu", choices)
+    case = case_module.Case(backend, MM, distributions, 0, Device.CPU, CandidateSelection(choices))
     return judge.Judge().outcomes(case, **kwargs)
 
 
@@ -814,7 +814,8 @@ def test_the_truth_is_computed_once_for_all_candidates(monkeypatch: pytest.Monke
 
 
 def test_evidence_of_failed_candidates_is_bounded() -> None:
-    case = case_module.Case(Fake(*(f"c{i}-off" for i in range(30))), MM, ("rand",), 0, "cpu", "all")
+    backend = Fake(*(f"c{i}-off" for i in range(30)))
+    case = case_module.Case(backend, MM, ("rand",), 0, Device.CPU, CandidateSelection("all"))
     found = list(judge.Judge().judge(case))
     assert len(found) == 30
     assert 0 < sum(one.evidence is not None for one in found) < 10
@@ -836,7 +837,7 @@ def test_everything_that_may_not_come_back_says_which_candidate_it_is() -> None:
         seen.append((activity.phase, activity.case.candidate))
         yield
 
-    case = case_module.Case(Fake("a"), MM, ("rand",), 0, "cpu", "all")
+    case = case_module.Case(Fake("a"), MM, ("rand",), 0, Device.CPU, CandidateSelection("all"))
     assert len(list(judge.Judge(watch=watch).outcomes(case))) == 1
     assert {"compile", "run", "reference", "run again"} <= {phase for phase, choice in seen if choice == "a"}
     assert {phase for phase, choice in seen if not choice} == {"operands", "compile"}  # for the list of names
@@ -879,7 +880,7 @@ def test_a_kernel_that_writes_nothing_cannot_live_on_the_last_result() -> None:
 @needs_compiler
 def test_a_row_that_is_left_out_or_read_from_the_output_is_wrong() -> None:
     problem, first = given("mm:f32:nn:20x33x40")
-    case = case_module.Case(CppBackend(threads=1), problem, ("rand",), 0, "cpu")
+    case = case_module.Case(CppBackend(threads=1), problem, ("rand",), 0, Device.CPU)
     prepared = case.backend.prepare(problem, first, case.request())
     module, name, kernel = _kernel_of(prepared)
     outputs: list[torch.Tensor] = []

@@ -18,6 +18,7 @@ import torch
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.registry import Registry
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging import calls, verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -37,7 +38,7 @@ def outcomes(
     """What becomes of a plain function that is registered as a user's would be."""
     registry = Registry()
     registry.add_callable("mine", matmul, dtypes=dtypes)
-    case = Case(registry["mine"], Problem.parse(line), DISTRIBUTIONS, 0, "cpu")
+    case = Case(registry["mine"], Problem.parse(line), DISTRIBUTIONS, 0, Device.CPU)
     return list((judge or Judge()).outcomes(case))
 
 
@@ -271,7 +272,7 @@ def test_a_backend_may_go_wrong_anywhere(where: str) -> None:
         def proof(self) -> Any:
             return "trust me" if where == "proof" else Proof(provable=False)
 
-    found = Judge().outcomes(Case(Broken(), Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
+    found = Judge().outcomes(Case(Broken(), Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU))
     assert {o.status for o in found} == {Status.CRASHED}
     assert found[0].reason is not None
     assert where in found[0].reason.text
@@ -282,7 +283,7 @@ def test_supports_that_answers_yes_is_told_what_to_answer() -> None:
     registry.add_callable("mine", right)
     backend: Any = registry["mine"]
     backend.supports = lambda *_: True
-    found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
+    found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU))
     assert codes(found) == {(Status.CRASHED, "supports-TypeError")}
     assert "return None, or Unsupported" in str(found[0].reason)
 
@@ -352,7 +353,7 @@ def test_a_compile_leaves_nothing_behind_either(name: str) -> None:
         return prepare(*given)
 
     backend.prepare = leaving
-    found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, "cpu"))
+    found = Judge().outcomes(Case(backend, Problem.parse(LINE), DISTRIBUTIONS, 0, Device.CPU))
     assert codes(found) == {(Status.INCORRECT, "left-state-behind")}
     assert name in str(found[0].reason)
 

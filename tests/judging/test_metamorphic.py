@@ -13,7 +13,7 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.backends.aten import AtenBackend
-from pytest_gemm.case_id import Mode
+from pytest_gemm.case_id import Device, Mode
 from pytest_gemm.judging import properties
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -44,7 +44,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def related(backend: Backend, line: str) -> list[Outcome]:
-    return list(Judge().relate(Case(backend, Problem.parse(line), (), 3, "cpu")))
+    return list(Judge().relate(Case(backend, Problem.parse(line), (), 3, Device.CPU)))
 
 
 def plain(matmul: Matmul) -> Backend:
@@ -138,7 +138,7 @@ def test_what_raises_is_a_crash_and_what_is_refused_is_unsupported() -> None:
 
 
 def test_the_judge_asks_them_one_after_the_other() -> None:
-    asked: Iterator[Outcome] = Judge().relate(Case(AtenBackend(), Problem.parse("mm:f32:nn:4x4x4"), (), 0, "cpu"))
+    asked: Iterator[Outcome] = Judge().relate(Case(AtenBackend(), Problem.parse("mm:f32:nn:4x4x4"), (), 0, Device.CPU))
     assert next(asked).status is Status.PASSED
 
 
@@ -150,5 +150,5 @@ def test_what_somebody_else_computed_has_no_property_of_the_backend_s(monkeypatc
 
 def test_a_property_is_asked_in_the_mode_that_its_outcome_names() -> None:
     mm = Problem.parse("mm:f32:nn:4x5x6")
-    (outcome,) = Judge().relate(Case(AtenBackend(), mm, (), 0, "cpu", mode=Mode.CUDAGRAPHS))
+    (outcome,) = Judge().relate(Case(AtenBackend(), mm, (), 0, Device.CPU, mode=Mode.CUDAGRAPHS))
     assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, "cudagraphs")

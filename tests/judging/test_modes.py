@@ -18,7 +18,7 @@ from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import generated_code
 from pytest_gemm.backends.inductor.artifact import Artifact
-from pytest_gemm.case_id import MODES, CaseId, Mode
+from pytest_gemm.case_id import MODES, CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -45,7 +45,7 @@ def test_a_mode_that_a_backend_lacks_is_refused_with_its_reason(mode: str) -> No
         if mode not in lacking[backend.name]:
             assert unsupported(backend, MM, BuildRequest(mode=Mode(mode))) is None
             continue
-        (outcome,) = Judge().outcomes(Case(backend, MM, ("rand",), 0, "cpu", mode=Mode(mode)))
+        (outcome,) = Judge().outcomes(Case(backend, MM, ("rand",), 0, Device.CPU, mode=Mode(mode)))
         assert (outcome.status, outcome.mode) == (Status.UNSUPPORTED, mode)
         assert outcome.reason is not None
         assert outcome.reason.code == "mode"
@@ -59,7 +59,7 @@ def test_cuda_graphs_need_a_cuda_device() -> None:
 
 @pytest.mark.compiler
 def test_compiled_for_any_size_the_template_is_judged_and_proved() -> None:
-    outcomes = Judge().outcomes(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, "cpu", mode=Mode.DYNAMIC))
+    outcomes = Judge().outcomes(Case(CppBackend(threads=1), MM, ("int-2", "rand"), 0, Device.CPU, mode=Mode.DYNAMIC))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
     assert all("cpp_fused_mm" in o.kernels[0] and o.chosen for o in outcomes)
 
@@ -85,7 +85,7 @@ def test_compiled_for_any_size_cpp_claims_what_inductor_has_a_candidate_for(line
 @pytest.mark.compiler
 def test_a_product_under_autocast_that_inductor_writes_itself_may_take_the_operands_as_they_are() -> None:
     outer = Problem.parse("bmm:f32-f32-bf16:nt:2x9x10x1")
-    outcomes = Judge().outcomes(Case(AtenBackend(), outer, ("rand", "int-2"), 0, "cpu", mode=Mode.STATIC))
+    outcomes = Judge().outcomes(Case(AtenBackend(), outer, ("rand", "int-2"), 0, Device.CPU, mode=Mode.STATIC))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED]
 
 

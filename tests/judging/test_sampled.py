@@ -13,6 +13,7 @@ from mutants import CONTROLS, MUTANTS, Planted
 
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.protocols import Backend
+from pytest_gemm.case_id import Device
 from pytest_gemm.failures import text
 from pytest_gemm.judging import sampled
 from pytest_gemm.judging.case import Case
@@ -68,7 +69,7 @@ def outcomes_of(
     backend: Backend, line: str, distributions: tuple[str, ...] = (), mode: str = "auto"
 ) -> Iterator[Outcome]:
     problem = Problem.parse(line)
-    case = Case(backend, problem, distributions or distributions_for(problem), 3, "cpu")
+    case = Case(backend, problem, distributions or distributions_for(problem), 3, Device.CPU)
     return iter(Judge(lambda *_: "not here", reference=mode).outcomes(case))
 
 

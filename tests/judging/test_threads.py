@@ -10,7 +10,7 @@ from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor.artifact import CompileSpec, constant_tensors
-from pytest_gemm.case_id import CaseId, Mode
+from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -54,7 +54,7 @@ def test_a_case_is_run_with_its_own_threads_and_nobody_else_is() -> None:
     mine = CallableBackend("mine", matmul, frozenset({"f32"}), True, None, True)
     before = torch.get_num_threads()
     more = before + 3  # than there are cores, perhaps
-    for judged in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, "cpu", threads=more)):
+    for judged in Judge().judge(Case(mine, MM, ("int-2", "rand"), 0, Device.CPU, threads=more)):
         assert (judged.outcome.status, judged.outcome.case.threads) == (Status.PASSED, more)
         assert torch.get_num_threads() == before
     assert set(seen) == {more}

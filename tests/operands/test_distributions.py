@@ -29,6 +29,7 @@ from mutants import (
     working,
 )
 
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.operands import tensors as room
@@ -56,7 +57,7 @@ def quick(judge: Judge, entry: Mutant | Control, line: str, seed: int = 0) -> li
     problem = Problem.parse(line)
     distributions = distributions_for(problem)[: DISTRIBUTIONS["quick"]]
     planted = Planted("it", dataclasses.replace(entry, lines={"it": line}))
-    return judge.outcomes(Case(planted, problem, distributions, seed, "cpu"))
+    return judge.outcomes(Case(planted, problem, distributions, seed, Device.CPU))
 
 
 # -- wrong kernels ------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_a_plain_product_gets_one_group_after_the_other_and_no_empty_one() -> No
 def test_eager_is_not_asked_beside_a_backend_for_what_it_refuses() -> None:
     registry = Registry()
     registry.add_callable("mine", torch.matmul, dtypes=("f64",), accumulate="f64")
-    case = Case(registry["mine"], Problem.parse("grouped_mm:f64:nt:3x20x12x36"), ("rand",), 0, "cpu")
+    case = Case(registry["mine"], Problem.parse("grouped_mm:f64:nt:3x20x12x36"), ("rand",), 0, Device.CPU)
     (outcome, *_) = Judge(eager_refusal(Ledger())).outcomes(case)
     assert outcome.status is Status.PASSED
     assert "_grouped_mm takes f32, bf16 and f16" in outcome.eager

@@ -16,7 +16,7 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest
 from pytest_gemm.backends.aten import AtenBackend
 from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.case_id import Mode
+from pytest_gemm.case_id import CandidateSelection, Device, Mode
 from pytest_gemm.judging import verdict
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -148,7 +148,7 @@ def test_eager_is_right_on_every_kind_of_values(text: str, distribution: str) ->
     problem = Problem.parse(text)
     if distribution not in distributions_for(problem):
         return
-    (outcome,) = Judge().outcomes(Case(AtenBackend(), problem, (distribution,), 0, "cpu"))
+    (outcome,) = Judge().outcomes(Case(AtenBackend(), problem, (distribution,), 0, Device.CPU))
     assert outcome.status is Status.PASSED, outcome.details
 
 
@@ -161,7 +161,7 @@ def test_a_function_computes_one_product_after_the_other_and_their_number_is_che
 
     registry.add_callable("mine", matmul, batched=False)
     problem = Problem.parse("linears:f32:nt:3x16x8x12:bias:a.3d")
-    (outcome,) = Judge().outcomes(Case(registry["mine"], problem, ("rand",), 0, "cpu"))
+    (outcome,) = Judge().outcomes(Case(registry["mine"], problem, ("rand",), 0, Device.CPU))
     assert outcome.status is Status.PASSED
     assert set(shapes) == {((16, 12), (12, 8))}
 
@@ -179,7 +179,8 @@ def test_a_function_computes_one_product_after_the_other_and_their_number_is_che
             return Forgets()
 
     short = Short("short", matmul, frozenset({"f32"}), True, None, True)
-    (outcome,) = Judge().outcomes(Case(short, dataclasses.replace(problem, flags=(), epilogue=()), ("rand",), 0, "cpu"))
+    bare = dataclasses.replace(problem, flags=(), epilogue=())
+    (outcome,) = Judge().outcomes(Case(short, bare, ("rand",), 0, Device.CPU))
     assert outcome.reason is not None
     assert (outcome.reason.code, "2 results" in outcome.reason.text) == ("wrong-outputs", True)
 
@@ -248,7 +249,7 @@ def test_a_package_has_its_own_candidates_and_nothing_is_compiled_for_their_list
 def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     problem = Problem.parse("linears:f32:nt:2x17x33x48:bias+gated-silu:bias.last:m.dynamic")
     backend = CppBackend(threads=2)
-    outcomes = Judge().outcomes(Case(backend, problem, ("int-2", "rand"), 0, "cpu"))
+    outcomes = Judge().outcomes(Case(backend, problem, ("int-2", "rand"), 0, Device.CPU))
     assert [o.status for o in outcomes] == [Status.PASSED, Status.PASSED], outcomes
     assert ",grouped)" in outcomes[0].kernels[0]
     assert backend.compiles == 1  # both weights are bound again
@@ -260,7 +261,7 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
     assert all(re.fullmatch(r"CppMicroGemm\w+-\d+x\d+x1,grouped", name) for name in (pick, *others))
     assert backend.selected(problem, given) == (((pick, ""),), False)
     other = others[0].removesuffix(",grouped")  # the micro-kernel's own name will do
-    (outcome,) = Judge().outcomes(Case(backend, problem, ("rand",), 0, "cpu", choices=other))
+    (outcome,) = Judge().outcomes(Case(backend, problem, ("rand",), 0, Device.CPU, CandidateSelection(other)))
     assert (outcome.status, outcome.chosen) == (Status.PASSED, (others[0],))
     (code,) = map(micro_kernels.parse, outcome.configuration)
     assert code is not None
@@ -270,7 +271,7 @@ def test_the_grouped_template_computes_them_and_singles_are_no_proof() -> None:
         def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, object]:
             return {**super().options(problem, request), "cpp.enable_grouped_gemm_template": False}
 
-    (outcome,) = Judge().outcomes(Case(Singles(threads=2), problem, ("rand",), 0, "cpu"))
+    (outcome,) = Judge().outcomes(Case(Singles(threads=2), problem, ("rand",), 0, Device.CPU))
     assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
     assert outcome.reason.code == "other-template"

@@ -12,6 +12,7 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.backends.cpp.backend import CppBackend
+from pytest_gemm.case_id import CandidateSelection, Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
@@ -81,7 +82,7 @@ class Eager:
 
 
 def judged(backend: Eager, line: str, reference: str = "auto") -> list[Outcome]:
-    return Judge(reference=reference).outcomes(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, "cpu"))
+    return Judge(reference=reference).outcomes(Case(backend, Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,6 @@ def test_an_artifact_for_any_m_is_compiled_for_operands_of_the_same_geometry(lin
     ],
 )
 def test_an_outcome_says_whether_the_template_did_the_epilogue(line: str, fused: bool | None, fusions: int) -> None:
-    case = Case(CppBackend(threads=1), Problem.parse(line), ("rand",), 0, "cpu", "one")
+    case = Case(CppBackend(threads=1), Problem.parse(line), ("rand",), 0, Device.CPU, CandidateSelection("one"))
     (outcome,) = Judge().outcomes(case)
     assert (outcome.status, outcome.fused, outcome.fusions) == (Status.PASSED, fused, fusions)

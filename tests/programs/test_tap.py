@@ -11,6 +11,7 @@ import torch
 
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability
+from pytest_gemm.case_id import Device
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.numerics.contract import Contract
@@ -49,7 +50,7 @@ class Spoiled:
 
 
 def judged(spoil: Callable[[Results], Any], line: str = LINE) -> list[Outcome]:
-    return Judge().outcomes(Case(Spoiled(spoil), Problem.parse(line), ("int-2", "rand"), 0, "cpu"))
+    return Judge().outcomes(Case(Spoiled(spoil), Problem.parse(line), ("int-2", "rand"), 0, Device.CPU))
 
 
 def changed(place: int) -> Callable[[Results], Results]:

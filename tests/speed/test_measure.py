@@ -18,7 +18,7 @@ from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Candidates, Prepared
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
-from pytest_gemm.case_id import CaseId
+from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
@@ -71,7 +71,7 @@ class Several:
 
 
 def case(**axes: Any) -> Case:
-    return Case(Several(), MM, (), 0, "cpu", **axes)
+    return Case(Several(), MM, (), 0, Device.CPU, **axes)
 
 
 def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = None) -> tuple[Sample, ...]:
@@ -123,7 +123,7 @@ def test_a_session_asks_the_ledger_as_a_judgement_does(
 
 def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed(tmp_path: Path) -> None:
     entry = Entry("deadly", "planted", Globs(("several",)), candidate=Globs(("medium",)), crashes=True)
-    samples = judged(tmp_path, case(choices="all"), entry)
+    samples = judged(tmp_path, case(candidates=CandidateSelection("all")), entry)
     held = Status.KNOWN_FAILURE
     assert {s.case.candidate: s.status for s in samples} == {
         "big": Status.PASSED,
@@ -170,7 +170,7 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
-    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(choices="all"))
+    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(candidates=CandidateSelection("all")))
     assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
 
