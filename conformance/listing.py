@@ -39,7 +39,7 @@ def facts(problem: Problem) -> tuple[Fact, ...]:
         ("dtypes", str(problem.dtypes)),
         ("layout", str(problem.layout)),
         *(("flags", flag) for flag in problem.flags or (_PLAIN,)),
-        *(("steps", name) for name in dict.fromkeys(step.name for step in problem.epilogue) or (_NONE,)),
+        *(("steps", name) for name in dict.fromkeys(step.name for step in problem.steps) or (_NONE,)),
     )
 
 
@@ -92,8 +92,12 @@ def _with(problem: Problem, fact: Fact, model: Problem) -> Problem:
         return dataclasses.replace(problem, **{facet: getattr(model, facet)})
     if facet == "flags":
         return dataclasses.replace(problem, flags=() if value == _PLAIN else (*problem.flags, value))
-    steps = tuple(step for step in model.epilogue if step.name == value)
-    return dataclasses.replace(problem, epilogue=(*problem.epilogue, *steps[:1]) if steps else ())
+    if value == _NONE:
+        return dataclasses.replace(problem, epilogue=(), quant=())
+    step = next(step for step in model.steps if step.name == value)
+    if step in model.quant:
+        return dataclasses.replace(problem, quant=(*problem.quant, step))
+    return dataclasses.replace(problem, epilogue=(*problem.epilogue, step))
 
 
 # -- text ------------------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ def _combinations(problems: Iterable[Problem]) -> str:
 
 
 def _steps(problem: Problem) -> str:
-    return "+".join(step.name for step in problem.epilogue) or _NONE
+    return "+".join(step.name for step in problem.steps) or _NONE
 
 
 def _uncovered(op: str, problems: Sequence[Problem], every: Sequence[Problem]) -> str:

@@ -9,7 +9,7 @@
     def test_mine(problem): ...
 
 Every problem that comes out can be written as a line and read back, and operands of it can be made.  With a backend
-given, only what it claims is drawn.  An example shrinks towards the smallest line: one problem instead of several, no
+given, only what it supports is drawn.  An example shrinks towards the smallest line: one problem instead of several, no
 flag, no epilogue, ``mm``, ``f32``, ``nn``, dimensions of 1.
 
 Dimensions come from one list, :data:`SIZES`: all of 1 to 20, one below, at and one above multiples of what kernels
@@ -20,11 +20,12 @@ Needs Hypothesis, which the package itself does not: ``pip install hypothesis``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable
-from itertools import product
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 try:
     from hypothesis import reject
@@ -36,12 +37,14 @@ except ModuleNotFoundError as error:
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
+from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS, Op
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.problem.steps import QLINEAR_UNARY, Step, StepKind
+from pytest_gemm.problem.rules import FLAGS, rank_of, takes
+from pytest_gemm.problem.steps import STEPS, Step, StepKind
 
 # In the order in which they shrink: 0 is a case of its own, not the smallest one, so it stands last.
 SIZES: Final = (
@@ -54,16 +57,15 @@ SIZES: Final = (
 # The order in which dtypes shrink; the others follow in that of the table.
 _DTYPES: Final = ("f32", "bf16", "f16", "f64", *(d for d in DTYPES if d not in {"f32", "bf16", "f16", "f64"}))
 
-# One text a step, in the order in which they shrink.  Numbers that are powers of two, and others.
-_PASSES: Final = (
-    *("relu", "add", "mul", "sub", "div", "cast-f32", "cast-bf16", "cast-f16", "scale-0.125", "scale-0.3"),
-    *("gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "exp", "hardswish", "hardsigmoid", "leaky_relu-0.1"),
-    *("clamp--1_2", "clamp-0_6", "t", "add-n", "mul-n", "mul-m1", "add-at", "perm-1_0_2", "perm-2_0_1"),
-)  # fmt: skip
-_LONGEST_CHAIN: Final = 3
-_FACTORS: Final = ("", "0.5", "2", "-1", "0.3", "0")
+# What the defaults of a step's numbers are multiplied by: powers of two, and others; only alpha and beta are made 0.
+_FACTORS: Final = (1.0, 2.0, 0.5, -1.0, 0.3, 0.0)
+# Eager PyTorch truncates a cast to an integer, and has no operations on 8-bit floats.
+_CASTS: Final = ("f32", "bf16", "f16")
+# Permutations of a batched result.
+_PLACES: Final = ("1_0_2", "2_0_1")
+_BATCHES: Final = (1, 2, 3, 4, 5, 0)
+_LONGEST_CHAIN: Final = 4
 _MOST_FLAGS: Final = 3
-_GROUPS: Final = ("32", "64", "128")
 # Further M of an artifact for any M.
 _MORE_M: Final = 4
 
@@ -72,9 +74,23 @@ _ELEMENTS: Final = 1 << 16
 _WORK: Final = 1 << 22
 
 
+def _steps(name: str) -> Iterator[Step]:
+    """A step with some of its parameters; none for a view, whose sizes depend on the result."""
+    spec = STEPS[name]
+    factors = [factor for factor in _FACTORS if factor or spec.kind is StepKind.FACTOR]
+    numbers = ["_".join(f"{factor * number:g}" for number in spec.numbers) for factor in factors]
+    choices = _CASTS if spec.kind is StepKind.CAST else spec.choices
+    for text in choices or (_PLACES if spec.places else numbers):
+        with contextlib.suppress(ProblemError):  # numbers that do not fit
+            yield Step(name, text)
+
+
+_STEPS: Final = tuple(dict.fromkeys(step for name in STEPS for step in _steps(name)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """An op in given dtypes: what decides which layouts, steps and flags make sense."""
+    """An op in given dtypes, with the layouts that fit."""
 
     op: Op
     dtypes: DTypes
@@ -107,18 +123,15 @@ class Trial:
         Raises:
             ValueError: when it is none, or none any more: the grammar may have changed since.
         """
-        data = json.loads(text)
         try:
-            found = (
-                tuple(map(Problem.parse, data["problems"])),
-                tuple(map(str, data["distributions"])),
-                int(data["seed"]),
-            )
+            data = json.loads(text)
+            problems = tuple(map(Problem.parse, data["problems"]))
+            found = cls(problems, tuple(map(str, data["distributions"])), int(data["seed"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a trial: {text}") from error
-        if not (found[0] and found[1]) or not set(found[1]) <= DISTRIBUTIONS.keys():
+        if not (found.problems and found.distributions) or not set(found.distributions) <= DISTRIBUTIONS.keys():
             raise ValueError(f"not a trial: {text}")
-        return cls(*found)
+        return found
 
 
 def size_of(trial: Trial) -> tuple[int, ...]:
@@ -128,7 +141,7 @@ def size_of(trial: Trial) -> tuple[int, ...]:
     sizes = (shape.m, shape.n, shape.k, *(() if shape.batch is None else (shape.batch,)))
     return (
         len(trial.problems),
-        len(problem.epilogue) + len(problem.flags),
+        len(problem.steps) + len(problem.flags),
         list(OPS).index(problem.op.name),
         sum(_DTYPES.index(d.name) for d in (problem.dtypes.a, problem.dtypes.b, problem.dtypes.out)),
         list(Layout).index(problem.layout),
@@ -152,78 +165,58 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
     """
     wanted = frozenset(ops) or frozenset(OPS)
     found = []
-    for op in OPS.values():
-        if op.name not in wanted:
-            continue
-        triples = ((a, b, out) for a, b, out in product(_DTYPES, repeat=3) if op.dtypes(a, b, out))
-        uniform_first = sorted(triples, key=lambda names: len(set(names)))
-        for a, b, out in uniform_first:
-            dtypes = DTypes(DTYPES[a], DTYPES[b], DTYPES[out])
-            layouts = tuple(layout for layout in op.layouts if _claims(backend, op, dtypes, layout))
-            if layouts:
-                found.append(Form(op, dtypes, layouts))
+    for op in (op for op in OPS.values() if op.name in wanted):
+        triples = [names for names in itertools.product(_DTYPES, repeat=3) if op.dtypes(*names)]
+        for names in sorted(triples, key=lambda names: len(set(names))):
+            dtypes = DTypes.parse(names)
+            layouts = tuple(
+                layout for layout in op.layouts if backend is None or _supports(backend, op, dtypes, layout)
+            )
+            found += [Form(op, dtypes, layouts)] if layouts else []
     return tuple(found)
 
 
-def _claims(backend: Backend | None, op: Op, dtypes: DTypes, layout: Layout) -> bool:
-    """Whether the backend claims at least one of some harmless problems of this form."""
-    if backend is None:
-        return True
-    epilogue = _needed(op, dtypes)
-    shape = Shape(64, 64, 64, 3 if op.batch == "always" else None)
-    plain = Problem(op, dtypes, layout, shape, epilogue)
-    other = (
-        plain
-        if op.pack is not None
-        else dataclasses.replace(plain, flags=("b.argument",) if op.constant_b else ("b.constant",))
-    )
-    biased = dataclasses.replace(plain, epilogue=epilogue if op.addend else (*epilogue, Step("bias")))
-    return any(backend.supports(problem, DEFAULT) is None for problem in (plain, other, biased))
+def _supports(backend: Backend, op: Op, dtypes: DTypes, layout: Layout) -> bool:
+    """Whether the backend supports at least one of some plain problems of this form."""
+    plain = _plain(op, dtypes, layout, Shape(64, 64, 128, 3 if op.batch == "always" else None))
+    changed = (_with(plain, change) for change in (Step("bias"), "b.argument", "b.constant"))
+    return any(backend.supports(problem, DEFAULT) is None for problem in (plain, *changed))
 
 
-def _needed(op: Op, dtypes: DTypes) -> tuple[Step, ...]:
-    """The steps without which the op is none."""
-    if "group" in op.scales:
-        return (Step("group", _GROUPS[0]),)
-    requant = (Step("requant"),) if op.fused_steps and not dtypes.out.is_float else ()
-    return (Step("bias"),) if op.addend else (Step(op.scales[0]), *requant) if op.scales else ()
+def _plain(op: Op, dtypes: DTypes, layout: Layout, shape: Shape) -> Problem:
+    """The problem with nothing but the steps without which the op is none."""
+    quant = [Step(name) for name in op.scales[:1]]
+    quant += [Step("requant")] if op.fused_steps and not dtypes.out.is_float else []
+    return Problem(op, dtypes, layout, shape, (Step("bias"),) if op.addend else (), quant=tuple(quant))
 
 
-def _flags_of(form: Form) -> tuple[str, ...]:
-    """Flags that may make sense, in the order in which they shrink; :func:`_fitting` has the last word."""
-    op, names = form.op, {form.dtypes.a.name, form.dtypes.b.name}
-    found = [
-        "a.padded",
-        "b.padded",
-        "a.offset",
-        "b.offset",
-        "b.argument" if op.constant_b else "b.constant",
-        "m.dynamic",
-        "program.multi_output",
-        "program.branching",
-    ]
-    found.append("r0.alias")
-    found += [flag for flag in _SOME_OPS if flag in op.flags and (len(names) == 1 or flag != "b.alias_t")]
-    found += [flag for flag in ("math.tf32", "math.half_partials") if _makes_sense(form, flag)]
-    return tuple(found)
+def _with(problem: Problem, change: Step | str) -> Problem:
+    """The problem with one more step, parameter or flag; unchanged where the grammar does not take them together.
 
-
-_UNBIASED: Final = frozenset({"int_mm", "woq_int8"})
-# Flags of some ops, in the order in which they shrink.
-_SOME_OPS: Final = (
-    *("b.broadcast", "a.broadcast", "b.alias_t", "math.fast_accumulate", "a.7bit"),
-    *("bias.first", "bias.last", "steps.first", "steps.last"),
-)
-
-
-def _makes_sense(form: Form, flag: str) -> bool:
-    """Whether the grammar takes a flag of the product's precision."""
-    shape = Shape(1, 1, 128, 1 if form.op.batch == "always" else None)
+    A parameter takes the place of another one: a bias of another shape, other scales.  Sizes that a flag needs equal
+    become the smallest of them.
+    """
     try:
-        Problem(form.op, form.dtypes, form.layouts[0], shape, _needed(form.op, form.dtypes), (flag,))
+        if isinstance(change, str):
+            flags = (*problem.flags, change)
+            equal = {size for flag in flags for size in FLAGS[flag].equal}
+            least = min((getattr(problem.shape, size) for size in equal), default=0)
+            shape = dataclasses.replace(problem.shape, **dict.fromkeys(equal, least))
+            return dataclasses.replace(problem, shape=shape, flags=flags)
+        group = _group(problem.op, change)
+        field = "quant" if change.kind is StepKind.QUANT else "epilogue"
+        kept = (step for step in getattr(problem, field) if not group or _group(problem.op, step) != group)
+        changed: dict[str, Any] = {field: (*kept, change)}
+        return dataclasses.replace(problem, **changed)
     except ProblemError:
-        return False
-    return True
+        return problem
+
+
+def _group(op: Op, step: Step) -> str:
+    """The steps of which a problem has at most one; "" for those of which it may have several."""
+    if step.name in op.scales:
+        return "scales"
+    return step.name if step.kind is StepKind.QUANT or rank_of(step) < rank_of(Step("relu")) else ""
 
 
 # -- strategies --------------------------------------------------------------------------------------
@@ -232,7 +225,7 @@ def _makes_sense(form: Form, flag: str) -> bool:
 def problems(
     backend: Backend | None = None, *, ops: Iterable[str] = (), work: int = _WORK
 ) -> st.SearchStrategy[Problem]:
-    """Problems of every op that operands exist for, or of those that a backend claims.
+    """Problems of every op that operands exist for, or of those that a backend supports.
 
     Args:
         backend: draw only what it ``supports``; ``None``: everything.
@@ -240,122 +233,57 @@ def problems(
         work: how many products M N K (times the batch) a problem may have at most; longer K are cut to it.
 
     Returns:
-        A strategy; an empty one where the backend claims nothing.
+        A strategy; an empty one where the backend supports nothing.
     """
     by_op: dict[str, list[Form]] = {}
     for form in forms(backend, ops):
         by_op.setdefault(form.op.name, []).append(form)
     if not by_op:
         return st.nothing()
-    made = _problem(_Forms(by_op), work).filter(lambda problem: bool(distributions_for(problem)))
+
+    @st.composite
+    def one(draw: st.DrawFn) -> Problem:
+        return _problem(draw, draw(st.sampled_from(by_op[draw(st.sampled_from(list(by_op)))])), work)
+
+    made = one().filter(lambda problem: bool(distributions_for(problem)))
     return made if backend is None else made.filter(lambda problem: backend.supports(problem, DEFAULT) is None)
 
 
-class _Forms:
-    """Forms by op.  Hypothesis shows a strategy with all its arguments, in full for a dataclass and a dictionary."""
-
-    def __init__(self, by_op: dict[str, list[Form]]) -> None:
-        self.by_op = by_op
-
-    def __repr__(self) -> str:
-        return f"<forms of {' '.join(self.by_op)}>"
-
-
-@st.composite
-def _problem(draw: st.DrawFn, given: _Forms, work: int) -> Problem:
+def _problem(draw: st.DrawFn, form: Form, work: int) -> Problem:
     """One problem, field by field; what contradicts an earlier field is left out, not drawn again."""
-    form = draw(st.sampled_from(given.by_op[draw(st.sampled_from(list(given.by_op)))]))
-    op, dtypes = form.op, form.dtypes
+    op = form.op
     layout = draw(st.sampled_from(form.layouts))
-    m, n, k, batch = (draw(st.sampled_from(SIZES)) for _ in range(4))
-    epilogue = (*_own_steps(draw, op), *_chain(draw, form))
-    wanted = draw(st.lists(st.sampled_from(_flags_of(form)), max_size=_MOST_FLAGS))
-    flags = _fitting(form, layout, epilogue, wanted)
-    if "b.alias_t" in flags:
-        n = m
-    batched = op.batch == "always" or (op.batch == "optional" and draw(st.booleans()) and "b.alias_t" not in flags)
-    several = op.several or not {"a.broadcast", "b.broadcast"}.isdisjoint(flags)
-    batch = max(2, min(batch, 5)) if several else min(batch, 5)
-    shape = _within(m, n, k, batch if batched else None, work, square="b.alias_t" in flags)
-    group = next((int(step.numbers[0]) for step in epilogue if step.name == "group"), 1)
-    shape = dataclasses.replace(shape, k=-(-shape.k // group) * group)
-    if "r0.alias" in flags:
-        k = min(shape.n, max(1, work // max(1, shape.m * shape.n * (shape.batch or 1))))
-        shape = dataclasses.replace(shape, k=k, n=k, m=k if "b.alias_t" in flags else shape.m)
-    return Problem(op, dtypes, layout, shape, epilogue, flags)
+    m, n, k = (draw(st.sampled_from(SIZES)) for _ in range(3))
+    batches = _BATCHES[1:-1] if op.several else _BATCHES
+    batch = draw(st.sampled_from({"never": (None,), "optional": (None, *batches), "always": batches}[op.batch]))
+    groups: dict[str, list[Step]] = {}
+    for step in _STEPS:
+        if takes(op, step):
+            groups.setdefault(_group(op, step), []).append(step)
+    shape = _within(m, n, k, batch, work)
+    if "group" in op.scales:
+        shape = dataclasses.replace(shape, k=-(-shape.k // 128) * 128)
+    problem = _plain(op, form.dtypes, layout, shape)
+    passes = groups.pop("")
+    changes: list[Step | str] = [
+        step for group in groups.values() for step in draw(st.lists(st.sampled_from(group), max_size=1))
+    ]
+    changes += draw(st.lists(st.sampled_from(passes), max_size=_LONGEST_CHAIN))
+    flags = [name for name, flag in FLAGS.items() if flag.every or name in op.flags]
+    changes += draw(st.lists(st.sampled_from(flags), max_size=_MOST_FLAGS))
+    for change in changes:
+        problem = _with(problem, change)
+    return problem
 
 
-def _within(m: int, n: int, k: int, batch: int | None, work: int, *, square: bool) -> Shape:
+def _within(m: int, n: int, k: int, batch: int | None, work: int) -> Shape:
     """These sizes, cut to what is quickly judged: first the longer of M and N, then K."""
-    most = max(1, min(_ELEMENTS, work) // max(1, 1 if batch is None else batch))
-    if square:
-        m = n = min(m, int(most**0.5))
-    elif m * n > most:
+    count = max(1, 1 if batch is None else batch)
+    most = max(1, min(_ELEMENTS, work) // count)
+    if m * n > most:
         m, n = (min(m, max(1, most // n)), n) if m >= n else (m, min(n, max(1, most // m)))
         n = min(n, max(1, most // max(1, m)))
-    longest = max(1, work // max(1, m * n * max(1, 1 if batch is None else batch)))
-    return Shape(m, n, min(k, longest), batch)
-
-
-def _own_steps(draw: st.DrawFn, op: Op) -> tuple[Step, ...]:
-    """Scales, the bias with its shape, alpha and beta."""
-    steps: list[Step] = []
-    if "group" in op.scales:
-        steps.append(Step("group", draw(st.sampled_from(_GROUPS))))
-    elif op.scales:
-        steps.append(Step(draw(st.sampled_from(op.scales))))
-    if op.addend:
-        steps.append(Step("bias", draw(st.sampled_from(("", "1n", "m1", "mn")))))
-        factors = {name: draw(st.sampled_from(_FACTORS)) for name in ("alpha", "beta")}
-        steps += [Step(name, number) for name, number in factors.items() if number]
-    elif op.name not in _UNBIASED and draw(st.booleans()):
-        steps.append(Step("bias"))
-    return tuple(steps)
-
-
-def _chain(draw: st.DrawFn, form: Form) -> tuple[Step, ...]:
-    """The steps that follow; a cast to what the value is already is no step, and an int32 is cast first."""
-    value = form.dtypes.out.name
-    found: list[Step] = []
-    if form.op.fused_steps:
-        binary = draw(st.sampled_from(("", "add", "sum" if form.dtypes.out.is_float else "sum-0.25_5")))
-        unary = draw(st.sampled_from(("", "relu") if binary else ("", *QLINEAR_UNARY)))
-        steps = tuple(Step(*name.partition("-")[::2]) for name in (binary, unary) if name)
-        return steps if form.dtypes.out.is_float else (*steps, Step("requant"))
-    for token in draw(st.lists(st.sampled_from(_PASSES), max_size=_LONGEST_CHAIN)):
-        name, _, parameter = token.partition("-")
-        step = Step(name, parameter)
-        moved = any(other.kind is StepKind.VIEW for other in found)
-        if step.name == "perm" and (form.op.batch != "always" or form.op.grouped):
-            continue  # a matrix has two dimensions
-        if step.kind is StepKind.BINARY and parameter and moved:
-            continue  # a row or a column is met before any move
-        if form.op.several and (step.kind is StepKind.VIEW or (step.kind is StepKind.BINARY and parameter)):
-            continue
-        if value == "i32" and step.kind is not StepKind.CAST:
-            found.append(Step("cast", value := "f32"))
-        if step.kind is StepKind.CAST:
-            if parameter == value:
-                continue
-            value = parameter
-        found.append(step)
-    return tuple(found)
-
-
-def _fitting(form: Form, layout: Layout, epilogue: tuple[Step, ...], wanted: list[str]) -> tuple[str, ...]:
-    """Of these flags those that the grammar takes together, the earlier ones first.
-
-    Its own rules decide: each is tried on a shape of equal sizes, which meets those about sizes.
-    """
-    shape = Shape(8, 8, 128 if "group" in form.op.scales else 8, 2 if form.op.batch == "always" else None)
-    found: tuple[str, ...] = ()
-    for flag in dict.fromkeys(wanted):
-        try:
-            Problem(form.op, form.dtypes, layout, shape, epilogue, (*found, flag))
-        except ProblemError:
-            continue
-        found = (*found, flag)
-    return found
+    return Shape(m, n, min(k, max(1, work // max(1, m * n * count))), batch)
 
 
 def distributions(problem: Problem) -> st.SearchStrategy[tuple[str, ...]]:
@@ -375,27 +303,19 @@ def trials(backend: Backend | None = None, *, ops: Iterable[str] = (), work: int
         ops: names of ops to draw from; empty: all.
         work: as in :func:`problems`.
     """
-    return _trial(problems(backend, ops=ops, work=work), backend, work)
+    one = problems(backend, ops=ops, work=work)
 
+    @st.composite
+    def trial(draw: st.DrawFn) -> Trial:
+        first = draw(one)
+        sizes = draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)) if first.has("m.dynamic") else []
+        shape = first.shape
+        others = (first.with_m(m) for m in sizes if _within(m, shape.n, shape.k, shape.batch, work).m == m)
+        supported = (one for one in others if backend is None or backend.supports(one, DEFAULT) is None)
+        together = unique((first, *supported))
+        names = [name for name in draw(distributions(first)) if all(name in distributions_for(p) for p in together)]
+        if not names:
+            reject()
+        return Trial(together, tuple(names), draw(st.integers(0, 999)))
 
-@st.composite
-def _trial(draw: st.DrawFn, one: st.SearchStrategy[Problem], backend: Backend | None, work: int) -> Trial:
-    problem = draw(one)
-    found = {problem.line: problem}
-    if problem.has("m.dynamic"):
-        for m in draw(st.lists(st.sampled_from(SIZES), max_size=_MORE_M)):
-            shape = problem.shape
-            within = _within(m, shape.n, shape.k, shape.batch, work, square=False)
-            other = problem.with_m(within.m)
-            if (
-                within.n == shape.n
-                and within.k == shape.k
-                and (backend is None or backend.supports(other, DEFAULT) is None)
-            ):
-                found[other.line] = other
-    together = tuple(found.values())
-    names = draw(distributions(problem))
-    names = tuple(name for name in names if all(name in distributions_for(other) for other in together))
-    if not names:
-        reject()
-    return Trial(together, names, draw(st.integers(0, 999)))
+    return trial()

@@ -111,12 +111,12 @@ def _no_bias(p: Problem) -> bool:
 
 def _bare(p: Problem) -> bool:
     """Nothing but the product."""
-    return _free(p) and not p.epilogue
+    return _free(p) and not p.steps
 
 
 def _only(p: Problem, *names: str) -> bool:
     """No bias, and no step but these."""
-    return _free(p) and _no_bias(p) and all(step.name in names for step in p.epilogue)
+    return _free(p) and _no_bias(p) and all(step.name in names for step in p.steps)
 
 
 def _rows_alike(p: Problem) -> bool:

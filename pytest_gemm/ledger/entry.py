@@ -191,7 +191,7 @@ def _words(problem: Problem, key: str) -> tuple[str, ...]:
         "op": (problem.op.name,),
         "dtypes": (str(problem.dtypes),),
         "layout": (str(problem.layout),),
-        "epilogue": tuple(map(str, problem.epilogue)),
+        "epilogue": tuple(map(str, problem.steps)),
         "flags": problem.flags,
     }[key]
 

@@ -114,7 +114,7 @@ class Headroom:
         The scales carry every power of two, and fp8 only small integers or fractions.
         """
         op = self.problem.op
-        return next((s.name for s in self.problem.epilogue if op.rounds_once and s.name in op.scales), "")
+        return next((s.name for s in self.problem.quant if op.rounds_once), "")
 
     @property
     def wide(self) -> bool:

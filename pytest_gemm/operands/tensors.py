@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -147,8 +148,7 @@ class Operands(Grid):
         """Rows [first, last) of A for each B of a grouped product; () for any other."""
         if self.offs is None:
             return ()
-        ends = self.offs.tolist()
-        return tuple(zip([0, *ends[:-1]], ends, strict=True))
+        return tuple(itertools.pairwise([0, *self.offs.tolist()]))
 
     def digest(self) -> str:
         """Hashes of every byte of every storage, viewed or not, as ``a=... b=...``.  About 2 ms for 1 MB."""
@@ -180,7 +180,7 @@ def _keys(problem: Problem, distribution: str, seed: int) -> Callable[[str], Str
     ``m.dynamic`` changes no value.  What does not have M rows leaves M out of its key, so that a constant is the same
     for every M.
     """
-    epilogue = "+".join(map(str, problem.epilogue))
+    epilogue = "+".join(map(str, problem.steps))
     flags = "+".join(FLAGS[flag].stream for flag in problem.flags if flag != "m.dynamic")
     rest = f":{epilogue}:{flags}" if flags else f":{epilogue}" if epilogue else ""
     front, shape = f"{problem.op.name}:{problem.dtypes}:{problem.layout}", problem.shape

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
+
+from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.text import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ DTYPES: Final[Mapping[str, DType]] = {
         DType("i8", "int8", 8, 0, 0, 0, 127.0, has_inf=False),
         DType("u8", "uint8", 8, 0, 0, 0, 255.0, has_inf=False),
         DType("i32", "int32", 32, 0, 0, 0, 2147483647.0, has_inf=False),
-        # Two 4-bit values packed in a byte; the operands room owns the nibble order.
+        # Two 4-bit values packed in a byte; the package operands owns the nibble order.
         DType("i4", "uint8", 4, 0, 0, 0, 7.0, has_inf=False),
     )
 }
@@ -71,6 +74,21 @@ class DTypes:
     a: DType
     b: DType
     out: DType
+
+    @classmethod
+    def parse(cls, names: Sequence[str]) -> DTypes:
+        """The data types of A, B and the product by their names, or of one name for all three.
+
+        Raises:
+            ProblemError: for a name that is none, and for another number of them.
+        """
+        for index, name in enumerate(names):
+            if name not in DTYPES:
+                problem = f"unknown dtype {name!r}{did_you_mean(name, DTYPES)}"
+                raise ProblemError("dtypes", problem, f"known: {' '.join(DTYPES)}", index)
+        if len(names) not in (1, 3):
+            raise ProblemError("dtypes", f"{len(names)} names", "give one for all, or a-b-out")
+        return cls(DTYPES[names[0]], DTYPES[names[len(names) // 2]], DTYPES[names[-1]])
 
     def __str__(self) -> str:
         if self.a == self.b == self.out:

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
-# The fields of an error; ``flags`` are the words of all subjects but quant.
-FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "flags")
+# The fields of a line; ``flags`` are the words of all subjects but quant.
+FIELDS: Final = ("op", "dtypes", "layout", "shape", "epilogue", "quant", "flags")
 # What words are about, in the order of a canonical line.
 SUBJECTS: Final = ("quant", "math", "a", "b", "r0", "bias", "steps", "out", "m", "program")
 GRAMMAR: Final = "op:dtypes:layout:shape[:epilogue][:subject.word+word]..."
 _SUBJECT: Final = re.compile(r"([a-z_][a-z0-9_]*)\.")
+# What joins the tokens of a field; op and layout are one token, the other fields have "+".
+_SEPARATORS: Final = {"op": ":", "dtypes": "-", "layout": ":", "shape": "x"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Token:
-    """A token of a line: its text, with the subject in front where it has one, and its column."""
+class Token(NamedTuple):
+    """A token of a line: its text, with the subject in front where it is a flag, and its column."""
 
     text: str
     column: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Fields:
-    """The fields of a line.
-
-    Attributes:
-        required: op, dtypes, layout and shape; "" for a missing one.
-        tokens: of the steps with the quantisation parameters, and of the flags, in the order in which a problem holds
-            them: scales, epilogue, requantisation.
-        quant: the tokens of the field ``quant``.
-    """
-
-    required: tuple[str, str, str, str]
-    tokens: dict[str, tuple[Token, ...]]
-    quant: frozenset[str]
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The steps with the quantisation parameters."""
-        return tuple(token.text for token in self.tokens["epilogue"])
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Words of all subjects but quant, each with its subject."""
-        return tuple(token.text for token in self.tokens["flags"])
 
 
 class ProblemError(ValueError):
@@ -55,86 +29,46 @@ class ProblemError(ValueError):
     and says what would be right.
 
     Attributes:
-        line: the whole line as given.
         field: which field is wrong, one of :data:`FIELDS`.
         problem: what is wrong; ``allowed``: what would be right.
         index: which token of the field is wrong, from 0; ``offset``: which character of it.
+        line: the whole line as given; "" where only a part of it is known.
         column: 0-based offset of the offending character in ``line``.
     """
 
-    def __init__(self, line: str, field: str, problem: str, allowed: str, index: int = 0, offset: int = 0) -> None:
-        self.line = line
+    def __init__(self, field: str, problem: str, allowed: str, index: int = 0, offset: int = 0, line: str = "") -> None:
         self.field = field
         self.problem = problem
         self.allowed = allowed
         self.index = index
         self.offset = offset
-        self.column = _column(line, field, index, offset)
+        self.line = line
+        tokens = split(line)[field]
+        self.column = min(tokens[index].column + offset, len(line)) if index < len(tokens) else len(line)
         shown = "".join(c if c.isprintable() else "?" for c in line)
         pointer = f"\n  {shown}\n  {' ' * self.column}^" if line else ""
         super().__init__(f"{field}: {problem}; {allowed}{pointer}")
 
     def on(self, line: str) -> ProblemError:
         """The same complaint about the same token of another text, the one that the user typed."""
-        return ProblemError(line, self.field, self.problem, self.allowed, self.index, self.offset)
+        return ProblemError(self.field, self.problem, self.allowed, self.index, self.offset, line)
+
+    def at(self, field: str, index: int) -> ProblemError:
+        """The same complaint about another token."""
+        return ProblemError(field, self.problem, self.allowed, index, self.offset, self.line)
 
 
-def split(line: str) -> Fields:
-    """The fields of a line.
-
-    Raises:
-        ProblemError: for an epilogue that is not behind the shape, and for an unknown subject; its line is empty.
-    """
-    fields, errors = _split(line)
-    for error in errors:
-        raise error
-    return fields
-
-
-def _split(line: str) -> tuple[Fields, list[ProblemError]]:
-    parts = line.split(":")
-    op, dtypes, layout, shape = (*parts[:4], "", "", "", "")[:4]
-    epilogue: list[Token] = []
-    quant: list[Token] = []
-    flags: list[Token] = []
-    errors: list[ProblemError] = []
-    column = sum(len(part) + 1 for part in parts[:4])
-    for place, part in enumerate(parts[4:]):
-        found = _SUBJECT.match(part)
-        subject = found[1] if found else ""
-        target = epilogue if not subject else quant if subject == "quant" else flags
-        if subject and subject not in SUBJECTS:
-            errors.append(_wrong("flags", f"unknown subject {subject!r}", f"known: {' '.join(SUBJECTS)}", len(flags)))
-        if part and not subject and place:
-            allowed = f"it comes behind the shape: {GRAMMAR}"
-            errors.append(_wrong("epilogue", f"{part!r} is out of place", allowed, len(epilogue)))
-        prefix = f"{subject}." if subject else ""
+def split(line: str) -> dict[str, list[Token]]:
+    """The tokens of a line by field.  A part of the line that is in no place of its own is a flag without a subject."""
+    found: dict[str, list[Token]] = {field: [] for field in FIELDS}
+    column = 0
+    for place, part in enumerate(line.split(":")):
+        subject = _SUBJECT.match(part) if place >= 4 else None
+        prefix = subject[0] if subject else ""
+        field = "quant" if prefix == "quant." else "flags" if prefix or place > 4 else FIELDS[place]
         at = column + len(prefix)
-        for word in part[len(prefix) :].split("+") if part else ():
-            target.append(Token(prefix + word if target is flags else word, at))
+        for word in part[len(prefix) :].split(_SEPARATORS.get(field, "+")) if part or place < 4 else ():
+            found[field].append(Token(prefix + word if field == "flags" else word, at))
             at += len(word) + 1
         column += len(part) + 1
-    last = [token for token in quant if token.text.startswith("requant")]
-    steps = (*(token for token in quant if token not in last), *epilogue, *last)
-    tokens = {"epilogue": steps, "flags": tuple(flags)}
-    return Fields((op, dtypes, layout, shape), tokens, frozenset(token.text for token in quant)), errors
-
-
-def _wrong(field: str, problem: str, allowed: str, index: int) -> ProblemError:
-    return ProblemError("", field, problem, allowed, index)
-
-
-def _column(line: str, field: str, index: int, offset: int) -> int:
-    """Where in ``line`` a token of a field begins; where the field ought to be if it is missing."""
-    parts = line.split(":")
-    place = FIELDS.index(field)
-    if place >= 4:
-        tokens = _split(line)[0].tokens[field]
-        return min(tokens[index].column + offset, len(line)) if index < len(tokens) else len(line)
-    if place >= len(parts):
-        return len(line)
-    start = sum(len(part) + 1 for part in parts[:place])
-    words = parts[place].split({"dtypes": "-", "shape": "x"}.get(field, "+"))
-    if index >= len(words):
-        return start
-    return min(start + sum(len(word) + 1 for word in words[:index]) + offset, len(line))
+    return found

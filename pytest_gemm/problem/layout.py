@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
+
+from pytest_gemm.problem.errors import ProblemError
 
 
 class Layout(enum.Enum):
@@ -46,6 +49,21 @@ class Shape:
     n: int
     k: int
     batch: int | None = None
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> Shape:
+        """The extents M, N, K, or batch, M, N, K.
+
+        Raises:
+            ProblemError: for a text that is no size, and for another number of them.
+        """
+        for index, text in enumerate(texts):
+            if not (text.isascii() and text.isdigit()):
+                raise ProblemError("shape", f"{text!r} is not a size", "write MxNxK or BxMxNxK, each 0 or more", index)
+        if len(texts) not in (3, 4):
+            raise ProblemError("shape", f"{len(texts)} sizes", "write MxNxK, or BxMxNxK with a batch")
+        *batch, m, n, k = map(int, texts)
+        return cls(m, n, k, *batch)
 
     def __str__(self) -> str:
         dims = (self.m, self.n, self.k) if self.batch is None else (self.batch, self.m, self.n, self.k)

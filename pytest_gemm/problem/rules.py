@@ -1,294 +1,331 @@
-"""Flags: what each of them says, what it applies to, and which exclude each other."""
+"""What contradicts itself in a problem: rules about its fields, and the table of flags, ``flags.toml``.
+
+A rule is a row: whether it is broken, the complaint, and what would be right.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
-from pytest_gemm.problem.errors import ProblemError
-from pytest_gemm.problem.layout import Layout, Shape
-from pytest_gemm.problem.ops import OPS
+from pytest_gemm.problem.dtypes import DType
+from pytest_gemm.problem.errors import GRAMMAR, ProblemError
+from pytest_gemm.problem.facts import Facts, by
+from pytest_gemm.problem.ops import OPS, Op
 from pytest_gemm.problem.ops.woq_int8 import THIRDS
-from pytest_gemm.problem.steps import StepKind
+from pytest_gemm.problem.steps import Step, StepKind
+from pytest_gemm.storage.datafile import TableFile
+from pytest_gemm.storage.errors import FileError
 from pytest_gemm.text import did_you_mean
 
-if TYPE_CHECKING:
-    from pytest_gemm.problem.problem import Problem
+# What a size is indexed by, 32 bits in BLAS and in kernels, and what the elements of a matrix are counted in.
+_LARGEST: Final = 2**31 - 1
+_MOST_ELEMENTS: Final = 2**40
+# Where the parameters of the product stand in a canonical epilogue; everything else follows in the order given.
+_RANKS: Final = {"bias": 0, "alpha": 1, "beta": 2, "gated": 3}
+_PASS: Final = 4
+_ONCE: Final = (StepKind.FACTOR, StepKind.QUANT, StepKind.BIAS, StepKind.JOIN)
 
-# What can be wrong with a flag: whether it is, the complaint, and what would be right.
 _Rules = Iterator[tuple[bool, str, str]]
 
 
-def _rules_of_self(p: Problem, _: str) -> _Rules:
-    shape, name = p.shape, p.op.name
-    yield shape.m != shape.n, "b.alias_t needs M = N", f"write {shape.m}x{shape.m}x{shape.k}"
+def _refuse(field: str, index: int, rules: _Rules) -> None:
+    """Raise for the first rule that the token breaks."""
+    for is_broken, problem, allowed in rules:
+        if is_broken:
+            raise ProblemError(field, problem, allowed, index)
+
+
+def rank_of(step: Step) -> int:
+    """Where a step stands in a canonical epilogue: parameters of the product first."""
+    return _RANKS.get(step.name, _PASS)
+
+
+def check(p: Facts) -> None:
+    """Check a problem.
+
+    Raises:
+        ProblemError: for the first contradiction, and for the first token that would have no effect; without a line.
+    """
+    op = p.op
+    if not op.dtypes(p.dtypes.a.name, p.dtypes.b.name, p.dtypes.out.name):
+        raise ProblemError("dtypes", f"{p.dtypes} makes no {op.name}", f"{op.name} takes {op.dtypes_help}")
+    if p.layout not in op.layouts:
+        raise ProblemError("layout", f"{op.name} cannot be {p.layout}", f"allowed: {' '.join(map(str, op.layouts))}")
+    _check_shape(p)
+    for field in ("epilogue", "quant"):
+        _check_steps(p, field)
+    if op.addend and p.step("bias") is None:
+        raise ProblemError("epilogue", f"{op.name} needs its addend", "add bias, bias-1n, bias-m1 or bias-mn")
+    for field, index, problem, allowed in op.check(p):
+        raise ProblemError(field, problem, allowed, index)
+    _check_chain(p)
+    _check_flags(p)
+
+
+def _check_shape(p: Facts) -> None:
+    op, shape = p.op, p.shape
+    m, n, k, batch = shape.m, shape.n, shape.k, shape.batch
+    if op.batch == "never" and batch is not None:
+        raise ProblemError("shape", f"{op.name} has no batch", "give MxNxK")
+    if op.batch == "always" and batch is None:
+        raise ProblemError("shape", f"{op.name} needs a batch", "give BxMxNxK")
+    for index, size in enumerate((m, n, k) if batch is None else (batch, m, n, k)):
+        if type(size) is not int or size < 0:
+            raise ProblemError("shape", f"{size!r} is not a size", "an integer, 0 or more", index)
+        if size > _LARGEST:
+            raise ProblemError("shape", f"{size} is too large", f"a size is at most {_LARGEST} (2^31 - 1)", index)
+    count = 1 if batch is None else batch
+    elements = max(count * m * max(n, k), (count if op.batch == "always" else 1) * n * k)
+    if elements > _MOST_ELEMENTS:
+        problem = f"a matrix of {shape} has {elements} elements"
+        raise ProblemError("shape", problem, f"at most {_MOST_ELEMENTS} (2^40) are indexed")
+    if op.grouped and count * m > _LARGEST:
+        problem = f"{count * m} rows of all groups"
+        raise ProblemError("shape", problem, f"the ends of groups are int32: at most {_LARGEST}")
+
+
+# -- steps and quantisation parameters ---------------------------------------------------------------
+
+
+def takes(op: Op, step: Step) -> bool:
+    """Whether problems of an op can have a step of this name."""
+    if needs := step.spec.needs:
+        return bool(getattr(op, needs))
+    return step.kind is not StepKind.QUANT or step.name in op.scales
+
+
+def _check_steps(p: Facts, field: str) -> None:
+    """Check each token of a field on its own, and which stand together."""
+    op, steps = p.op, p.quant if field == "quant" else p.epilogue
+    earlier: list[str] = []
+    first_pass = ""
+    for index, step in enumerate(steps):
+        _refuse(field, index, _rules_of_step(p, step, field, earlier, first_pass))
+        earlier.append(step.name)
+        first_pass = first_pass or (str(step) if rank_of(step) == _PASS else "")
+    scales = [index for index, step in enumerate(steps) if step.name in op.scales]
+    if field == "quant" and op.scales and len(scales) != 1:
+        given = " and ".join(str(steps[index]) for index in scales)
+        problem = f"{given} at once" if scales else f"{op.name} needs its scales"
+        raise ProblemError(field, problem, f"write one of {' '.join(op.scales)}", max(scales, default=0))
+
+
+def _rules_of_step(p: Facts, step: Step, field: str, earlier: list[str], first_pass: str) -> _Rules:
+    op, name, is_quant = p.op, step.name, step.kind is StepKind.QUANT
+    what = "a quantisation parameter" if is_quant else "a step of the epilogue"
+    yield (
+        is_quant != (field == "quant"),
+        f"{step} is {what}",
+        f"write {':quant.' if is_quant else ':'}{step} behind the shape",
+    )
+    yield step.kind in _ONCE and name in earlier, f"duplicate step: {step}", f"give {name} once"
+    if not takes(op, step):
+        takers = " ".join(other.name for other in OPS.values() if takes(other, step))
+        yield True, f"{op.name} takes no {name}", f"these do: {takers}"
+    joins = step.kind is StepKind.JOIN and p.shape.batch != 2
+    yield joins, f"{step} joins two products", "linears of shape 2xMxNxK has them"
+    is_wide = name == "bias" and step.text != "" and not op.addend
+    yield is_wide, f"{op.name} takes a bias of shape (N,) only", "write bias"
+    is_late = not is_quant and rank_of(step) < _PASS and first_pass != ""
+    yield is_late, f"{step} comes after another step, {first_pass}", "bias, its factors and gated go first"
+
+
+def _check_chain(p: Facts) -> None:
+    """Each step must suit the value that it meets, and make another one of it.
+
+    A move must fit the shape, and no residual may need a copy to lie in the product's places.
+    """
+    chain, value = p.chain, p.value_dtype
+    shape, deep = (p.deep_shape, chain[0]) if p.is_deep else (p.result_shape, None)
+    move: Step | None = None
+    is_copied = True  # in the order of its dimensions
+    for index, step in enumerate(p.epilogue):
+        if step not in chain:
+            continue
+        if step.kind is not StepKind.VIEW:
+            _refuse("epilogue", index, _rules_of_pass(step, value, move))
+            value = step.dtype if step.kind is StepKind.CAST else value
+            continue
+        _refuse("epilogue", index, _rules_of_move(p, step, shape, move or deep, is_copied))
+        is_copied = step.name == "dense" or (is_copied and step.name == "view")
+        move, shape = step, step.moved(shape)
+
+
+def _rules_of_pass(step: Step, value: DType, move: Step | None) -> _Rules:
+    """A step on a value of a dtype that a step has moved."""
+    if step.kind is StepKind.CAST:
+        yield step.dtype == value, f"{step}: the value is {value.name} already", f"drop {step}"
+    computes = step.kind in (StepKind.UNARY, StepKind.BINARY) and (not value.is_float or value.bits == 8)
+    yield computes, f"{step} on a value of {value.name}", "cast first, for example cast-f32+relu"
+    misfit = step.kind is StepKind.BINARY and step.extent != "" and move is not None
+    yield misfit, f"{step} after {move}: rows and columns have moved then", f"put {step} first"
+
+
+def _rules_of_move(p: Facts, step: Step, shape: tuple[int, ...], before: Step | None, is_copied: bool) -> _Rules:
+    """A move fits the shape that it meets, and does not leave everything where it is."""
+    if step.name == "view":
+        yield before is not None, f"{step} after {before} would copy", "one view, before the other moves"
+        yield p.has("m.dynamic"), f"{step} has fixed sizes, and m.dynamic any M", "t and perm go with m.dynamic"
+        misfit = math.prod(step.sizes) != math.prod(shape) or max(step.sizes) > _LARGEST
+        yield misfit, f"{step} has not {math.prod(shape)} elements", f"the result is {by(shape)}"
+    else:
+        places = tuple(range(len(shape)))
+        misfit = tuple(sorted(step.order(len(shape)))) != places
+        example = f"for example perm-{'_'.join(map(str, reversed(places)))}"
+        yield misfit, f"{step} does not order the dimensions of {by(shape)}", example
+    is_idle = step.sizes == shape if step.name == "view" else step.name == "perm" and step.order(0) == places
+    yield is_idle, f"{step} leaves the result of {by(shape)} as it is", f"drop {step}"
+    is_idle = step.name == "dense" and is_copied
+    yield is_idle, "dense: nothing was moved since the value was last in order", "write t+dense, or drop dense"
+
+
+# -- flags -------------------------------------------------------------------------------------------
+
+
+def _alias_t(p: Facts, _: str) -> _Rules:
     yield p.dtypes.a != p.dtypes.b, "b.alias_t needs one dtype for A and B", "drop b.alias_t"
-    yield p.layout not in (Layout.NT, Layout.TN), "b.alias_t: B is A transposed", "b.alias_t goes with nt or tn"
-    deep = p.op.batch == "optional" and shape.batch is not None
-    yield deep, f"{name} has one B for the whole batch, and b.alias_t one for each A", "drop b.alias_t"
+    deep = p.op.batch == "optional" and p.shape.batch is not None
+    yield deep, f"{p.op.name} has one B for the whole batch, and b.alias_t one for each A", "drop b.alias_t"
 
 
-def _rules_of_square(p: Problem, _: str) -> _Rules:
-    m = p.shape.m
-    yield not m == p.shape.n == p.shape.k, "b.alias needs M = N = K", f"write {_but(p.shape, n=m, k=m)}"
-    yield p.layout not in (Layout.NN, Layout.TT), "b.alias: B is A", "b.alias goes with nn or tt"
-
-
-def _rules_of_bcast(p: Problem, flag: str) -> _Rules:
+def _broadcast(p: Facts, flag: str) -> _Rules:
     batch = p.shape.batch or 0
     yield batch < 2, f"{flag}: one matrix for a batch of {batch}", f"give a batch of 2 or more, or drop {flag}"
 
 
-def _rules_of_precision(p: Problem, flag: str) -> _Rules:
-    names = ("f32",) if flag == "math.tf32" else ("bf16", "f16")
-    given = p.input_dtype.name
-    yield given not in names, f"{flag} is for products in {' or '.join(names)}, not {given}", f"drop {flag}"
-
-
-def _rules_of_reduce_range(p: Problem, flag: str) -> _Rules:
-    yield p.dtypes.a.name != "u8", f"{flag} is for activations in u8", "write qlinear:u8-..."
-
-
-def _rules_of_concat(p: Problem, _: str) -> _Rules:
+def _concat(p: Facts, _: str) -> _Rules:
     n = p.shape.n
     yield n % THIRDS != 0, f"program.concat: N={n} is not the columns of {THIRDS} equal weights", "a multiple of 3"
 
 
-def _rules_of_unfrozen(p: Problem, _: str) -> _Rules:
-    yield not p.constant_b, "b.parameter is about a weight", "add b.constant"
+def _multi_output(p: Facts, flag: str) -> _Rules:
+    yield not p.chain, f"{flag} needs a step: it returns the value before the last one", "add one, for example relu"
 
 
-def _rules_of_tap(p: Problem, _: str) -> _Rules:
-    yield (
-        not p.chain,
-        "program.multi_output needs a step: it returns the value before the last one",
-        "add one, for example relu",
-    )
-
-
-def _rules_of_fork(p: Problem, _: str) -> _Rules:
+def _branching(p: Facts, flag: str) -> _Rules:
     last = p.chain[-2:]
     computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
-    yield (
-        not computes,
-        "program.branching needs two steps at the end, the first of which computes",
-        "for example relu+sigmoid",
-    )
+    yield not computes, f"{flag} needs two steps at the end, the first of which computes", "for example relu+sigmoid"
     both = all(step.kind is StepKind.BINARY for step in last)
-    yield (
-        both,
-        f"program.branching: {' and '.join(map(str, last))} have a residual each",
-        "let one of the two steps have none",
-    )
+    yield both, f"{flag}: {' and '.join(map(str, last))} have a residual each", "let one of the two steps have none"
 
 
-def _rules_of_again(p: Problem, _: str) -> _Rules:
-    yield p.shape.n != p.shape.k, "program.chained needs N = K", f"write {_but(p.shape, k=p.shape.n)}"
+def _chained(p: Facts, flag: str) -> _Rules:
     other = bool(p.view_steps) or not p.dtypes.a == p.dtypes.out == p.result_dtype
-    yield (
-        other,
-        "program.chained needs a first result that could be A",
-        "drop the steps that move or cast, and autocast",
-    )
+    yield other, f"{flag} needs a first result that could be A", "drop the steps that move or cast, and autocast"
 
 
-def _rules_of_res_a(p: Problem, _: str) -> _Rules:
+def _residual_is_a(p: Facts, flag: str) -> _Rules:
     """A must have the result's shape, and the dtype of the value that it meets."""
-    needs = "r0.alias needs N = K: A has the result's shape then"
-    yield p.shape.n != p.shape.k, needs, f"write {_but(p.shape, k=p.shape.n)}"
-    dtype = p.dtypes.out
-    for step in p.passes:
-        if step.kind is StepKind.CAST:
-            dtype = step.dtype
-        if step.kind is StepKind.BINARY:
-            break
-    else:
-        yield True, "r0.alias needs a residual", "add add, sub or mul to the epilogue"
+    if not p.residuals:
+        yield True, f"{flag} needs a residual", "add add, sub or mul to the epilogue"
         return
-    yield step.name == "div", "r0.alias would divide by A, which holds zeros", "use add, sub or mul first"
-    moved = bool(step.extent or p.residuals[0][1])
-    yield moved, f"r0.alias has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
-    other = f"r0.alias needs a value of A's dtype, not {dtype.name}"
-    yield dtype != p.dtypes.a, other, "move or drop the cast, or drop r0.alias"
+    step, moves = p.residuals[0]
+    yield step.name == "div", f"{flag} would divide by A, which holds zeros", "use add, sub or mul first"
+    moved = bool(step.extent or moves)
+    yield moved, f"{flag} has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
+    casts = [one.dtype for one in p.passes[: p.passes.index(step)] if one.kind is StepKind.CAST]
+    dtype = casts[-1] if casts else p.dtypes.out
+    other = f"{flag} needs a value of A's dtype, not {dtype.name}"
+    yield dtype != p.dtypes.a, other, f"move or drop the cast, or drop {flag}"
 
 
-def _rules_of_in_3d(p: Problem, _: str) -> _Rules:
+def _three_dimensions(p: Facts, flag: str) -> _Rules:
     uneven = p.shape.m % 2 != 0 or p.layout.a_transposed
-    yield uneven, "a.3d halves the rows of A", "give an even M and layout nt"
+    yield uneven, f"{flag} halves the rows of A", "give an even M and layout nt"
 
 
-def _rules_of_flat(p: Problem, _: str) -> _Rules:
-    yield not p.has("a.3d"), "out.2d undoes a.3d", "add a.3d"
-
-
-def _rules_of_in_4d(p: Problem, _: str) -> _Rules:
+def _four_dimensions(p: Facts, flag: str) -> _Rules:
     batch = p.shape.batch
-    yield not batch or batch % 2 != 0, f"a.4d needs an even batch, not {batch}", "write BxMxNxK with an even B"
+    yield not batch or batch % 2 != 0, f"{flag} needs an even batch, not {batch}", "write BxMxNxK with an even B"
 
 
-def _rules_of_one(p: Problem, flag: str) -> _Rules:
+def _flat(p: Facts, flag: str) -> _Rules:
+    yield not p.has("a.3d"), f"{flag} undoes a.3d", "add a.3d"
+
+
+def _parameter(p: Facts, flag: str) -> _Rules:
+    yield not p.constant_b, f"{flag} is about a weight", "add b.constant"
+
+
+def _of_one_product(p: Facts, flag: str) -> _Rules:
     what = flag.partition(".")[0]
     there = p.step("bias") is not None if what == "bias" else bool(p.passes)
-    yield not there, f"{flag}: which {what}?", "give it in the epilogue"
+    yield not there, f"{flag}: there is no {what}", "give it in the epilogue"
     common = [str(step) for step in p.passes if what == "steps" and step.kind in (StepKind.JOIN, StepKind.CAST)]
     yield bool(common), f"{flag}: {'+'.join(common)} is no step of one product alone", f"drop {flag}"
 
 
-def _but(shape: Shape, **sizes: int) -> Shape:
-    return dataclasses.replace(shape, **sizes)
+def _nothing(_: Facts, __: str) -> _Rules:
+    return iter(())
+
+
+_RULES: Final[Mapping[str, Callable[[Facts, str], _Rules]]] = {
+    "a.broadcast": _broadcast,
+    "b.broadcast": _broadcast,
+    "b.alias_t": _alias_t,
+    "b.parameter": _parameter,
+    "r0.alias": _residual_is_a,
+    "a.3d": _three_dimensions,
+    "a.4d": _four_dimensions,
+    "out.2d": _flat,
+    "program.multi_output": _multi_output,
+    "program.branching": _branching,
+    "program.chained": _chained,
+    "program.concat": _concat,
+    **dict.fromkeys(("bias.first", "bias.last", "steps.first", "steps.last"), _of_one_product),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A fact about operands, result or arithmetic that the other fields do not hold.
-
-    Attributes:
-        stream: its name in the keys of random streams; renaming it would change the operands of every problem.
-        help: what it says.
-        every: whether it fits every op; other flags fit the ops that name them.
-        excludes: flags that contradict it, or mean nothing beside it.
-        rules: further rules, given the problem and the flag.
-    """
+    """A fact about operands, result or arithmetic that the other fields do not hold; see ``flags.toml``."""
 
     stream: str
     help: str
     every: bool = False
-    excludes: tuple[str, ...] = ()
-    rules: Callable[[Problem, str], _Rules] | None = None
+    excludes: Sequence[str] = ()
+    equal: str = ""
+    layouts: Sequence[str] = ()
+    input: Sequence[str] = ()
 
-    def takers(self, name: str) -> tuple[str, ...]:
-        """The ops that take it under its ``name``."""
-        return tuple(op.name for op in OPS.values() if self.every or name in op.flags)
-
-
-FLAGS: Final[Mapping[str, Flag]] = {
-    "m.dynamic": Flag("dyn-m", "one artifact compiled for any M", every=True),
-    "a.padded": Flag("pad-lda", "A's rows are wider than K: the gap must not be read", every=True),
-    "b.padded": Flag("pad-ldb", "B's rows are wider than they need to be", every=True),
-    "a.offset": Flag("off-a", "A starts one element into its storage: an unaligned base", every=True),
-    "b.offset": Flag("off-b", "B starts one element into its storage", every=True),
-    "a.broadcast": Flag("bcast-a", "A is one matrix expanded over the batch (stride 0)", rules=_rules_of_bcast),
-    "b.broadcast": Flag("bcast-b", "B is one matrix expanded over the batch (stride 0)", rules=_rules_of_bcast),
-    "b.alias_t": Flag(
-        "self",
-        "B is A transposed: A @ A.T on one storage",
-        excludes=("b.padded", "b.offset", "b.broadcast", "b.constant", "m.dynamic", "b.alias", "b.batch_middle"),
-        rules=_rules_of_self,
-    ),
-    "b.constant": Flag("const-b", "B is a constant that the compiler may pack", every=True, excludes=("b.argument",)),
-    "b.argument": Flag("var-b", "B is an argument, not a constant"),
-    "math.tf32": Flag("tf32", "f32 may be multiplied as TF32; without the flag it may not", rules=_rules_of_precision),
-    "math.half_partials": Flag(
-        "reduced",
-        "partial sums may be stored in the product's half type; without the flag they may not",
-        rules=_rules_of_precision,
-    ),
-    "r0.alias": Flag("res-a", "the first residual is A itself: an operand that is read twice", rules=_rules_of_res_a),
-    "program.multi_output": Flag(
-        "tap", "the value before the last step is returned too: a program of two results", rules=_rules_of_tap
-    ),
-    "a.7bit": Flag(
-        "reduce-range",
-        "A holds 7 of the 8 bits of u8: what PyTorch quantises to for processors that add pairs in 16 bits",
-        rules=_rules_of_reduce_range,
-    ),
-    "program.branching": Flag(
-        "fork",
-        "the last two steps read one value, and each makes a result: a program of two results",
-        excludes=("program.multi_output",),
-        rules=_rules_of_fork,
-    ),
-    "program.chained": Flag(
-        "again",
-        "the result is multiplied by B once more: a program of two products and two results",
-        excludes=("program.multi_output", "program.branching", "b.alias_t", "r0.alias"),
-        rules=_rules_of_again,
-    ),
-    "math.fast_accumulate": Flag(
-        "fast-acc",
-        "fp8 products may be added with the few bits that a tensor core keeps; without the flag they may not",
-    ),
-    "a.batch_middle": Flag(
-        "mid-a", "A's batch lies in the middle of its memory: a permuted view", excludes=("a.broadcast",)
-    ),
-    "b.batch_middle": Flag("mid-b", "B's batch lies in the middle of its memory", excludes=("b.broadcast",)),
-    "b.alias": Flag(
-        "square",
-        "B is A itself: A @ A on one storage",
-        excludes=("b.padded", "b.offset", "b.broadcast", "b.constant", "m.dynamic", "b.batch_middle"),
-        rules=_rules_of_square,
-    ),
-    "b.parameter": Flag(
-        "unfrozen",
-        "B is a parameter that freezing has not made a constant: one in a package of AOTInductor's only",
-        every=True,
-        excludes=("b.argument", "b.alias_t", "b.alias"),
-        rules=_rules_of_unfrozen,
-    ),
-    "program.concat": Flag(
-        "concat",
-        "B's columns are those of three weights, each of which the program multiplies by on its own",
-        excludes=("b.argument", "b.parameter"),
-        rules=_rules_of_concat,
-    ),
-    "a.3d": Flag(
-        "in-3d",
-        "the input of linears is 3-D: its rows are those of two matrices",
-        excludes=("m.dynamic",),
-        rules=_rules_of_in_3d,
-    ),
-    "out.2d": Flag("flat", "with in-3d: the program makes its results 2-D again", rules=_rules_of_flat),
-    "a.4d": Flag(
-        "in-4d",
-        "the input of a linear is 4-D: its batch is that of two dimensions, the first of size 2",
-        excludes=("m.dynamic", "program.multi_output", "program.branching", "program.chained", "r0.alias"),
-        rules=_rules_of_in_4d,
-    ),
-    "bias.first": Flag("bias-first", "of linears only the first has the bias", rules=_rules_of_one),
-    "bias.last": Flag(
-        "bias-last", "of linears only the last has the bias", excludes=("bias.first",), rules=_rules_of_one
-    ),
-    "steps.first": Flag(
-        "steps-first",
-        "the steps are those of the first of linears only; the others are returned as they are",
-        rules=_rules_of_one,
-    ),
-    "steps.last": Flag(
-        "steps-last", "the steps are those of the last of linears only", excludes=("steps.first",), rules=_rules_of_one
-    ),
-}
+    def rules(self, p: Facts, name: str) -> _Rules:
+        """The rules of the table, then those of a function."""
+        sizes = {size: getattr(p.shape, size) for size in self.equal}
+        first = dataclasses.replace(p.shape, **dict.fromkeys(sizes, next(iter(sizes.values()), 0)))
+        yield len({*sizes.values()}) > 1, f"{name} needs {' = '.join(self.equal.upper())}", f"write {first}"
+        layout, dtype, wide = str(p.layout), p.input_dtype.name, " or "
+        other = bool(self.layouts) and layout not in self.layouts
+        yield other, f"{name} does not fit layout {layout}", f"it goes with {wide.join(self.layouts)}"
+        other = bool(self.input) and dtype not in self.input
+        yield other, f"{name} is for products in {wide.join(self.input)}, not {dtype}", f"drop {name}"
+        yield from _RULES.get(name, _nothing)(p, name)
 
 
-def check_flags(p: Problem) -> None:
-    """Check a problem's flags against the table.
+_FILE: Final = TableFile(Path(__file__).with_name("flags.toml"), "flag", FileError)
+FLAGS: Final[Mapping[str, Flag]] = {name: Flag(**facts) for name, facts in _FILE.document().items()}
 
-    Raises:
-        ProblemError: for the first flag that is unknown, given twice, not for the op or contradicts another field.
-    """
+
+def _check_flags(p: Facts) -> None:
     for index, name in enumerate(p.flags):
-        flag = FLAGS.get(name)
-        if flag is None:
-            word = name and not name.endswith(".")
-            problem = f"unknown flag {name!r}{did_you_mean(name, FLAGS)}" if word else "an empty token"
-            allowed = f"known: {' '.join(FLAGS)}" if word else "words are joined by one '+'"
-            raise ProblemError(p.text(), "flags", problem, allowed, index)
+        if name.endswith("."):
+            raise ProblemError("flags", "an empty token", "words are joined by one '+'", index)
+        if name not in FLAGS:
+            allowed = f"known: {' '.join(FLAGS)}" if "." in name else f"a line is {GRAMMAR}"
+            raise ProblemError("flags", f"unknown flag {name!r}{did_you_mean(name, FLAGS)}", allowed, index)
         if name in p.flags[:index]:
-            raise ProblemError(p.text(), "flags", f"duplicate flag: {name}", "give it once", index)
+            raise ProblemError("flags", f"duplicate flag: {name}", "give it once", index)
+        flag = FLAGS[name]
         if not flag.every and name not in p.op.flags:
-            allowed = f"drop {name}, or use {' '.join(flag.takers(name))}"
-            raise ProblemError(p.text(), "flags", f"{p.op.name} does not take {name}", allowed, index)
+            takers = " ".join(op.name for op in OPS.values() if name in op.flags)
+            raise ProblemError("flags", f"{p.op.name} does not take {name}", f"drop {name}, or use {takers}", index)
         for other in flag.excludes:
             if p.has(other):
                 problem = f"{name} and {other} contradict each other"
-                raise ProblemError(p.text(), "flags", problem, f"drop {other}", p.flags.index(other))
+                raise ProblemError("flags", problem, f"drop {other}", p.flags.index(other))
     for index, name in enumerate(p.flags):
-        rules = FLAGS[name].rules
-        for is_broken, problem, allowed in rules(p, name) if rules else ():
-            if is_broken:
-                raise ProblemError(p.text(), "flags", problem, allowed, index)
-
-
-def by(shape: tuple[int, ...]) -> str:
-    """Extents joined by ``x``."""
-    return "x".join(map(str, shape))
+        _refuse("flags", index, FLAGS[name].rules(p, name))

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -33,7 +34,7 @@ class StepKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One link of the epilogue chain, for instance ``relu``, ``bias-m1`` or ``clamp--1_1``.
+    """One link of the epilogue chain, for instance ``relu``, ``bias-m1`` or ``clamp--1_1``, or one of its parameters.
 
     Attributes:
         name: the step's name, a key of :data:`STEPS`.
@@ -47,29 +48,38 @@ class Step:
     text: str = ""
 
     def __post_init__(self) -> None:
-        spec = STEPS.get(self.name)
-        if spec is None:
-            hint, known = did_you_mean(self.name, STEPS), " ".join(STEPS)
-            raise ProblemError("", "epilogue", f"unknown step {self.name!r}{hint}", f"known: {known}")
-        object.__setattr__(self, "text", spec.canonical(self.name, self.text))
+        if self.name not in STEPS:
+            problem = f"unknown step {self.name!r}{did_you_mean(self.name, STEPS)}" if self.name else "an empty token"
+            allowed = f"known: {' '.join(STEPS)}" if self.name else "tokens are joined by one '+'"
+            raise ProblemError("epilogue", problem, allowed)
+        object.__setattr__(self, "text", self.spec.canonical(self.name, self.text))
 
-    @property
-    def kind(self) -> StepKind:
-        """The step's kind, from :data:`STEPS`."""
-        return STEPS[self.name].kind
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def parse(cls, token: str) -> Step:
+        """The step of a token such as ``clamp-0_6``.
+
+        Raises:
+            ProblemError: as the class.
+        """
+        name, _, text = token.partition("-")
+        return cls(name, text) if text else cls(token)
 
     @property
     def spec(self) -> StepSpec:
         """The step's facts."""
         return STEPS[self.name]
 
+    @property
+    def kind(self) -> StepKind:
+        """The step's kind."""
+        return self.spec.kind
+
     @functools.cached_property
     def numbers(self) -> tuple[float, ...]:
         """The numeric parameters, with defaults filled in: ``clamp-0_6`` gives ``(0.0, 6.0)``."""
-        spec = STEPS[self.name]
-        if spec.parameter != "numbers":
-            return ()
-        return tuple(map(float, self.text.split("_"))) if self.text else spec.defaults
+        given = self.spec.numbers and self.text
+        return tuple(map(float, self.text.split("_"))) if given else self.spec.numbers
 
     def apply(self, torch: Any, x: Tensor, residual: Tensor | None) -> Tensor:
         """The step on ``x`` as eager PyTorch computes it, given the module ``torch``."""
@@ -82,7 +92,7 @@ class Step:
     @property
     def extent(self) -> str:
         """How much of the result's shape a residual has, as written: ``n``, ``m1``, ``at``; "" for all of it."""
-        return self.text if STEPS[self.name].parameter == "shape" else ""
+        return self.text if self.spec.default else ""
 
     @property
     def dtype(self) -> DType:
@@ -110,18 +120,6 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.name}-{self.text}" if self.text else self.name
-
-
-def _always(*_: float) -> bool:
-    return True
-
-
-def _ascending(low: float, high: float) -> bool:
-    return low < high
-
-
-def _scale_and_zero(scale: float, zero: float) -> bool:
-    return scale > 0.0 and zero % 1.0 == 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,81 +168,73 @@ class Curve:
 class StepSpec:
     """The facts of a step: its parameter, its function, the accuracy of kernels and the magnitudes that suit it.
 
-    The module imports no torch: functions are given ``torch.nn.functional`` as their first argument.
+    The module imports no torch: functions are given ``torch.nn.functional`` as their first argument.  A step takes
+    numbers, one of several choices, places of dimensions, or no parameter.
 
     Attributes:
         kind: what the step does with the value.
-        parameter: "", "numbers", "shape" (the first of ``choices`` is the default), "choice" (no default) or "places".
-        defaults: the numbers that go without saying.
-        choices: what a parameter may be.
-        help: the parameter in words.
-        fits: which numbers make sense.
-        rule: the same in words.
         function: ``function(f, x, *numbers)``, for a residual ``function(f, x, r, *numbers)``: eager PyTorch, and in
             float64 the exact function.
         curve: of an activation without numbers; ``None`` where the step has an enclosure of its own.
+        help: the parameter in words.
+        numbers: the defaults of its numbers.
+        fits: which numbers make sense.
+        choices: what a parameter may be; ``default``: the one that goes without saying, "" where one must be given.
+        places: pattern of the parameter of a view.
+        needs: attribute of :class:`~pytest_gemm.problem.ops.op.Op` that an op with this step has; "" for every op.
         saturates: whether the result hardly changes any more where the argument is large.
         unit_range: whether the result has a magnitude of about one, whatever went in.
         target: wanted magnitude of an argument of a step that saturates.
-        onednn: name and algorithm in ``onednn::qlinear_pointwise``; "" where the op lacks the step.
+        onednn: name and algorithm in ``onednn::qlinear_pointwise``, ``gelu/none``; "" where the op lacks the step.
     """
 
     kind: StepKind
-    parameter: str = ""
-    defaults: tuple[float, ...] = ()
-    choices: tuple[str, ...] = ()
-    help: str = ""
-    fits: Callable[..., bool] = _always
-    rule: str = ""
     function: Callable[..., Any] | None = None
     curve: Curve | None = None
+    help: str = ""
+    numbers: tuple[float, ...] = ()
+    fits: Callable[..., bool] = lambda *_: True
+    choices: tuple[str, ...] = ()
+    default: str = ""
+    places: str = ""
+    needs: str = ""
     saturates: bool = False
     unit_range: bool = False
     target: float = 2.0
-    onednn: tuple[str, str] = ("", "")
+    onednn: str = ""
 
     def canonical(self, name: str, text: str) -> str:
         """The one spelling of a parameter; "" for the default.
 
         Raises:
-            ProblemError: when it does not fit; its line is empty.
+            ProblemError: when it does not fit.
         """
-
-        def wrong(problem: str, allowed: str, offset: int = len(name) + 1) -> ProblemError:
-            return ProblemError("", "epilogue", problem, allowed, 0, offset)
-
-        if self.parameter == "choice":
-            if text not in self.choices:
-                problem = f"{name} does not take {text!r}" if text else f"{name} needs a parameter"
-                raise wrong(problem, f"write {name}- and one of {' '.join(self.choices)}")
-            return text
-        if self.parameter == "places":
-            if not _PLACES[name].fullmatch(text):
-                raise wrong(f"{text!r} does not fit {name}", self.help)
+        problem = f"{text!r} does not fit {name}" if text else f"{name} needs a parameter"
+        wrong = functools.partial(ProblemError, "epilogue", problem, offset=len(name) + 1)
+        if self.choices:
+            if text not in self.choices and (text or not self.default):
+                raise wrong(f"write {name}- and one of {' '.join(self.choices)}")
+            return "" if text == self.default else text
+        if self.places:
+            if not re.fullmatch(self.places, text):
+                raise wrong(self.help)
             return text if name == "perm" else "x".join(str(int(size)) for size in text.split("x"))
-        if not text:
-            return ""
-        if not self.parameter:
-            raise wrong(f"{name} takes no parameter", f"write {name}")
-        if self.parameter == "shape":
-            if text not in self.choices:
-                kind = "bias" if self.kind is StepKind.BIAS else "residual"
-                raise wrong(f"unknown {kind} shape {text!r}", f"one of {' '.join(self.choices)}")
-            return "" if text == self.choices[0] else text
+        if text and not self.numbers:
+            raise ProblemError("epilogue", f"{name} takes no parameter", f"write {name}", offset=len(name) + 1)
+        return self._canonical_numbers(text, wrong) if text else ""
+
+    def _canonical_numbers(self, text: str, wrong: Callable[[str], ProblemError]) -> str:
         parts = text.split("_")
-        if len(parts) != len(self.defaults) or not all(map(_NUMBER.fullmatch, parts)):
-            raise wrong(f"{text!r} does not fit {name}", self.help)
+        if len(parts) != len(self.numbers) or not all(map(_NUMBER.fullmatch, parts)):
+            raise wrong(self.help)
         # The sum turns -0 into 0: a parameter has no sign of zero.
         numbers = tuple(float(part) + 0.0 for part in parts)
         for part, number in zip(parts, numbers, strict=True):
             if not (_LEAST <= abs(number) <= _MOST or _ZERO.fullmatch(part)):
-                raise wrong(
-                    f"{part} of {name} is out of range",
-                    f"a number is 0, or from {_shortest(_LEAST)} to {_shortest(_MOST)} in size",
-                )
+                raise wrong(f"{part} is neither 0 nor from {_shortest(_LEAST)} to {_shortest(_MOST)} in size")
         if not self.fits(*numbers):
-            raise wrong(f"{name}-{text} is no {self.rule}", self.help, 0)
-        return "" if numbers == self.defaults else "_".join(map(_shortest, numbers))
+            raise wrong(self.help)
+        return "" if numbers == self.numbers else "_".join(map(_shortest, numbers))
 
 
 # Numbers of an epilogue: smaller and larger ones are no normal numbers of f32, or no factors that a product survives.
@@ -252,11 +242,6 @@ _LEAST: Final = 1e-30
 _MOST: Final = 1e30
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
 _ZERO: Final = re.compile(r"-?[0.]+(e.*)?")
-# A result has up to 10 dimensions, so that each of them is named by one digit.
-_PLACES: Final[Mapping[str, re.Pattern[str]]] = {
-    "perm": re.compile(r"[0-9](_[0-9]){1,9}"),
-    "view": re.compile(r"[0-9]+(x[0-9]+){0,9}"),
-}
 
 
 def _shortest(number: float) -> str:
@@ -264,216 +249,150 @@ def _shortest(number: float) -> str:
     return repr(number).removesuffix(".0").replace("e+", "e").replace("e-0", "e-")
 
 
-def _of_exp(at: Domain) -> Tensor:
+def _scale_and_zero(scale: float, zero: float) -> bool:
+    return scale > 0.0 and zero % 1.0 == 0.0
+
+
+def _of_argument(units: float) -> Callable[[Domain], Tensor]:
+    return lambda at: at.x * (units * at.u)
+
+
+def _of_quotient(at: Domain) -> Tensor:
     """Error of what divides by 1 + exp(-x): it inherits that of exp where x < 0."""
     return at.y * ((8 + at.below) * (2 * at.u)) + at.flush
 
 
-_BIAS_SHAPES: Final = ("n", "1n", "m1", "mn")
-_RESIDUAL_SHAPES: Final = ("mn", "n", "m1", "at")
-_SCALE_RULE: Final = "scale and zero point"
+def _of_exp(at: Domain) -> Tensor:
+    """Often exp2(x log2 e): its rounded argument costs |x| u.  Small results may be flushed by the range reduction."""
+    return at.y * ((8 + at.x.clamp(max=800)) * (2 * at.u)) + at.flush
+
+
+_smooth: Final = functools.partial(StepSpec, StepKind.UNARY, saturates=True)
+_with_numbers: Final = functools.partial(StepSpec, StepKind.UNARY)
+_residual: Final = functools.partial(StepSpec, StepKind.BINARY, choices=("mn", "n", "m1", "at"), default="mn")
+_quant: Final = functools.partial(StepSpec, StepKind.QUANT)
+_view: Final = functools.partial(StepSpec, StepKind.VIEW)
+_INF: Final = math.inf
 
 STEPS: Final[Mapping[str, StepSpec]] = {
     "bias": StepSpec(
         StepKind.BIAS,
-        "shape",
-        choices=_BIAS_SHAPES,
+        lambda _, x, r: x + r,
         help="bias of shape (N,), or -1n, -m1, -mn",
-        function=lambda _, x, r: x + r,
+        choices=("n", "1n", "m1", "mn"),
+        default="n",
     ),
-    "alpha": StepSpec(StepKind.FACTOR, "numbers", (1.0,), help="alpha-0.5: factor of the product"),
-    "beta": StepSpec(StepKind.FACTOR, "numbers", (1.0,), help="beta-2: factor of the bias"),
-    "relu": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.relu(x),
-        curve=Curve(),
-        onednn=("relu", ""),
-    ),
+    "alpha": StepSpec(StepKind.FACTOR, help="alpha-0.5: factor of the product", numbers=(1.0,), needs="addend"),
+    "beta": StepSpec(StepKind.FACTOR, help="beta-2: factor of the bias", numbers=(1.0,), needs="addend"),
+    "relu": StepSpec(StepKind.UNARY, lambda f, x: f.relu(x), Curve(), onednn="relu"),
     # 1 + erf(x / sqrt 2) cancels: an absolute term.  A vectorised erf makes gelu(Inf) NaN (CPU with AVX-512, bf16).
-    "gelu": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.gelu(x),
-        curve=Curve(
-            error=lambda at: at.x * (8 * at.u),
-            minimum=(-0.7517915249894, -0.16997120747),
-            undefined_at=(-math.inf, math.inf),
-        ),
-        saturates=True,
-        onednn=("gelu", "none"),
+    "gelu": _smooth(
+        lambda f, x: f.gelu(x),
+        Curve(_of_argument(8), minimum=(-0.7517915249894, -0.16997120747), undefined_at=(-_INF, _INF)),
+        onednn="gelu/none",
     ),
-    "gelu_tanh": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.gelu(x, approximate="tanh"),
-        curve=Curve(
-            error=lambda at: at.x * (8 * at.u),
-            minimum=(-0.7524614115719, -0.17004075058),
-            undefined_at=(-math.inf,),
-        ),
-        saturates=True,
-        onednn=("gelu", "tanh"),
+    "gelu_tanh": _smooth(
+        lambda f, x: f.gelu(x, approximate="tanh"),
+        Curve(_of_argument(8), minimum=(-0.7524614115719, -0.17004075058), undefined_at=(-_INF,)),
+        onednn="gelu/tanh",
     ),
-    "silu": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.silu(x),
-        curve=Curve(
-            error=lambda at: _of_exp(at) + at.flush * at.below,
+    "silu": _smooth(
+        lambda f, x: f.silu(x),
+        Curve(
+            lambda at: _of_quotient(at) + at.flush * at.below,
             minimum=(-1.2784645427610, -0.27846454277),
-            undefined_at=(-math.inf,),
+            undefined_at=(-_INF,),
         ),
-        saturates=True,
-        onednn=("swish", ""),
+        onednn="swish",
     ),
-    "sigmoid": StepSpec(
-        StepKind.UNARY,
-        function=lambda _, x: x.sigmoid(),
-        curve=Curve(error=_of_exp, range=(0.0, 1.0)),
-        saturates=True,
-        unit_range=True,
+    "sigmoid": _smooth(lambda _, x: x.sigmoid(), Curve(_of_quotient, range=(0.0, 1.0)), unit_range=True),
+    "tanh": _smooth(
+        lambda _, x: x.tanh(), Curve(lambda at: at.y * (8 * at.u), range=(-1.0, 1.0)), unit_range=True, onednn="tanh"
     ),
-    "tanh": StepSpec(
-        StepKind.UNARY,
-        function=lambda _, x: x.tanh(),
-        curve=Curve(error=lambda at: at.y * (8 * at.u), range=(-1.0, 1.0)),
-        saturates=True,
-        unit_range=True,
-        onednn=("tanh", ""),
+    "exp": _smooth(lambda _, x: x.exp(), Curve(_of_exp, range=(0.0, _INF)), unit_range=True, target=1.0),
+    "hardswish": _smooth(
+        lambda f, x: f.hardswish(x),
+        Curve(_of_argument(4), minimum=(-1.5, -0.375), zero_below=-3.0, undefined_at=(-_INF,)),
+        onednn="hardswish",
     ),
-    # Often exp2(x log2 e), whose rounded argument costs |x| u.  Small results may be flushed by the range reduction.
-    "exp": StepSpec(
-        StepKind.UNARY,
-        function=lambda _, x: x.exp(),
-        curve=Curve(
-            error=lambda at: at.y * ((8 + at.x.clamp(max=800)) * (2 * at.u)) + at.flush,
-            range=(0.0, math.inf),
-        ),
-        saturates=True,
-        unit_range=True,
-        target=1.0,
-    ),
-    "hardswish": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.hardswish(x),
-        curve=Curve(
-            error=lambda at: at.x * (4 * at.u),
-            minimum=(-1.5, -0.375),
-            zero_below=-3.0,
-            undefined_at=(-math.inf,),
-        ),
-        saturates=True,
-        onednn=("hardswish", ""),
-    ),
-    "hardsigmoid": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.hardsigmoid(x),
-        curve=Curve(error=lambda at: 4 * at.u, range=(0.0, 1.0), zero_below=-3.0),
-        saturates=True,
+    "hardsigmoid": _smooth(
+        lambda f, x: f.hardsigmoid(x),
+        Curve(lambda at: 4 * at.u, range=(0.0, 1.0), zero_below=-3.0),
         unit_range=True,
     ),
     # min(x, 0) - log1p(exp(-|x|)): no cancellation; where x is large, the value is the exponential's.
-    "logsigmoid": StepSpec(
-        StepKind.UNARY,
-        function=lambda f, x: f.logsigmoid(x),
-        curve=Curve(
-            error=lambda at: at.y * ((8 + at.x.clamp(max=800)) * (2 * at.u)) + at.flush,
-            range=(-math.inf, 0.0),
-        ),
-        saturates=True,
-    ),
-    "leaky_relu": StepSpec(
-        StepKind.UNARY,
-        "numbers",
-        (0.01,),
+    "logsigmoid": _smooth(lambda f, x: f.logsigmoid(x), Curve(_of_exp, range=(-_INF, 0.0))),
+    "leaky_relu": _with_numbers(
+        lambda f, x, slope: f.leaky_relu(x, slope),
         help="leaky_relu-0.1: negative slope",
-        function=lambda f, x, slope: f.leaky_relu(x, slope),
-        onednn=("leaky_relu", ""),
+        numbers=(0.01,),
+        onednn="leaky_relu",
     ),
-    "clamp": StepSpec(
-        StepKind.UNARY,
-        "numbers",
-        (-1.0, 1.0),
+    "clamp": _with_numbers(
+        lambda _, x, low, high: x.clamp(low, high),
         help="clamp-0_6: bounds LOW_HIGH, the lower one first",
-        fits=_ascending,
-        rule="range",
-        function=lambda _, x, low, high: x.clamp(low, high),
+        numbers=(-1.0, 1.0),
+        fits=operator.lt,
         saturates=True,
-        onednn=("hardtanh", ""),
+        onednn="hardtanh",
     ),
-    "scale": StepSpec(
-        StepKind.UNARY,
-        "numbers",
-        (0.5,),
-        help="scale-0.125: constant factor",
-        function=lambda _, x, factor: x * factor,
-    ),
+    "scale": _with_numbers(lambda _, x, factor: x * factor, help="scale-0.125: constant factor", numbers=(0.5,)),
     # With a residual of the result's shape; of shape (N,), add-n; of (M, 1), add-m1; or, add-at, of the rows of a table
     # that an index for each row of the result looks up.
-    "add": StepSpec(
-        StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x + r, onednn=("add", "")
-    ),
-    "sub": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x - r),
-    "mul": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x * r),
-    "div": StepSpec(StepKind.BINARY, "shape", choices=_RESIDUAL_SHAPES, function=lambda _, x, r: x / r),
+    "add": _residual(lambda _, x, r: x + r, onednn="add"),
+    "sub": _residual(lambda _, x, r: x - r),
+    "mul": _residual(lambda _, x, r: x * r),
+    "div": _residual(lambda _, x, r: x / r),
     "sum": StepSpec(
         StepKind.BINARY,
-        "numbers",
-        (1.0, 0.0),
-        help="sum: adds to a residual in place, as the op qlinear can; sum-0.5_3: SCALE_ZEROPOINT of one in 8 bits, "
-        "above 0 and an integer",
+        lambda _, x, r, scale, zero: x + (r - zero) * scale,
+        help="sum: adds to a residual in place; sum-0.5_3: SCALE_ZEROPOINT of one in 8 bits, above 0 and an integer",
+        numbers=(1.0, 0.0),
         fits=_scale_and_zero,
-        rule=_SCALE_RULE,
-        function=lambda _, x, r, scale, zero: x + (r - zero) * scale,
-        onednn=("sum", ""),
+        needs="fused_steps",
+        onednn="sum",
     ),
+    # Only packed weights are i4.
     "cast": StepSpec(
-        StepKind.CAST,
-        "choice",
-        choices=tuple(name for name in DTYPES if name != "i4"),  # which only packed weights have
-        help="cast-f32: result in another dtype",
+        StepKind.CAST, help="cast-f32: result in another dtype", choices=tuple(name for name in DTYPES if name != "i4")
     ),
-    # Where the result is stored, and what later steps meet there.
-    "t": StepSpec(StepKind.VIEW, help="the last two dimensions swapped"),
-    "perm": StepSpec(StepKind.VIEW, "places", help="perm-1_0_2: the dimensions in this order"),
-    "view": StepSpec(StepKind.VIEW, "places", help="view-4x8x2x33: the result in this shape, as many elements"),
-    "dense": StepSpec(StepKind.VIEW, help="what was moved is copied to memory in its new order: contiguous()"),
+    # Where the result is stored, and what later steps meet there.  A result has up to 10 dimensions, so that each is
+    # named by one digit.
+    "t": _view(help="the last two dimensions swapped"),
+    "perm": _view(help="perm-1_0_2: the dimensions in this order", places="[0-9](_[0-9]){1,9}"),
+    "view": _view(help="view-4x8x2x33: the result in this shape, as many elements", places="[0-9]+(x[0-9]+){0,9}"),
+    "dense": _view(help="what was moved is copied to memory in its new order: contiguous()"),
+    # It multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
     "gated": StepSpec(
         StepKind.JOIN,
-        "choice",
-        choices=("silu", "gelu", "gelu_tanh", "relu", "sigmoid"),
         help="gated-silu: silu of the first product times the second",
-        # It multiplies two products: what encodes something in its digits does not survive it, and it overflows early.
+        choices=("silu", "gelu", "gelu_tanh", "relu", "sigmoid"),
+        needs="several",
         saturates=True,
     ),
-    # Scales of quantised operands; the ops that take them say so.
-    "tensorwise": StepSpec(StepKind.QUANT, help="one scale for A and one for B"),
-    "rowwise": StepSpec(StepKind.QUANT, help="a scale for each row of A and each column of B"),
-    "columnwise": StepSpec(StepKind.QUANT, help="one scale for A and a scale for each column of B"),
-    "group": StepSpec(
-        StepKind.QUANT,
-        "numbers",
-        (128.0,),
+    # Quantisation parameters; an op names the scales that it takes.
+    "tensorwise": _quant(help="one scale for A and one for B"),
+    "rowwise": _quant(help="a scale for each row of A and each column of B"),
+    "columnwise": _quant(help="one scale for A and a scale for each column of B"),
+    "group": _quant(
         help="group-64: so many elements of K share a scale; 32, 64, 128 or 256",
+        numbers=(128.0,),
         fits=(32.0, 64.0, 128.0, 256.0).__contains__,
-        rule="size of a group",
     ),
-    "static": StepSpec(
-        StepKind.QUANT,
-        "numbers",
-        (0.0078125, 7.0),
+    "static": _quant(
         help="static-0.02_7: SCALE_ZEROPOINT of A, constants of the program, above 0 and an integer",
+        numbers=(0.0078125, 7.0),
         fits=_scale_and_zero,
-        rule=_SCALE_RULE,
     ),
-    "dynamic": StepSpec(StepKind.QUANT, help="scale and zero point of A are tensors that are computed"),
-    "requant": StepSpec(
-        StepKind.QUANT,
-        "numbers",
-        (0.5, 3.0),
+    "dynamic": _quant(help="scale and zero point of A are tensors that are computed"),
+    "requant": _quant(
         help="requant-0.5_3: SCALE_ZEROPOINT of an 8-bit result, above 0 and an integer",
+        numbers=(0.5, 3.0),
         fits=_scale_and_zero,
-        rule=_SCALE_RULE,
+        needs="fused_steps",
     ),
 }
 
 # Steps that ``onednn::qlinear_pointwise`` takes behind its product, in the order binary, unary.
-QLINEAR_UNARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn[0] and spec.kind is StepKind.UNARY)
-QLINEAR_BINARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn[0] and spec.kind is StepKind.BINARY)
+QLINEAR_UNARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn and spec.kind is StepKind.UNARY)
+QLINEAR_BINARY: Final = tuple(n for n, spec in STEPS.items() if spec.onednn and spec.kind is StepKind.BINARY)

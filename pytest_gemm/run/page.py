@@ -84,7 +84,7 @@ def _epilogue(line: str) -> tuple[str, str]:
     problem = _problem(line)
     if problem is None:
         return "?", ""
-    steps = "+".join(str(step) for step in problem.epilogue)
+    steps = "+".join(map(str, problem.steps))
     two = [flag for flag in ("program.multi_output", "program.branching", "r0.alias") if problem.has(flag)]
     return problem.op.name, " ".join([steps, *two])
 

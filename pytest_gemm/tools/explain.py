@@ -44,7 +44,7 @@ def explain(line: str) -> str:
         f"A is {dtypes.a.name}, B is {dtypes.b.name}, the product is {dtypes.out.name}; layout {problem.layout}",
         f"B is {'A' if problem.b_is_a else 'a constant of the program' if problem.constant_b else 'an argument'}",
     ]
-    for step in problem.epilogue:
+    for step in problem.steps:
         about = step.spec.help or _KINDS.get(step.kind, "elementwise function")
         found.append(f"  {step}: {about}")
     found += [f"  {flag}: {FLAGS[flag].help}" for flag in problem.flags]

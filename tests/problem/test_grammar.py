@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -17,18 +18,20 @@ from pytest_gemm.operands import dtypes as dtypes_module
 from pytest_gemm.operands import tensors as operands
 from pytest_gemm.operands.random_streams import Stream
 from pytest_gemm.outcome import Unsupported
+from pytest_gemm.problem.dtypes import DTypes
 from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.layout import Shape
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
-from pytest_gemm.problem.steps import STEPS
+from pytest_gemm.problem.steps import STEPS, Step, StepKind
 from pytest_gemm.programs import program
 
 pytestmark = pytest.mark.slow
 
 # Every step with each kind of parameter that it takes, and chains.
 STEP_TOKENS = (
-    *(name for name, spec in STEPS.items() if spec.parameter not in {"choice", "places"}),
+    *(name for name, spec in STEPS.items() if not spec.places and (spec.default or not spec.choices)),
     *(f"{name}-{choice}" for name, spec in STEPS.items() for choice in spec.choices),
     *("alpha-0.5", "beta-2", "beta-0", "leaky_relu-0.1", "clamp-0_6", "scale-0.3", "sum-0.3_5", "group-32"),
     *("static-0.02_0", "requant-0.3_5", "perm-1_0", "perm-2_0_1", "perm-0_2_1", "view-24", "view-72", "t+dense"),
@@ -121,11 +124,13 @@ def observed(line: str) -> tuple[Any, ...]:
 def problems(op: str, tokens: tuple[str, ...], flag_sets: tuple[tuple[str, ...], ...]) -> Iterator[Problem]:
     """The problems of an op that have one of these steps and flags, each in the first of the shapes that they fit."""
     for (dtypes, own), token, flags in itertools.product(BASES[op], tokens, flag_sets):
-        head, bracket, tail = own.partition("+requant")
+        steps = [Step.parse(name) for name in "+".join(filter(None, (own, token))).split("+") if name]
+        quant = tuple(step for step in steps if step.kind is StepKind.QUANT)
+        epilogue = tuple(step for step in steps if step not in quant)
         for layout, shape in itertools.product(OPS[op].layouts[:2], SHAPES):
-            steps = "+".join(filter(None, (head, token))) + bracket + tail
+            size = Shape.parse(shape.split("x"))
             try:
-                yield Problem.parse(f"{op}:{dtypes}:{layout}:{shape}:{steps}:{'+'.join(flags)}".rstrip(":"))
+                yield Problem(OPS[op], DTypes.parse(dtypes.split("-")), layout, size, epilogue, flags, quant)
             except ProblemError:
                 continue
             break
@@ -133,16 +138,18 @@ def problems(op: str, tokens: tuple[str, ...], flag_sets: tuple[tuple[str, ...],
 
 def shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem without each of its tokens, where that is one; the rest in every spelling of it."""
-    for index, step in enumerate(problem.epilogue):
-        rest = problem.epilogue[:index] + problem.epilogue[index + 1 :]
-        yield from _made(str(step), problem, rest, problem.flags)
+    for step in problem.steps:
+        epilogue, quant = (
+            tuple(one for one in steps if one is not step) for steps in (problem.epilogue, problem.quant)
+        )
+        yield from _made(str(step), problem, epilogue=epilogue, quant=quant)
     for flag in problem.flags:
-        yield from _made(flag, problem, problem.epilogue, tuple(other for other in problem.flags if other != flag))
+        yield from _made(flag, problem, flags=tuple(other for other in problem.flags if other != flag))
 
 
-def _made(token: str, problem: Problem, steps: Any, flags: tuple[str, ...]) -> Iterator[tuple[str, Problem]]:
+def _made(token: str, problem: Problem, **changes: Any) -> Iterator[tuple[str, Problem]]:
     try:
-        yield token, Problem(problem.op, problem.dtypes, problem.layout, problem.shape, steps, flags)
+        yield token, dataclasses.replace(problem, **changes)
     except ProblemError:
         return
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from pytest_gemm.conformance import matrix
 from pytest_gemm.problem.axes import unique
 from pytest_gemm.problem.dtypes import DTYPES, DTypes
-from pytest_gemm.problem.errors import ProblemError
+from pytest_gemm.problem.errors import FIELDS, ProblemError
 from pytest_gemm.problem.layout import Layout, Shape
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
-from pytest_gemm.problem.steps import STEPS, Step
+from pytest_gemm.problem.steps import STEPS, Step, StepKind
 
 SIZES = st.integers(0, 70_000)
 
@@ -32,13 +32,13 @@ def steps(draw: st.DrawFn) -> tuple[str, str]:
     """A name and a parameter, which may not suit each other."""
     name = draw(st.sampled_from(sorted(STEPS)))
     spec = STEPS[name]
-    if spec.parameter == "places":
+    if spec.places:
         return name, draw(st.sampled_from(["1_0", "2_0_1"] if name == "perm" else ["6", "2x3x1"]))
     if spec.choices:
         return name, draw(st.sampled_from(["", *spec.choices]))
-    if spec.parameter == "numbers" and draw(st.booleans()):
+    if spec.numbers and draw(st.booleans()):
         numbers = st.integers(-40, 40).map(lambda n: f"{n / 8:g}")
-        return name, "_".join(draw(st.tuples(*[numbers] * len(spec.defaults))))
+        return name, "_".join(draw(st.tuples(*[numbers] * len(spec.numbers))))
     return name, ""
 
 
@@ -51,11 +51,12 @@ def problems(draw: st.DrawFn) -> Problem | None:
     batch = None if op.batch == "never" else draw(SIZES)
     shape = Shape(draw(SIZES), draw(SIZES), draw(SIZES), batch)
     own = [("bias", "")] if op.addend else [(op.scales[0], "")] if op.scales else []
-    tokens = [*own, *draw(st.lists(steps(), max_size=4))]
     flags = tuple(draw(st.lists(st.sampled_from(sorted(FLAGS)), max_size=3)))
     layout = draw(st.sampled_from(list(Layout)))
     try:
-        return Problem(op, dtypes, layout, shape, tuple(Step(*token) for token in tokens), flags)
+        tokens = [Step(*token) for token in (*own, *draw(st.lists(steps(), max_size=4)))]
+        quant = tuple(step for step in tokens if step.kind is StepKind.QUANT)
+        return Problem(op, dtypes, layout, shape, tuple(step for step in tokens if step not in quant), flags, quant)
     except ProblemError:
         return None
 
@@ -89,7 +90,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
     at = data.draw(st.integers(0, len(problem.line) - 1))
     line = problem.line[:at] + data.draw(st.sampled_from("x:+-_9q")) + problem.line[at + 1 :]
     error = complaint(line)
-    assert error is None or error.field in {"op", "dtypes", "layout", "shape", "epilogue", "flags"}
+    assert error is None or error.field in FIELDS
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("addmm:f32:nn:1x1x1", "epilogue", 18, ["bias"]),
         ("mm:f32:nn:1x1x1:relu++add", "epilogue", 21, ["one '+'"]),
         ("mm:f32:nn:1x1x1:b.paded", "flags", 18, ["did you mean 'b.padded'"]),
-        ("mm:f32:nn:1x1x1:c.padded", "flags", 18, ["unknown subject 'c'"]),
+        ("mm:f32:nn:1x1x1:c.padded", "flags", 18, ["unknown flag 'c.padded'"]),
         ("mm:f32:nt:2x1x1:b.alias_t", "flags", 18, ["2x2x1"]),
         ("linear:f32:nt:3x2x2x1:b.alias_t", "flags", 24, ["drop b.alias_t"]),
         ("mm:f32-f16-f16:nn:1x1x1", "dtypes", 3, ["f32-f32-f16"]),
@@ -131,8 +132,8 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f16:nn:4x8x8:relu:r0.alias", "flags", 24, ["residual"]),
         ("mm:f16:nn:4x8x8:div:r0.alias", "flags", 23, ["zeros"]),
         ("mm:f16:nn:4x8x8:cast-f32+add:r0.alias", "flags", 32, ["not f32"]),
-        ("mm:f32:nn:1x1x1:relu:m.dynamic:x", "epilogue", 31, ["out of place"]),
-        ("mm:f32:nn:2x3x1:add-q", "epilogue", 20, ["residual shape", "mn n m1"]),
+        ("mm:f32:nn:1x1x1:relu:m.dynamic:x", "flags", 31, ["unknown flag 'x'", "a line is op:dtypes"]),
+        ("mm:f32:nn:2x3x1:add-q", "epilogue", 20, ["'q' does not fit add", "mn n m1"]),
         ("mm:f32:nn:2x3x1:t-1", "epilogue", 18, ["write t"]),
         ("mm:f32:nn:2x3x1:perm", "epilogue", 20, ["perm-1_0_2"]),
         ("mm:f32:nn:2x3x1:perm-0_2", "epilogue", 16, ["2x3", "perm-1_0"]),
@@ -165,12 +166,12 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nn:2x3x3:relu:program.multi_output+chained", "flags", 29, ["drop program.multi_output"]),
         ("mm:f32", "layout", 6, ["is missing"]),
         # A step or a flag that the op does not take, or that would change nothing.
-        ("mm:f32:nn:8x8x8:quant.static", "epilogue", 22, ["mm takes no static", "these do: qlinear"]),
-        ("mm:f32:nn:8x8x8:relu:quant.dynamic", "epilogue", 27, ["mm takes no dynamic"]),
-        ("mm:f32:nn:8x8x8:quant.columnwise", "epilogue", 22, ["these do: da8w8"]),
-        ("mm:f32:nn:8x8x8:quant.group", "epilogue", 22, ["these do: woq_int4"]),
-        ("scaled_mm:f8e5m2-f8e5m2-bf16:nt:8x8x8:bias:quant.columnwise", "epilogue", 49, ["these do: da8w8"]),
-        ("linear:f32:nt:8x8x8:bias:quant.requant", "epilogue", 31, ["no requant", "qlinear has it"]),
+        ("mm:f32:nn:8x8x8:quant.static", "quant", 22, ["mm takes no static", "these do: qlinear"]),
+        ("mm:f32:nn:8x8x8:relu:quant.dynamic", "quant", 27, ["mm takes no dynamic"]),
+        ("mm:f32:nn:8x8x8:quant.columnwise", "quant", 22, ["these do: da8w8"]),
+        ("mm:f32:nn:8x8x8:quant.group", "quant", 22, ["these do: woq_int4"]),
+        ("scaled_mm:f8e5m2-f8e5m2-bf16:nt:8x8x8:bias:quant.columnwise", "quant", 49, ["these do: da8w8"]),
+        ("linear:f32:nt:8x8x8:bias:quant.requant", "quant", 31, ["takes no requant", "these do: qlinear"]),
         ("mm:f32:nn:8x8x8:beta", "epilogue", 16, ["no beta"]),
         ("mm:f32:nn:8x8x8:cast-f32", "epilogue", 16, ["f32 already", "drop cast-f32"]),
         ("mm:f32:nn:8x8x8:cast-bf16+relu+cast-bf16", "epilogue", 31, ["bf16 already"]),
@@ -191,28 +192,33 @@ def test_a_mutilated_line_is_read_or_refused_at_a_character(problem: Problem | N
         ("mm:f32:nt:8x8x8:b.padded+alias_t", "flags", 18, ["drop b.padded"]),
         ("mm:f32:nn:8x8x8:a.offset+", "flags", 25, ["one '+'"]),
         ("addmm:f32:nn:8x8x8:bias+relu+alpha-2", "epilogue", 29, ["after another step, relu", "first"]),
-        ("qlinear:u8-i8-u8:nt:8x8x8:quant.static+requant+relu", "epilogue", 47, ["relu is a step of the epilogue"]),
+        ("qlinear:u8-i8-u8:nt:8x8x8:quant.static+requant+relu", "quant", 47, ["relu is a step of the epilogue"]),
         # A step on a value that has no such operation.
         ("int_mm:i8-i8-i32:nn:8x8x8:t+relu", "epilogue", 28, ["a value of i32", "cast first"]),
         ("mm:f32:nn:8x8x8:cast-f8e5m2+relu", "epilogue", 28, ["a value of f8e5m2"]),
         # Numbers.
-        ("mm:f32:nn:8x8x8:relu+clamp-5_1", "epilogue", 21, ["clamp-5_1 is no range", "the lower one first"]),
-        ("mm:f32:nn:8x8x8:clamp-1_1", "epilogue", 16, ["clamp-1_1 is no range"]),
-        ("mm:f32:nn:8x8x8:scale-1e999", "epilogue", 22, ["1e999 of scale", "1e-30 to 1e30"]),
+        ("mm:f32:nn:8x8x8:relu+clamp-5_1", "epilogue", 27, ["'5_1' does not fit clamp", "the lower one first"]),
+        ("mm:f32:nn:8x8x8:clamp-1_1", "epilogue", 22, ["'1_1' does not fit clamp"]),
+        ("mm:f32:nn:8x8x8:scale-1e999", "epilogue", 22, ["'1e999' does not fit scale", "1e-30 to 1e30"]),
         ("mm:f32:nn:8x8x8:scale-1e-999", "epilogue", 22, ["1e-30 to 1e30"]),
         ("mm:f32:nn:8x8x8:scale-nan", "epilogue", 22, ["'nan' does not fit scale"]),
         ("mm:f32:nn:8x8x8:scale-\u0663", "epilogue", 22, ["does not fit scale"]),
-        ("mm:f32:nn:8x8x8:leaky_relu--9e99", "epilogue", 27, ["out of range"]),
-        ("qlinear:u8-i8-f32:nt:8x8x8:quant.static-0_3", "epilogue", 33, ["no scale and zero point", "above 0"]),
+        ("mm:f32:nn:8x8x8:leaky_relu--9e99", "epilogue", 27, ["neither 0 nor from 1e-30 to 1e30"]),
+        ("qlinear:u8-i8-f32:nt:8x8x8:quant.static-0_3", "quant", 40, ["does not fit static", "above 0"]),
         (
             "qlinear:u8-i8-f32:nt:8x8x8:bias:quant.static-0.5_-1",
-            "epilogue",
+            "quant",
             38,
             ["no zero point of u8", "from 0 to 255"],
         ),
-        ("qlinear:i8-i8-f32:nt:8x8x8:quant.static-0.5_128", "epilogue", 33, ["no zero point of i8", "to 127"]),
-        ("woq_int4:bf16-i4-bf16:nt:8x8x64:quant.group-0", "epilogue", 38, ["group-0 is no size", "32, 64, 128 or 256"]),
-        ("woq_int4:bf16-i4-bf16:nt:8x8x64:quant.group-1.5", "epilogue", 38, ["group-1.5 is no size"]),
+        ("qlinear:i8-i8-f32:nt:8x8x8:quant.static-0.5_128", "quant", 33, ["no zero point of i8", "to 127"]),
+        (
+            "woq_int4:bf16-i4-bf16:nt:8x8x64:quant.group-0",
+            "quant",
+            44,
+            ["'0' does not fit group", "32, 64, 128 or 256"],
+        ),
+        ("woq_int4:bf16-i4-bf16:nt:8x8x64:quant.group-1.5", "quant", 44, ["'1.5' does not fit group"]),
         (
             "woq_int4:bf16-i4-bf16:nt:8x8x64:" + "relu+group-32",
             "epilogue",
@@ -328,7 +334,8 @@ def test_a_problem_that_is_made_of_parts_is_canonical_too() -> None:
         ({"shape": Shape(-1, 2, 3)}, "'-1'|-1 is not a size"),
         ({"shape": Shape(2, 2.0, 3)}, "2.0 is not a size"),  # type: ignore[arg-type]  # on purpose
         ({"shape": Shape(2, True, 3)}, "True is not a size"),
-        ({"epilogue": (Step("static"),)}, "takes no static"),
+        ({"epilogue": (Step("static"),)}, "static is a quantisation parameter"),
+        ({"quant": (Step("static"),)}, "takes no static"),
         ({"layout": "nn"}, "cannot be nn"),
     ],
 )
@@ -342,9 +349,9 @@ def test_parts_that_make_no_problem_are_refused(change: dict[str, Any], words: s
     [
         ("rleu", "", "did you mean 'relu'"),
         ("relu", "1", "takes no parameter"),
-        ("clamp", "2_1", "no range"),
+        ("clamp", "2_1", "does not fit clamp; clamp-0_6: bounds LOW_HIGH, the lower one first"),
         ("scale", "inf", "does not fit"),
-        ("bias", "q", "bias shape"),
+        ("bias", "q", "one of n 1n m1 mn"),
     ],
 )
 def test_a_step_that_is_none_cannot_be_made(name: str, text: str, words: str) -> None:

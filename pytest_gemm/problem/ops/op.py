@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
 
-if TYPE_CHECKING:
-    from pytest_gemm.problem.problem import Problem
-
-# A torch.Tensor, and the tensors of a program by name.  Modules that collection imports must not import torch: the
-# functions of an op are given the module.
+# A Problem, whose type is made of ops; a torch.Tensor, and the tensors of a program by name.  Modules that collection
+# imports must not import torch: the functions of an op are given the module.
+Problem = Any
 Tensor = Any
 Tensors = dict[str, Any]
 Matmul = Callable[[Tensor, Tensor], Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
-from pytest_gemm.problem.ops.op import Complaints, Matmul, Op, Tensor, Tensors, dtype_of
+from pytest_gemm.problem.ops.op import Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of
 from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, StepKind
 
 
@@ -26,7 +26,7 @@ def _native(torch: Any, p: Any, t: Tensors) -> Tensor:
     out_scale, out_zero = requant.numbers if requant else (1.0, 0.0)
     binary = next((step for step in p.passes if step.kind is StepKind.BINARY), None)
     unary = next((step for step in p.passes if step.kind is StepKind.UNARY), None)
-    name, algorithm = unary.spec.onednn if unary else ("none", "")
+    name, _, algorithm = (unary.spec.onednn if unary else "none").partition("/")
     numbers = list(unary.numbers) if unary else []
     before = (t["a"], scale, int(zero) if is_static else zero, t["b"], t["scale_b"], t["zero_b"])
     after = (t.get("bias"), out_scale, int(out_zero), dtype_of(torch, p))
@@ -74,32 +74,30 @@ def derived(torch: Any, p: Any, t: Tensors) -> Tensors:
     return found if static else {**found, "b:sums": sums}
 
 
-def _check(p: Any) -> Complaints:
+def _check(p: Problem) -> Complaints:
     """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
-    integer, names = not p.dtypes.out.is_float, [step.name for step in p.epilogue]
+    is_integer = not p.dtypes.out.is_float
     # A residual of another shape than the result's is no step of the op.
     chain = [str(step) if step.kind is StepKind.BINARY and not step.numbers else step.name for step in p.chain]
-    binary, unary = chain[:1], chain[1:]
-    if binary and binary[0] in QLINEAR_UNARY:
-        binary, unary = [], chain
+    binary, unary = ([], chain) if chain[:1] and chain[0] in QLINEAR_UNARY else (chain[:1], chain[1:])
     known = ("relu",) if binary else QLINEAR_UNARY
     if not set(binary) <= set(QLINEAR_BINARY) or unary not in [[], *([name] for name in known)]:
         allowed = f"one of {' '.join(QLINEAR_UNARY)}, or one of {' '.join(QLINEAR_BINARY)} and then relu"
         yield "epilogue", p.epilogue.index(p.chain[0]), f"qlinear has no steps {'+'.join(chain)}", allowed
-    if integer != ("requant" in names):
-        problem = "an 8-bit result needs its scale" if integer else "a float result is not requantised"
-        place = 0 if integer else names.index("requant")
-        yield "epilogue", place, problem, f"{'add' if integer else 'drop'} requant"
-    total = p.step("sum")
-    if total is not None and total.text and not integer:
-        problem = f"{total} on a float result, whose residual has no scale"
-        yield "epilogue", names.index("sum"), problem, "write sum, or an 8-bit result"
-    for name, dtype in (("static", p.dtypes.a), ("requant", p.dtypes.out), ("sum", p.dtypes.out)):
-        step = p.step(name)
-        low = 0.0 if dtype.name == "u8" else -128.0
-        if step is not None and not dtype.is_float and not low <= step.numbers[1] <= dtype.max_finite:
-            allowed = f"from {low:g} to {dtype.max_finite:g}"
-            yield "epilogue", names.index(name), f"{step}: no zero point of {dtype.name}", allowed
+    names = [step.name for step in p.quant]
+    if is_integer and "requant" not in names:
+        yield "quant", 0, "an 8-bit result needs its scale", "add requant"
+    if not is_integer and "requant" in names:
+        yield "quant", names.index("requant"), "a float result is not requantised", "drop requant"
+    for field, steps in (("epilogue", p.epilogue), ("quant", p.quant)):
+        for index, step in enumerate(steps):
+            if step.name == "sum" and step.text and not is_integer:
+                yield field, index, f"{step} on a float result, whose residual has no scale", "write sum"
+            dtype = p.dtypes.a if step.name == "static" else p.dtypes.out
+            low = 0.0 if dtype.name == "u8" else -128.0
+            has_zero = step.name in {"static", "requant", "sum"} and not dtype.is_float
+            if has_zero and not low <= step.numbers[1] <= dtype.max_finite:
+                yield field, index, f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}"
 
 
 OP: Final = Op(

@@ -23,9 +23,8 @@ def _derived(torch: Any, p: Any, t: Tensors) -> Tensors:
 
 def _check(p: Any) -> Complaints:
     if p.shape.k % p.group_size:
-        index = p.epilogue.index(p.step("group"))
         problem = f"K={p.shape.k} is no multiple of the group {p.group_size}"
-        yield "epilogue", index, problem, "give another K, or a group of 32, 64, 128 or 256"
+        yield "quant", 0, problem, "give another K, or a group of 32, 64, 128 or 256"
 
 
 OP: Final = Op(

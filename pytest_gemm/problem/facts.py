@@ -1,0 +1,218 @@
+"""The fields of a problem, and the facts that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pytest_gemm.problem.dtypes import DTYPES, DType, DTypes
+from pytest_gemm.problem.layout import Layout, Shape
+from pytest_gemm.problem.ops.op import HALVES, Op
+from pytest_gemm.problem.steps import Step, StepKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """The fields of a problem, which may contradict each other; :class:`~pytest_gemm.problem.problem.Problem` checks.
+
+    Attributes:
+        op, dtypes, layout, shape: the product.
+        epilogue: what is done to it, with bias, alpha and beta in front.
+        flags: keys of :data:`~pytest_gemm.problem.rules.FLAGS`.
+        quant: scales and zero points.
+    """
+
+    op: Op
+    dtypes: DTypes
+    layout: Layout
+    shape: Shape
+    epilogue: tuple[Step, ...] = ()
+    flags: tuple[str, ...] = ()
+    quant: tuple[Step, ...] = ()
+
+    def has(self, flag: str) -> bool:
+        """Whether the problem carries ``flag``, a key of :data:`~pytest_gemm.problem.rules.FLAGS`."""
+        return flag in self.flags
+
+    def step(self, name: str) -> Step | None:
+        """The first step or quantisation parameter called ``name``, or ``None``."""
+        return next((s for s in (*self.epilogue, *self.quant) if s.name == name), None)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Scales, epilogue and requantisation: what happens to the product, in this order."""
+        last = [step for step in self.quant if step.name == "requant"]
+        return (*(step for step in self.quant if step not in last), *self.epilogue, *last)
+
+    @property
+    def alpha(self) -> float:
+        """Factor of the product; 1 where none is given."""
+        step = self.step("alpha")
+        return step.numbers[0] if step else 1.0
+
+    @property
+    def beta(self) -> float:
+        """Factor of the bias operand of addmm and baddbmm; 1 where none is given."""
+        step = self.step("beta")
+        return step.numbers[0] if step else 1.0
+
+    @property
+    def bias_shape(self) -> tuple[int, ...] | None:
+        """Shape of the bias operand, ``None`` without one.  addmm's default is (N,)."""
+        step = self.step("bias")
+        if step is None:
+            return None
+        m, n, batch = self.shape.m, self.shape.n, self.shape.batch
+        if self.op.several:  # one for each product
+            return (batch or 0, 1, n)
+        if batch is not None and step.text == "mn":
+            return (batch, m, n)
+        return {"": (n,), "1n": (1, n), "m1": (m, 1), "mn": (m, n)}[step.text]
+
+    @property
+    def chain(self) -> tuple[Step, ...]:
+        """The steps applied to the product one after the other: no alpha, beta or bias that the op itself adds.
+
+        With ``a.4d`` the product itself has the shape of a first ``view``.
+        """
+        own = {StepKind.FACTOR, *([StepKind.BIAS] if self.op.addend or self.op.own_bias else [])}
+        steps = tuple(s for s in self.epilogue if s.kind not in own)
+        return (Step("view", by(self.deep_shape)), *steps) if self.is_deep else steps
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether A is 4-D."""
+        return self.has("a.4d") and "a.4d" in self.op.flags
+
+    @property
+    def deep_shape(self) -> tuple[int, ...]:
+        """Shape of the product of a 4-D A."""
+        return 2, (self.shape.batch or 0) // 2, self.shape.m, self.shape.n
+
+    @property
+    def passes(self) -> tuple[Step, ...]:
+        """The steps of :attr:`chain` that compute something."""
+        return tuple(s for s in self.chain if s.kind is not StepKind.VIEW)
+
+    @property
+    def view_steps(self) -> tuple[Step, ...]:
+        """The steps of :attr:`chain` that only move: what lies between the product's shape and the returned one."""
+        return tuple(s for s in self.chain if s.kind is StepKind.VIEW)
+
+    @property
+    def residuals(self) -> tuple[tuple[Step, tuple[Step, ...]], ...]:
+        """Each step with a residual, and the moves that the value has made when it meets it; a copy is none."""
+        found: list[tuple[Step, tuple[Step, ...]]] = []
+        moves: tuple[Step, ...] = ()
+        for step in self.chain:
+            if step.kind is StepKind.VIEW and step.name != "dense":
+                moves = (*moves, step)
+            elif step.kind is StepKind.BINARY:
+                found.append((step, moves))
+        return tuple(found)
+
+    @property
+    def result_dtype(self) -> DType:
+        """Element type of the result: that of the last cast, or of the product."""
+        return [self.dtypes.out, *(s.dtype for s in self.epilogue if s.kind is StepKind.CAST)][-1]
+
+    @property
+    def value_dtype(self) -> DType:
+        """Element type of the value that bias and steps meet: that of the product, f32 before it is requantised."""
+        return self.dtypes.out if self.dtypes.out.is_float or not self.op.fused_steps else DTYPES["f32"]
+
+    def residual_dtype(self, step: Step, dtype: DType) -> DType:
+        """Element type of a step's residual, where the step meets a value of ``dtype``.
+
+        That is ``dtype``.  The residual of ``sum`` into 8 bits is the result: codes with their own scale.
+        """
+        return dtype if step.name != "sum" or self.dtypes.out.is_float else self.dtypes.out
+
+    @property
+    def bias_dtype(self) -> DType:
+        """Element type of the bias operand."""
+        return self.dtypes.a if self.autocast else self.value_dtype
+
+    @property
+    def b_is_a(self) -> bool:
+        """Whether B is A, as it is or transposed: one storage for both."""
+        return self.has("b.alias_t") or self.has("b.alias")
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale, 0 where the op has no groups."""
+        step = self.step("group")
+        return int(step.numbers[0]) if step else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a product: M, times the batch where the op takes a 3-D A as one matrix."""
+        batch = self.shape.batch if self.op.batch == "optional" else None
+        return self.shape.m * (1 if batch is None else batch)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether the op itself adds a bias to the product."""
+        return self.op.addend or (self.op.own_bias and self.step("bias") is not None)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether A's rows belong to groups, each with a B of its own."""
+        return self.op.grouped
+
+    @property
+    def several(self) -> int:
+        """How many tensors the program of ``linears`` returns, of which the judge makes one; 0 for another program."""
+        return (self.shape.batch or 0) if self.op.several and self.step("gated") is None else 0
+
+    def is_one_of(self, what: str, index: int) -> bool:
+        """Whether product ``index`` of ``linears`` has its own ``bias`` or ``steps``."""
+        if self.has(f"{what}.first"):
+            return index == 0
+        return not self.has(f"{what}.last") or index == (self.shape.batch or 0) - 1
+
+    @property
+    def returned_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that the program returns: :attr:`result_shape` after :attr:`view_steps`."""
+        shape = self.result_shape
+        for step in self.view_steps:
+            shape = step.moved(shape)
+        return shape
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Shape of the result in the product's own coordinates, where it is judged; of ``linears`` of all results."""
+        m, n, batch = self.shape.m, self.shape.n, self.shape.batch
+        if batch is None or self.step("gated") is not None:
+            return (m, n)
+        return (batch * m, n) if self.grouped else (batch, m, n)
+
+    @property
+    def autocast(self) -> bool:
+        """Whether the operands are f32 and the program itself converts them to the half type of its product.
+
+        That is what ``torch.autocast`` makes of a product: ``f32-f32-bf16``.  The bias is converted with them.
+        """
+        return self.dtypes.a.name == self.dtypes.b.name == "f32" and self.dtypes.out.name in HALVES
+
+    @property
+    def input_dtype(self) -> DType:
+        """Element type of A when the product's kernel reads it.
+
+        The program converts f32 under autocast and the integer side of a weight-only or mixed product first.
+        """
+        return self.dtypes.out if self.autocast or self.op.converts else self.dtypes.a
+
+    @property
+    def constant_b(self) -> bool:
+        """Whether B is a constant of the compiled program (a weight) rather than an argument."""
+        return self.has("b.constant") or (self.op.constant_b and not (self.has("b.argument") or self.b_is_a))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether freezing has made a constant of B; without, it is one in a program that is packaged."""
+        return self.constant_b and not self.has("b.parameter")
+
+
+def by(shape: tuple[int, ...]) -> str:
+    """Extents joined by ``x``."""
+    return "x".join(map(str, shape))
