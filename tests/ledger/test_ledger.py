@@ -265,7 +265,7 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + 'where = { flags = "a.pad" }', 9, ["flags 'a.pad' matches nothing (did you mean 'a.padded'?)"]),
         (SECOND + 'where = { epilogue = "gellu" }', 9, ["epilogue 'gellu' matches nothing (did you mean 'gelu'?)"]),
         (SECOND + 'where = { epilogue = ["relu", "scale-0.5"] }', 9, ["'scale-0.5' is not canonical", "write 'scale'"]),
-        (SECOND + 'where = { epilogue = "clamp-5_1" }', 9, ["clamp-5_1 is no range"]),
+        (SECOND + 'where = { epilogue = "clamp-5_1" }', 9, ["'5_1' does not fit clamp"]),
         (SECOND + 'device = "gpu"', 9, ["device 'gpu' matches nothing", "known: cpu cuda"]),
         (
             SECOND + 'status = ["incorect"]',
