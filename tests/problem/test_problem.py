@@ -36,9 +36,9 @@ def steps(draw: st.DrawFn) -> tuple[str, str]:
         return name, draw(st.sampled_from(["1_0", "2_0_1"] if name == "perm" else ["6", "2x3x1"]))
     if spec.choices:
         return name, draw(st.sampled_from(["", *spec.choices]))
-    if spec.numbers and draw(st.booleans()):
+    if draw(st.booleans()) and spec.numbers:
         numbers = st.integers(-40, 40).map(lambda n: f"{n / 8:g}")
-        return name, "_".join(draw(st.tuples(*[numbers] * len(spec.numbers))))
+        return name, "_".join(draw(numbers) for _ in spec.numbers)
     return name, ""
 
 
