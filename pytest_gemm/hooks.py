@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import functools
 import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +34,6 @@ from pytest_gemm.run import precompile
 from pytest_gemm.run import state as state_module
 from pytest_gemm.run import terminal as terminal_module
 from pytest_gemm.run.state import RunState
-from pytest_gemm.speed.replay import Replay
 from pytest_gemm.storage import cache
 from pytest_gemm.text import message
 
@@ -60,7 +58,6 @@ class GemmRun:
         settings: what the run was asked for.
         state: what was judged so far.
         watch: limits of what runs in this process.
-        replay: the clock by which pytest-benchmark reads what was measured in other processes.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -83,7 +80,6 @@ class GemmRun:
         self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
         self._fuzzed: list[str] = []
         self._shown_header = False
-        self.replay = Replay()
         registry = Registry()
         startup.register_builtin(registry)
         with startup.usage("pytest_gemm_register_backends"):
@@ -267,15 +263,10 @@ class GemmRun:
         if gone := set(items) - set(kept):
             items[:] = kept
             self._config.hook.pytest_deselected(items=list(gone))
-        for item in items:
-            if (
-                items_module.timed(item) is not None
-            ):  # pytest-benchmark reads the clock that plays what was measured before
-                item.add_marker(pytest.mark.benchmark(timer=self.replay.clock))
         if self._is_worker and (timed_items := [case for case in map(items_module.timed, items) if case is not None]):
             from pytest_gemm.speed import controller
 
-            controller.offer(self._exchange(), timed_items)
+            controller.share(self._exchange(), "cases", timed_items)
 
     # -- before the tests
 
@@ -306,10 +297,10 @@ class GemmRun:
         if self._measured is None and (folder := node.workerinput.get("gemm_speed")):
             from pytest_gemm.speed import controller
 
-            timed = controller.offered(Path(folder))
+            timed = controller.shared(Path(folder), "cases")
             self._check_cases(ids, len(timed))
             self._precompile(ids)
-            controller.share(Path(folder), self._measure(timed))
+            controller.share(Path(folder), "measured", self._measure(timed))
         else:
             self._precompile(ids)
 
@@ -319,7 +310,7 @@ class GemmRun:
             cases = sum(selection.split_id(one) is not None for one in ids)
             effect.check_cases(self.settings, tests=len(ids), cases=cases, timed=timed)
 
-    def _measure(self, timed: Sequence[tuple[str, str, str]]) -> list[Any]:
+    def _measure(self, timed: Collection[tuple[str, str, str]]) -> list[Any]:
         """Have sessions time the cases before the first test asks for them."""
         measured: list[Any] = []
         self._measured = measured
@@ -331,9 +322,8 @@ class GemmRun:
 
         whole = not state.narrowed and settings.level == LEVELS[-1] and not settings.speed.shapes
         state.narrowed = True  # a few shapes do not show that an entry of the ledger is stale
-        project = Project.of(config, {f"{backend} {line}": test for backend, line, test in timed})
-        cases = [(backend, line) for backend, line, _ in timed]
-        measured += controller.measure(settings, cases, project, self._display(), whole=whole)
+        cases = {(backend, line): test for backend, line, test in timed}
+        measured += controller.measure(settings, cases, Project.of(config), self._display(), whole=whole)
         state.undecided = any(controller.as_run(made, settings.speed).decided_too_little for made in measured)
         for made in measured:
             state.lose(made.lost)
@@ -465,10 +455,14 @@ class GemmRun:
         from pytest_gemm.speed.check import SpeedCheck
 
         if self._is_worker and self._measured is None:
-            self._measured = controller.shared(self._exchange())
-        # Asked for when there are rounds: a benchmark that is not used is an error to pytest-benchmark.
-        benchmark = functools.partial(request.getfixturevalue, "benchmark")
-        made = SpeedCheck(self.settings, check, self._measured or [], benchmark, self.replay)
+            self._measured = list(controller.shared(self._exchange(), "measured"))
+
+        def benchmark(clock: Callable[[], float]) -> Any:
+            """Requested when there are rounds: a benchmark that is not used is an error to pytest-benchmark."""
+            request.node.add_marker(pytest.mark.benchmark(timer=clock), append=False)
+            return request.getfixturevalue("benchmark")
+
+        made = SpeedCheck(self.settings, check, self._measured or [], benchmark)
         request.node.stash[_VERDICTS] = made.verdicts
         return made
 

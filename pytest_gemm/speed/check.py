@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,13 +14,32 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Judgement, Peaks, Sample
 from pytest_gemm.speed.report import rows, text
+from pytest_gemm.speed.runner import timed
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
     from pytest_gemm.judging.case import Case
     from pytest_gemm.run.check import GemmCheck
-    from pytest_gemm.speed.replay import Replay
     from pytest_gemm.speed.runner import Measured
+
+
+class Replay:
+    """A clock by which pytest-benchmark shows what was measured in other processes.
+
+    :meth:`clock` is the benchmark's timer, and :meth:`step` its target, which takes as long as the next reading.
+    """
+
+    def __init__(self, readings: Sequence[float]) -> None:
+        self._now = 0.0
+        self._readings: Iterator[float] = iter(readings)
+
+    def clock(self) -> float:
+        """Seconds since the first step."""
+        return self._now
+
+    def step(self) -> None:
+        """Let the time of one reading pass."""
+        self._now += next(self._readings, 0.0)
 
 
 class SpeedCheck:
@@ -28,10 +47,9 @@ class SpeedCheck:
 
     Args:
         config: of the run.
-        check: ends the tests of cases that have no figure.
+        check: ends the tests of cases that have no estimate.
         measured: by device.
-        benchmark: asks for pytest-benchmark's fixture.
-        replay: the clock that it reads.
+        benchmark: pytest-benchmark's fixture, which reads the given clock.
     """
 
     def __init__(
@@ -39,106 +57,87 @@ class SpeedCheck:
         config: GemmConfig,
         check: GemmCheck,
         measured: Sequence[Measured],
-        benchmark: Callable[[], Any],
-        replay: Replay,
+        benchmark: Callable[[Callable[[], float]], Any],
     ) -> None:
         self._config = config
         self._check = check
         self._measured = {one.device: one for one in measured}
         self._benchmark = benchmark
-        self._replay = replay
         self.verdicts: list[str] = []
 
     def __call__(self, case: Case) -> list[Judgement]:
-        """The verdicts on a case: one for each choice that was timed.
+        """The verdicts on a case: one for each candidate that was timed.
 
         Raises:
             pytest's own exceptions: the test fails for a wrong result, a slower case and, unless told otherwise, for
-            one without a baseline; it is *unsupported* where the backend refused.
+            one without a baseline; it is *unsupported* where the backend does not support it.
         """
-        made = self._measured.get(case.device)
-        timed = (case.backend.name, case.problem.line)
-        every = made.samples(timed) if made else []
+        made, this = self._measured.get(case.device), (case.backend.name, case.problem.line)
+        every = [s for session in made.sessions for s in session.samples if timed(s.case) == this] if made else []
         samples = [sample for sample in every if sample.is_timed]
-        failed = made.failed.get(timed) if made else None
+        failed = made.failed.get(this) if made else None
         if failed is None and not samples:  # all candidates that were asked for have been left out
             failed = next((sample for sample in every if sample.status is not Status.PASSED), None)
-        if made is None or failed is not None or not samples:
-            if failed is None:
-                pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
+        if failed is not None:
             if failed.status is Status.KNOWN_FAILURE:
                 self._check(case)  # which finds the entry that forbids to run it, and ends the test
             self._check.finish(case, [_outcome(failed, case.seed)])
             return []
-        judged = made.judged(timed)
-        self._show(case, made, samples, judged)
+        if made is None or not samples:
+            pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
+        judged = [judgement for key, judgement in made.judgements.items() if timed(key) == this]
+        self._show(case.problem, made, samples, judged)
         self._check.finish(case, [_outcome(samples[0], case.seed)])
-        if made.mode != "record":
+        if made.mode == "record":
+            texts = [made.refused[j.case] for j in judged if j.case in made.refused]
+        else:
             self.verdicts += [str(j.verdict) for j in judged]
-        self._end(made, judged)
+            texts = [self._failure(made, j) for j in judged if j.verdict in self._config.speed.fatal]
+        if texts:
+            pytest.fail("\n".join(texts), pytrace=False)
         return judged
 
-    def _show(self, case: Case, made: Measured, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
-        """Hand the readings of the case, of its fastest choice, to pytest-benchmark."""
+    def _show(self, problem: Problem, made: Measured, samples: Sequence[Sample], judged: Sequence[Judgement]) -> None:
+        """Hand the readings of the case, of its fastest candidate, to pytest-benchmark."""
         first = min(samples, key=lambda s: s.estimate).case
         of_it = [s for s in samples if s.case == first]
         readings = [seconds for sample in of_it for seconds in sample.subject]
+        replay = Replay(readings)
+        benchmark = self._benchmark(replay.clock)
+        benchmark.group = problem.line
         judgement = next((j for j in judged if j.case == first), None)
-        benchmark = self._benchmark()
-        benchmark.group = case.problem.line
-        benchmark.extra_info.update(_facts(case.problem, made, of_it, judgement))
-        self._replay.load(readings)
-        benchmark.pedantic(self._replay.step, rounds=len(readings), iterations=1)
-
-    def _end(self, made: Measured, judged: Sequence[Judgement]) -> None:
-        if made.mode == "record":
-            refused = [made.refused[j.case] for j in judged if j.case in made.refused]
-            if refused:
-                pytest.fail("\n".join(refused), pytrace=False)
-            return
-        texts = [self._failure(made, j) for j in judged if j.verdict in self._config.speed.fatal]
-        if texts:
-            pytest.fail("\n".join(texts), pytrace=False)
+        benchmark.extra_info.update(_facts(problem, made, of_it, judgement))
+        benchmark.pedantic(replay.step, rounds=len(readings), iterations=1)
 
     def _failure(self, made: Measured, judgement: Judgement) -> str:
         line = made.stored.get(judgement.case)
         past = rows.Past(*line.history[-1]) if line is not None else None
-        case = judgement.case
-        outcome = Outcome(case, "", self._config.seed, Status.PASSED)
-        rerun = self._check.rerun.line(outcome)
+        rerun = self._check.rerun.line(Outcome(judgement.case, "", self._config.seed, Status.PASSED))
         mode: Any = "against" if made.mode == "against" else "baseline"
         return text.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
 
 
 def _outcome(sample: Sample, seed: int) -> Outcome:
     """A sample as the outcome of a case, for the ledger, the run record and JUnit."""
-    case = sample.case
-    outcome = Outcome(
-        case,
-        sample.distribution,
-        seed,
-        sample.status,
-        sample.reason,
-    )
+    outcome = Outcome(sample.case, sample.distribution, seed, sample.status, sample.reason)
     return dataclasses.replace(outcome, kernels=sample.kernels, chosen=sample.selected)
 
 
 def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgement: Judgement | None) -> dict[str, Any]:
     """What stands beside the rounds in pytest-benchmark's JSON."""
-    work = roofline.work(problem)
-    figure = statistics.median(s.estimate for s in samples)
+    work, peaks = roofline.work(problem), Peaks.of(made.sessions)
+    estimate = statistics.median(s.estimate for s in samples)
     ratios = [s.comparator_estimate / s.estimate for s in samples if s.comparator_estimate is not None]
-    peaks = Peaks.of(made.sessions)
     facts: dict[str, Any] = {
         "backend": samples[0].case.backend,
         "problem": problem.line,
         "choice": ", ".join(samples[0].selected) or samples[0].case.candidate,
         "hardware": made.hardware,
         "sessions": len(samples),
-        "estimate_us": figure * 1e6,
-        "tflops": work.flops / figure / 1e12,
-        "gbs": work.bytes / figure / 1e9,
-        "roofline_share": roofline.share(figure, work, roofline.dtype_name(problem), peaks),
+        "estimate_us": estimate * 1e6,
+        "tflops": work.flops / estimate / 1e12,
+        "gbs": work.bytes / estimate / 1e9,
+        "roofline_share": roofline.share(estimate, work, roofline.dtype_name(problem), peaks),
         "comparator": samples[0].comparator_name,
         "speed_up": statistics.median(ratios) if ratios else None,
     }

@@ -119,7 +119,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         in several windows that lie far apart; the median over these is what repeats in the next process (docs/gate.md
         has the measurement).
         """
-        return statistics.median(statistics.median(some) for some in self._windows(self.subject))
+        return statistics.median(self._medians(self.subject))
 
     @property
     def comparator_estimate(self) -> float | None:
@@ -129,8 +129,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """
         if not self.comparator:
             return None
-        pairs = zip(self._windows(self.comparator), self._windows(self.subject), strict=True)
-        return self.estimate * statistics.median(statistics.median(c) / statistics.median(s) for c, s in pairs)
+        return self.estimate * _quotient(self._medians(self.comparator), self._medians(self.subject))
 
     def times(self, base: Sample) -> tuple[float, float | None] | None:
         """Time of subject and comparator as multiples of those of ``base``: medians of the windows' quotients.
@@ -139,19 +138,17 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         quotient is of one state of the machine.  ``None`` where the numbers of windows differ; the second is ``None``
         where either has no comparator.
         """
-
-        def quotient(mine: Sequence[float], theirs: Sequence[float]) -> float:
-            pairs = zip(self._windows(mine), base._windows(theirs), strict=True)
-            return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
-
         if not (self.is_timed and base.is_timed) or len(self.windows) != len(base.windows):
             return None
-        both = self.comparator and base.comparator
-        return quotient(self.subject, base.subject), quotient(self.comparator, base.comparator) if both else None
+        subject = _quotient(self._medians(self.subject), base._medians(base.subject))
+        if not (self.comparator and base.comparator):
+            return subject, None
+        return subject, _quotient(self._medians(self.comparator), base._medians(base.comparator))
 
-    def _windows(self, readings: Sequence[float]) -> list[Sequence[float]]:
+    def _medians(self, readings: Sequence[float]) -> list[float]:
+        """The median of each window's readings."""
         ends = list(itertools.accumulate(self.windows or (len(readings),)))
-        return [readings[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        return [statistics.median(readings[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
     @property
     def median(self) -> float:
@@ -163,6 +160,10 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Relative spread within the process: median absolute deviation of the readings over their median."""
         middle = self.median
         return statistics.median(abs(x - middle) for x in self.subject) / middle
+
+
+def _quotient(now: Iterable[float], then: Iterable[float]) -> float:
+    return statistics.median(a / b for a, b in zip(now, then, strict=True))
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -278,6 +279,11 @@ def session_line(session: Session) -> str:
 def end_line(seconds: float) -> str:
     """The last line of a session that came to its end."""
     return _text(_Line(end=_End(round(seconds, 3))))
+
+
+def session_text(session: Session) -> str:
+    """The file of a session that came to its end."""
+    return "".join([session_line(session), *map(sample_line, session.samples), end_line(session.seconds)])
 
 
 def read_session(path: Path) -> Session:

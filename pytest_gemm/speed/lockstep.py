@@ -35,6 +35,7 @@ class Interleaving:
 
     Args:
         descriptor: of this process's end; it is owned from now on, and no process that is started later inherits it.
+            ``None``: there is no other side.
         first: this side begins every round.
 
     Example::
@@ -47,9 +48,10 @@ class Interleaving:
         sides.close()
     """
 
-    def __init__(self, descriptor: int, *, first: bool) -> None:
-        os.set_inheritable(descriptor, False)
-        self._end = socket.socket(fileno=descriptor)
+    def __init__(self, descriptor: int | None, *, first: bool) -> None:
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+        self._end = None if descriptor is None else socket.socket(fileno=descriptor)
         self._first = first
         self._is_alone = False
         self._is_mine = first
@@ -82,17 +84,17 @@ class Interleaving:
 
     def close(self) -> None:
         """This side has no further window."""
-        self._end.close()
+        if self._end is not None:
+            self._end.close()
 
     def _send(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # the other side is gone; receiving will show it
-            self._end.sendall(word)
+            if self._end is not None:
+                self._end.sendall(word)
 
     def _receive(self) -> bytes:
-        try:
-            word = self._end.recv(1)
-        except OSError:
-            word = b""
-        if not word:
-            self._is_alone = True
+        word = b""
+        with contextlib.suppress(OSError):
+            word = self._end.recv(1) if self._end is not None else b""
+        self._is_alone = self._is_alone or not word
         return word

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from pytest_gemm import __version__
 from pytest_gemm.speed.data import Peaks
 
 REQUEST: Final = "request.json"
@@ -31,7 +36,6 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         ini: the configuration file, "" without one.
         flags: options of pytest that decide which conftests and plugins are loaded (``-p``, ``-o``, ``--pyargs`` ...).
         options: values of the other options by name; a worker takes those of this plugin and of conftests.
-        tests: name of the test function of each case, by "backend problem"; entries of the ledger may ask for it.
         command: pytest's arguments as the user gave them, for messages.
     """
 
@@ -41,11 +45,10 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     ini: str = ""
     flags: tuple[str, ...] = ()
     options: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    tests: Mapping[str, str] = msgspec.field(default_factory=dict)
     command: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: pytest.Config, tests: Mapping[str, str]) -> Project:
+    def of(cls, config: pytest.Config) -> Project:
         """The project of a run."""
         given = config.option
         flags = [f"--import-mode={given.importmode}", *(f"-p{name}" for name in given.plugins or ())]
@@ -59,7 +62,6 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             ini=str(config.inipath or ""),
             flags=tuple(flags),
             options={name: value for name, value in vars(given).items() if _is_plain(value)},
-            tests=tests,
             command=tuple(map(str, config.invocation_params.args)),
         )
 
@@ -71,13 +73,11 @@ class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     @property
     def recording(self) -> str:
         """The command that records baselines of the same cases."""
-        drop, words = {"--gemm-sessions", "--gemm-record"}, list(self.command)
-        kept = [
-            word
-            for before, word in zip(["", *words], words, strict=False)
-            if word.partition("=")[0] not in drop and before != "--gemm-sessions"
-        ]
-        return shlex.join(["pytest", *kept, "--gemm-record"])
+        dropped, kept = {"--gemm-sessions", "--gemm-record"}, ["pytest"]
+        for before, word in zip(["", *self.command], self.command, strict=False):
+            if word.partition("=")[0] not in dropped and before != "--gemm-sessions":
+                kept.append(word)
+        return shlex.join([*kept, "--gemm-record"])
 
 
 def _is_plain(value: object) -> bool:
@@ -86,50 +86,53 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, (str, int, float))
 
 
+class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A case of a request.
+
+    Attributes:
+        backend, problem: name and problem line.
+        test: name of its test function; entries of the ledger may ask for it.
+        pinned: candidates of a backend that selects by timing, the one to time first and the others behind it: an
+            earlier process of the run has selected.
+        spared: candidates that the backend need not time to select one.
+        before: candidate that was selected for the baseline, or in the base environment; where another one is selected
+            now, it is timed beside that.
+    """
+
+    backend: str
+    problem: str
+    test: str = ""
+    pinned: tuple[str, ...] = ()
+    spared: tuple[str, ...] = ()
+    before: str = ""
+
+
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one session is asked for.
 
     Attributes:
-        cases: backend and problem line of each, in the order in which they are to be timed.
+        cases: in the order in which they are to be timed.
         device: all of them compute there.
         group, index: see :class:`Session`.
         timed: ``False`` to compile and judge only, which fills the compilers' caches and may be done in parallel.
         peaks: of the machine; ``None``: measure them.
-        pinned: candidates of cases whose backend selects by timing, the one to time first and the others behind it,
-            by "backend problem"; an earlier process of the run has selected.
-        spared: candidates that a backend need not time to select one, by "backend problem".
         commit: of the tree that is measured.
         socket: descriptor of this process's end where a session of another environment is interleaved with this one;
             ``None`` without one.
         begins: this session measures first.
-        before: candidate that was selected for the baseline, or in the base environment, by "backend problem"; where
-            another one is selected now it is timed beside that.
         project: what to load.
     """
 
-    cases: tuple[tuple[str, str], ...]
+    cases: tuple[TimedCase, ...]
     device: str
     group: str = "head"
     index: int = 0
     timed: bool = True
     peaks: Peaks | None = None
-    pinned: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    spared: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     commit: str = ""
     socket: int | None = None
     begins: bool = False
-    before: Mapping[str, str] = msgspec.field(default_factory=dict)
     project: Project = Project("")
-
-    def pinned_of(self, backend: str, problem: str) -> tuple[str, ...]:
-        """The candidates of a case, the one to time first; empty where the backend selects by itself."""
-        return self.pinned.get(f"{backend} {problem}", ())
-
-    def write(self, folder: Path) -> Path:
-        """Write the file that a worker process reads."""
-        path = folder / REQUEST
-        path.write_bytes(msgspec.json.encode(self))
-        return path
 
     @classmethod
     def read(cls, path: Path) -> Request:
@@ -139,3 +142,75 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             ValueError: for a file that is not a request.
         """
         return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+# -- the environments that are compared ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """An environment that is measured: this one, or the one that ``--gemm-against`` names.
+
+    Attributes:
+        name: ``head`` or ``base``.
+        python: its interpreter.
+        first: folder to import from before all others; ``None``: nothing special.
+        label: for people.
+    """
+
+    name: str
+    python: str = sys.executable
+    first: Path | None = None
+    label: str = "this environment"
+
+
+def resolve(text: str, scratch: Path) -> Group:
+    """The group that ``--gemm-against`` names.
+
+    Args:
+        text: an interpreter, a virtual environment, a wheel, or a folder to import from first.
+        scratch: where a wheel is unpacked.
+
+    Raises:
+        pytest.UsageError: when it is none of these, or its interpreter has another pytest-gemm or none.
+    """
+    flag, path, group = f"--gemm-against={text}", Path(text).absolute(), Group("base", label=text)
+    if path.is_file() and path.suffix == ".whl":
+        target = scratch / "wheel"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise pytest.UsageError(f"{flag}: pip cannot unpack the wheel: {done.stderr.strip()[-300:]}")
+        group = dataclasses.replace(group, first=target)
+    elif path.is_dir():
+        python = path / "bin" / "python"
+        group = dataclasses.replace(group, **({"python": str(python)} if python.exists() else {"first": path}))
+    elif (found := shutil.which(text)) is not None:
+        group = dataclasses.replace(group, python=found)
+    else:
+        raise pytest.UsageError(
+            f"{flag}: name an interpreter, a virtual environment, a wheel, or a folder to import from first"
+        )
+    if group.first is not None and not (group.first / "torch" / "__init__.py").is_file():
+        raise pytest.UsageError(
+            f"{flag}: holds no torch, so both sides would run the same one; name where one is installed "
+            "(pip install --target), or a virtual environment"
+        )
+    if group.python != sys.executable and (lack := _lack(group.python)):
+        raise pytest.UsageError(f"{flag}: {lack}")
+    return group
+
+
+def _lack(python: str) -> str:
+    """What an interpreter lacks to be measured, with the remedy; "" for nothing."""
+    has_torch = "import importlib.util as u; assert u.find_spec('torch'), 'no torch'"
+    command = [python, "-c", f"import pytest_gemm; print(pytest_gemm.__version__); {has_torch}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{python} does not run: {error}"
+    version = done.stdout.strip()
+    if version == __version__:
+        return f"holds no torch: {python} -m pip install torch" if done.returncode else ""
+    has = f"has pytest-gemm {version}" if version and not done.returncode else "has no pytest-gemm"
+    return f"{has}, and both groups need {__version__}: {python} -m pip install the same pytest-gemm"

@@ -23,7 +23,7 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
 from pytest_gemm.speed.data import Peaks
-from pytest_gemm.speed.timing import cpu
+from pytest_gemm.speed.timing import cpu, cuda
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def work(problem: Problem) -> Work:
     shape = problem.shape
     batch = 1 if shape.batch is None else shape.batch
     rows = shape.m * batch  # of grouped_mm as well: M is the mean size of a group
-    a_rows = shape.m if problem.has("a.broadcast") or problem.op.name == "linears" else rows
+    a_rows = shape.m if problem.has("a.broadcast") or problem.op.several else rows
     bits = a_rows * shape.k * problem.dtypes.a.bits
     if not problem.b_is_a:
         # One weight serves a whole batch of linear.
@@ -79,24 +79,18 @@ def work(problem: Problem) -> Work:
 
 
 def _scale_bits(problem: Problem) -> int:
-    """Bits of the scales of quantised operands, in the types in which PyTorch takes them."""
-    m, n, k = problem.shape.m, problem.shape.n, problem.shape.k
-    f32 = DTYPES["f32"].bits
-    if problem.op.name == "scaled_mm":
-        return (2 if problem.step("tensorwise") is not None else m + n) * f32
-    if problem.op.name == "woq_int8":
-        return n * problem.dtypes.out.bits
-    if problem.op.name == "da8w8":
-        rows = m * (1 if problem.shape.batch is None else problem.shape.batch)
-        scales = problem.dtypes.out.bits if problem.dtypes.out.name == "bf16" else f32
-        return (n + (rows if problem.step("rowwise") is not None else 1)) * scales
-    if problem.op.name == "woq_int4":
-        group = problem.step("group")
-        assert group is not None  # the grammar asks for it
-        return 2 * n * -(-k // int(group.numbers[0])) * problem.dtypes.out.bits  # a scale and a zero point
-    # B's scales and its zero points; A's where they are tensors.
-    dynamic = problem.step("dynamic") is not None
-    return (2 * n + 2 * dynamic) * f32 if problem.op.name == "qlinear" else 0
+    """Bits of the scales and zero points of quantised operands, in the types in which PyTorch takes them."""
+    op, n, dtype = problem.op, problem.shape.n, DTYPES[problem.op.scale_dtype(problem.dtypes.out.name)]
+    if not (op.scales or op.weight_scales):
+        return 0
+    if problem.group_size:  # a scale and a zero point for each group of K and each column
+        return 2 * n * -(-problem.shape.k // problem.group_size) * problem.dtypes.a.bits
+    kind = next((step.name for step in problem.epilogue if step.name in op.scales), "")
+    rows = problem.shape.m * (problem.shape.batch or 1)
+    of_a = {"rowwise": rows, "tensorwise": 1, "columnwise": 1, "dynamic": 1}.get(kind, 0)
+    of_b = 1 if kind == "tensorwise" else n
+    zero_points = of_b + of_a if op.zero_points else 0
+    return (of_a + of_b) * dtype.bits + zero_points * DTYPES["i32"].bits
 
 
 def _residual_bits(problem: Problem) -> int:
@@ -124,7 +118,7 @@ def dtype_name(problem: Problem) -> str:
 # -- against the peaks ----------------------------------------------------------------------------------------
 
 # A rate may lie this far above a measured peak: that is the best of a second's calls in one process, and the rate is
-# that of the luckiest visit of many.  On eight cores of a shared Xeon correct kernels came to 1.21 times the peak.
+# that of the fastest reading of many.  On eight cores of a shared Xeon correct kernels came to 1.21 times the peak.
 MARGIN: Final = 1.3
 
 # Types that the hardware treats as another one of which there may be a measurement.
@@ -134,6 +128,14 @@ _ALIKE: Final = {"u8": "i8", "f8e5m2": "f8e4m3fn", "i4": "i8", "tf32": "f32"}
 def peak_rate(name: str, peaks: Peaks) -> float | None:
     """The highest measured rate of products of a dtype, in FLOP/s; ``None`` where none was measured."""
     return peaks.flops.get(name) or peaks.flops.get(_ALIKE.get(name, "")) or None
+
+
+def _least_seconds(work: Work, dtype_name: str, peaks: Peaks) -> dict[Literal["compute", "memory"], float]:
+    """The least time of a call by each peak; empty where one of them was not measured."""
+    rate = peak_rate(dtype_name, peaks)
+    if rate is None or peaks.bandwidth <= 0.0:
+        return {}
+    return {"compute": work.flops / rate, "memory": work.bytes / peaks.bandwidth}
 
 
 def attainable_seconds(work: Work, dtype_name: str, peaks: Peaks) -> float | None:
@@ -147,18 +149,13 @@ def attainable_seconds(work: Work, dtype_name: str, peaks: Peaks) -> float | Non
     Returns:
         Seconds; ``None`` where a peak that is needed was not measured.
     """
-    rate = peak_rate(dtype_name, peaks)
-    if rate is None or peaks.bandwidth <= 0.0:
-        return None
-    return max(work.flops / rate, work.bytes / peaks.bandwidth)
+    return max(_least_seconds(work, dtype_name, peaks).values(), default=None)
 
 
 def bound(work: Work, dtype_name: str, peaks: Peaks) -> Literal["compute", "memory"] | None:
     """Which peak a problem meets first; ``None`` where one was not measured."""
-    rate = peak_rate(dtype_name, peaks)
-    if rate is None or peaks.bandwidth <= 0.0:
-        return None
-    return "compute" if work.flops / rate >= work.bytes / peaks.bandwidth else "memory"
+    found = _least_seconds(work, dtype_name, peaks)
+    return max(found, key=found.__getitem__, default=None)
 
 
 def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | None:
@@ -171,7 +168,7 @@ def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | 
     return None if least is None else least / seconds
 
 
-def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: int | None = None) -> Reason | None:
+def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: int) -> Reason | None:
     """Why a time is too good to be true: the kernel did not do the work, or the clock did not see it.
 
     The bound is weaker than the roofline, so that only what is impossible is an error:
@@ -188,7 +185,7 @@ def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: 
         work: of the problem.
         dtype_name: of its inputs.
         peaks: of the machine.
-        cache: bytes of last-level cache; ``None`` for ``machine.processor.last_level_cache``.
+        cache: bytes of the last-level cache, see :func:`cache_bytes`.
 
     Returns:
         ``above-roofline`` for a rate above 1.3 times the bound (:data:`MARGIN`); ``None`` for a possible one, and
@@ -200,7 +197,7 @@ def excess(seconds: float, work: Work, dtype_name: str, peaks: Peaks, *, cache: 
         text = f"{rate / 1e12:.3g} TFLOP/s in {dtype_name} is {rate / most:.2f} times the {most / 1e12:.3g} TFLOP/s"
         text += " that this machine can reach"
         return Reason("above-roofline", text, _REMEDY)
-    crossing = work.bytes - (processor.last_level_cache() if cache is None else cache)
+    crossing = work.bytes - cache
     if peaks.bandwidth > 0.0 and crossing > MARGIN * peaks.bandwidth * seconds:
         text = (
             f"{crossing / seconds / 1e9:.3g} GB/s of data that no cache holds is "
@@ -239,8 +236,8 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
     Takes 1.5 to 3 s a dtype on the CPU and less than 1 s on CUDA.
 
     A call during which a thread waited for its core, because others kept it busy, does not count.  A peak of which
-    no call is left after three times the usual time is missing: a figure that is far too low would make every kernel a
-    miracle.
+    no call is left after three times the usual time is missing: a peak that is far too low would make every kernel look
+    impossibly fast.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -311,10 +308,17 @@ def _square(name: str, layout: str, size: int) -> Problem | None:
 
 
 class _Rate(NamedTuple):
-    """The best rate of some calls; ``undisturbed``: of calls beside no other load, which count as the larger."""
+    """The best rate of some calls.
+
+    Attributes:
+        undisturbed: of calls beside no other load, which count as the larger.
+        value: per second.
+        spent: seconds of all calls.
+    """
 
     undisturbed: bool
     value: float
+    spent: float = 0.0
 
 
 def _peak_rate(device: str, name: str) -> _Rate | None:
@@ -332,30 +336,20 @@ def _peak_rate(device: str, name: str) -> _Rate | None:
             if spent + _LEAST_CALLS * expected > _BUDGET[device]:
                 return best
             try:
-                timed = _best_of_calls(problem, device, _BUDGET[device] / 8)
+                rate = _rate_of_product(problem, device, _BUDGET[device] / 8)
             except RuntimeError:  # PyTorch's way to say that it has no such product here
                 layouts.remove(layout)
                 continue
-            spent += timed.total
-            rate = timed.rate(problem.shape.flops)
+            spent += rate.spent
             best = max(best or rate, rate)
     return best
 
 
-@dataclasses.dataclass(frozen=True)
-class _Timed:
-    best: float
-    total: float
-    undisturbed: bool
+def _rate_of(call: Callable[[], object], amount: float, device: str, budget: float) -> _Rate:
+    """``amount`` per second in the fastest of at least three calls, and of more while the budget of seconds lasts.
 
-    def rate(self, amount: float) -> _Rate:
-        return _Rate(self.undisturbed, amount / self.best)
-
-
-def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
-    """Least and total seconds of at least three calls, and of more while the budget lasts; the first is not counted.
-
-    The least is that of the calls that no other process disturbed, for which three times the budget is spent.
+    The first call is not counted.  The fastest is that of the calls that no other process disturbed, for which three
+    times the budget is spent.
     """
     import torch
 
@@ -387,10 +381,10 @@ def _best_of(call: Callable[[], object], device: str, budget: float) -> _Timed:
         budget if (undisturbed := [s for s, good in found if good]) else 3 * budget
     ):
         found.append(once())
-    return _Timed(min(undisturbed or (s for s, _ in found)), total, bool(undisturbed))
+    return _Rate(bool(undisturbed), amount / min(undisturbed or (s for s, _ in found)), total)
 
 
-def _best_of_calls(problem: Problem, device: str, budget: float) -> _Timed:
+def _rate_of_product(problem: Problem, device: str, budget: float) -> _Rate:
     """Time the problem's own program on random operands: the data decides how much power a product draws."""
     import torch
 
@@ -400,7 +394,7 @@ def _best_of_calls(problem: Problem, device: str, budget: float) -> _Timed:
     tensors = _operands(problem, device)
     function = program.build(problem)
     with torch.inference_mode(), settings(problem):
-        return _best_of(lambda: function(**tensors), device, budget)
+        return _rate_of(lambda: function(**tensors), problem.shape.flops, device, budget)
 
 
 def _operands(problem: Problem, device: str) -> dict[str, torch.Tensor]:
@@ -420,7 +414,7 @@ def _operands(problem: Problem, device: str) -> dict[str, torch.Tensor]:
 
     a, b = draw(problem.dtypes.a), draw(problem.dtypes.b)
     tensors = {"a": a, "b": b.mT if problem.layout.b_transposed else b}
-    if problem.op.name == "scaled_mm":
+    if problem.op.scales:
         tensors |= {name: torch.ones((), device=device) for name in ("scale_a", "scale_b")}
     return tensors
 
@@ -429,20 +423,19 @@ _FALLBACK_CACHE: Final = 64 << 20
 _LEAST_ARRAY: Final = 64 << 20
 
 
+def cache_bytes(device: str) -> int:
+    """Size of the last-level cache of a device; 0 where it is unknown."""
+    return cuda.l2_cache_bytes() if device == "cuda" else processor.last_level_cache()
+
+
 def _bandwidth(device: str) -> _Rate:
     """The best bandwidth of copying and of reading, in byte/s."""
     import torch
 
-    if device == "cuda":
-        cache = torch.cuda.get_device_properties(0).L2_cache_size
-    else:
-        cache = processor.last_level_cache() or _FALLBACK_CACHE
-    count = max(_LEAST_ARRAY, 4 * cache) // 4
+    count = max(_LEAST_ARRAY, 4 * (cache_bytes(device) or _FALLBACK_CACHE)) // 4
     a = torch.ones(count, device=device)
     b = torch.zeros(count, device=device)
-    copied = _best_of(lambda: b.copy_(a), device, 0.3)
+    copied = _rate_of(lambda: b.copy_(a), 8 * count, device, 0.3)
     if device == "cuda":
-        read = _best_of(a.sum, device, 0.3).rate(4 * count)
-    else:
-        read = _best_of(lambda: torch.dot(a, b), device, 0.3).rate(8 * count)
-    return max(copied.rate(8 * count), read)
+        return max(copied, _rate_of(a.sum, 4 * count, device, 0.3))
+    return max(copied, _rate_of(lambda: torch.dot(a, b), 8 * count, device, 0.3))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import os
@@ -31,6 +32,7 @@ from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared, timed
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
+from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Diary
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.machine import key as key_module
@@ -40,15 +42,17 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import INTERLEAVED, Peaks, Sample, Session, end_line, sample_line, session_line
 from pytest_gemm.speed.lockstep import Interleaving
-from pytest_gemm.speed.request import LOST, NOW, SESSION, WORKER, Request
-from pytest_gemm.speed.timing import blocks, cpu, cuda
-from pytest_gemm.speed.timing import plan as plan_module
+from pytest_gemm.speed.request import LOST, NOW, SESSION, WORKER, Request, TimedCase
+from pytest_gemm.speed.timing import cpu, cuda, paired
 from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case, Judged
     from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.tensors import Operands
+    from pytest_gemm.run.orchestrator import Orchestrator
+
+_Calls = list[Callable[[], object]]
 
 
 @dataclasses.dataclass
@@ -56,49 +60,49 @@ class _Work:
     """A case that has passed and is being timed.
 
     Attributes:
-        case: as it was judged, for its one choice.
+        case: as it was judged, with its one candidate.
         prepared, given: what is called, on which operands.
-        comparator, candidates: what is timed beside it, by name.
+        comparator, candidates: what is timed beside it, by name; the comparator is one or none.
         first: the result that was judged.
         last: what the last timed call returned.
         outcome: of the judgement.
         windows: what was measured so far.
-        calls: how many calls fill a visit, known from the first window on.
+        calls: how many calls fill a reading, known from the first window on.
         phases: seconds that it took so far.
     """
 
     case: Case
     prepared: Prepared
     given: Operands
-    comparator: tuple[str, Prepared | None]
+    comparator: Mapping[str, Prepared]
     candidates: Mapping[str, Prepared]
     first: Any
+    outcome: Outcome
     last: Any = None
-    outcome: Outcome | None = None
-    windows: list[plan_module.Readings] = dataclasses.field(default_factory=list)
+    windows: list[paired.Readings] = dataclasses.field(default_factory=list)
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # On a CPU each window is short, for it is the next one that sees another state of the machine.  Nothing is retaken: the
 # median over the windows leaves out what a guard would.
-_WINDOW: Final = plan_module.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
+_WINDOW: Final = paired.Plan(blocks=1, warm_seconds=0.0, retakes=0, guard=10.0)
 # Operands of cases that wait for their next window; what they need beside that (packed weights) is about as much again.
 _WAITING_BYTES: Final = 2 << 30
 _FEWEST_WINDOWS: Final = 3
 _MOST_WINDOWS: Final = 1000
 # Allocations between two collections of young objects; a compile makes hundreds of thousands of short-lived ones.
 _GC_THRESHOLD: Final = 50_000
-# Under which a CPU session runs, see sessions.py: threads bound, large pages.  Part of the contract.
+# Under which a CPU session runs, see runner.py: threads bound, large pages.  Part of the contract.
 _CONDITIONS: Final = "-bound-huge"
 
 
 class Meter:
     """Answers a request.
 
-    On a CPU the cases are judged first, and then timed in turn, over and over: a window of each, then the next window
-    of each, so that a state of the machine that lasts for seconds is not a session's whole truth on a case.  On a GPU,
-    which is quieter and whose memory the operands fill, each case is timed when it has been judged.
+    On a CPU the cases are judged first, and then timed one after the other, over and over: a window of each, then the
+    next window of each, so that a state of the machine that lasts for seconds is not a session's whole truth on a case.
+    On a GPU, which is quieter and whose memory the operands fill, each case is timed when it has been judged.
 
     Args:
         request: what to time.
@@ -120,89 +124,31 @@ class Meter:
     ) -> None:
         self.folder = folder
         self.request = request
-        self.windows = config.speed.windows if self.request.device == "cpu" else 1
-        self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else plan_module.Plan(), seed=self.request.index)
+        self.windows = config.speed.windows if request.device == "cpu" else 1
+        self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else paired.Plan(), seed=request.index)
         self._config = config
         self._judge = judge
         self._eager_refusal = eager_refusal
         self._watch = watch
-        self._timer: plan_module.Timer = cuda.CudaTimer() if self.request.device == "cuda" else cpu.CpuTimer()
+        self._timer: paired.Timer = cuda.CudaTimer() if request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
-        self._interleaving = Interleaving(request.socket, first=request.begins) if request.socket is not None else None
+        self._interleaving = Interleaving(request.socket, first=request.begins)
         self._parent = os.getppid()
         self._is_cross_checked = False
-        self._timings: Mapping[str, float] = {}
-        self._test = ""
-        self._fresh: list[_Work] = []
         self._works: list[_Work] = []
-        self._peaks = self.request.peaks
+        self._peaks = request.peaks or self._measured_peaks()
         self._write(session_line(self._head()))
 
-    def __call__(self, case: Case, test: str) -> None:
-        """Compile and judge a case; if it passes it is timed, now or when the others are as far.
+    def __call__(self, case: Case, asked: TimedCase) -> None:
+        """Compile and judge a case; if it passes it is timed, now or when the others are as far."""
+        from pytest_gemm.run.orchestrator import Orchestrator  # which imports torch
 
-        Args:
-            case: what to time.
-            test: name of the test function that asks.
-        """
-        from pytest_gemm.operands.distributions import distributions_for
-
-        self._begin(case)
-        self._test = test
-        if held := self._withheld(case, ""):
-            self._write(sample_line(_sample(case, held, {})))
-            self._end()
-            return
-        distributions = distributions_for(case.problem)
-        # Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
-        distribution = ("rand",) if "rand" in distributions else distributions[:1]
-        pinned = self.request.pinned_of(case.backend.name, case.problem.line)
-        candidates = CandidateSelection(pinned[0] if pinned else case.candidates.text or "winner")
-        judged = dataclasses.replace(case, distributions=distribution, candidates=candidates)
-        spared = self.request.spared.get(f"{case.backend.name} {case.problem.line}", ())
-        judged = dataclasses.replace(judged, pruned=frozenset(spared))
-        started, compiled = time.perf_counter(), 0.0
-        last: dict[str, Outcome] = {}
-        found: list[Judged] = []
-
-        def withheld(choice: str) -> Outcome | None:
-            return None if pinned else self._withheld(case, choice)  # the backend itself has selected what is pinned
-
-        for outcome in self._outcomes(judged, withheld, found):
-            compiled += outcome.seconds.compile
-            if outcome.status is Status.PRUNED and outcome.candidate != "" and candidates.by_backend:
-                continue  # left out by autotuning, which is no case of its own
-            if pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it here
-                lost = outcome.status is Status.PRUNED
-                outcome = dataclasses.replace(  # noqa: PLW2901  # the same outcome under the case's own name
-                    outcome, case=judged.id(), status=Status.CRASHED if lost else outcome.status
-                )
-            if self._fresh and outcome.status is Status.PASSED:
-                work = self._fresh.pop()
-                work.outcome = outcome
-                work.phases = {"prepare": compiled, "judge": time.perf_counter() - started - compiled, "time": 0.0}
-                self._works.append(work)
-                last.pop(outcome.candidate, None)
-                started, compiled = time.perf_counter(), 0.0
-            elif outcome.candidate not in last or last[outcome.candidate].status is Status.PASSED:
-                last[outcome.candidate] = outcome
-        self._fresh.clear()
-        if self._config.artifacts is not None and not self._judge.has_lost(case.device):
-            from pytest_gemm.failures import artifacts, text
-
-            # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
-            options = effect.rerun_options(self._config, case.backend.name, timed=False)
-            rerun = text.Rerun("--pyargs pytest_gemm.conformance", options)
-            artifacts.save(self._config.artifacts, found, judged, rerun)
-        # What is not timed: a case that failed, or a session that only judges.
-        spent = {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
-        ranking = tuple(sorted(self._timings, key=self._timings.__getitem__))
-        for outcome in last.values():
-            sample = replace(_sample(case, outcome, spent), ranking=ranking)
-            seconds = tuple(self._timings[name] for name in ranking)
-            self._write(sample_line(replace(sample, ranking_seconds=seconds)))
-        self._timings = {}
-        self._end()
+        run = Orchestrator(self._config, self._judge, asked.test)
+        with self._at_work(case):
+            if held := run.withheld(case):
+                self._keep(case.device, held, {})
+            else:
+                self._judged(_as_timed(case, asked), asked, run)
         if self._judge.has_lost(case.device):
             os._exit(LOST)  # the context is gone; nothing that pytest would do now can reach the device either
         if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
@@ -211,51 +157,25 @@ class Meter:
     def close(self) -> None:
         """All cases have been asked for."""
         self._time_all()
-        if self._interleaving:
-            self._interleaving.close()
+        self._interleaving.close()
         self._write(end_line(time.perf_counter() - self._started))
 
-    def _outcomes(
-        self, case: Case, withheld: Callable[[str], Outcome | None], found: list[Judged]
-    ) -> Iterator[Outcome]:
-        """The outcomes of a case as they come; ``found`` has them with their evidence."""
-        timing = self._take if self.request.timed else self._note_timings
-        for judged in self._judge.judge(case, withheld=withheld, timing=timing):
-            found.append(judged)
-            yield judged.outcome
-
-    def _withheld(self, case: Case, choice: str) -> Outcome | None:
-        """The outcome of a case, or of one candidate of it, that the ledger forbids to run; ``None`` of any other."""
-        from pytest_gemm.run.state import withheld
-
-        held = withheld(self._config.ledger, case, self._test, choice)
-        if held is None or held.reason is None:
-            return held
-        named = f"{held.known_failure}: {held.reason.text}"  # of an outcome a sample keeps the reason alone
-        return dataclasses.replace(held, reason=dataclasses.replace(held.reason, text=named))
-
-    def _begin(self, case: Case) -> None:
-        if os.getppid() != self._parent:  # the answer has no reader, and the next run may be timing by now
-            pytest.exit("the run that asked for this session is gone", returncode=3)
-        (self.folder / NOW).write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
-
-    def _end(self) -> None:
-        (self.folder / NOW).unlink()
-
-    # -- parts -------------------------------------------------------------------------------------------
+    def _measured_peaks(self) -> Peaks | None:
+        if not self.request.timed:
+            return None
+        dtypes = sorted({roofline.dtype_name(Problem.parse(case.problem)) for case in self.request.cases})
+        with self._interleaving.round(), self._interleaving.window():
+            return roofline.measure(self.request.device, dtypes, self._config.threads)
 
     def _head(self) -> Session:
-        request, device = self.request, self.request.device
-        key = key_module.hardware_key("cuda" if device == "cuda" else "cpu", self._config.threads)
-        if self._peaks is None and request.timed:
-            dtypes = sorted({roofline.dtype_name(Problem.parse(line)) for _, line in request.cases})
-            with self._round(), self._alone():
-                self._peaks = roofline.measure(device, dtypes, self._config.threads)
+        request = self.request
+        device: key_module.Device = "cuda" if request.device == "cuda" else "cpu"
+        conditions = _CONDITIONS if device == "cpu" else ""
+        interleaved = "" if request.socket is None else INTERLEAVED
         return Session(
-            hardware=key,
-            software=software.software("cuda" if device == "cuda" else "cpu"),
-            contract=f"{self.plan.contract()}-{self.windows}{_CONDITIONS if device == 'cpu' else ''}"
-            f"{INTERLEAVED if self._interleaving else ''}",
+            hardware=key_module.hardware_key(device, self._config.threads),
+            software=software.software(device),
+            contract=f"{self.plan.contract()}-{self.windows}{conditions}{interleaved}",
             group=request.group,
             index=request.index,
             date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -267,21 +187,127 @@ class Meter:
         with (self.folder / SESSION).open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def _note_timings(self, _: Case, prepared: Prepared, given: Operands) -> object:
-        """Remember what the backend measured of its candidates to pick one."""
-        timings: Mapping[str, float] = getattr(prepared, "timings", {})
-        self._timings = {name: seconds for name, seconds in timings.items() if math.isfinite(seconds)}
-        return prepared.run(given)
+    def _keep(self, device: str, outcome: Outcome, phases: Mapping[str, float], **measured: Any) -> None:
+        """Write the sample of an outcome."""
+        reason = outcome.reason
+        if outcome.known_failure and reason is not None:  # of an outcome a sample keeps the reason alone
+            reason = dataclasses.replace(reason, text=f"{outcome.known_failure}: {reason.text}")
+        sample = Sample(
+            case=CaseId(outcome.backend, outcome.problem, outcome.candidate),
+            device=device,
+            status=outcome.status,
+            reason=reason,
+            selected=outcome.chosen,
+            kernels=outcome.kernels,
+            phases=phases,
+            distribution=outcome.distribution,
+            **measured,
+        )
+        if sample.is_timed and (excess := self._excess(sample)) is not None:
+            # The result was right, so the fault is the clock's or the peaks': no estimate to keep, and no failure.
+            sample = replace(sample, disturbed=str(excess))
+        self._write(sample_line(sample))
 
-    def _take(self, case: Case, prepared: Prepared, given: Operands) -> object:
+    @contextlib.contextmanager
+    def _at_work(self, case: Case) -> Iterator[None]:
+        """The name of the case stands in a file meanwhile, and stays there if the block does not end."""
+        if os.getppid() != self._parent:  # the answer has no reader, and the next run may be timing by now
+            pytest.exit("the run that asked for this session is gone", returncode=3)
+        file = self.folder / NOW
+        file.write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
+        yield
+        file.unlink()
+
+    # -- judging -----------------------------------------------------------------------------------------
+
+    def _judged(self, case: Case, asked: TimedCase, run: Orchestrator) -> None:
+        """Judge a case; what passes is left to be timed, and of the rest the samples are written."""
+        passed: list[Callable[..., _Work]] = []  # what is being timed, until its outcome is there
+        timings: dict[str, float] = {}
+
+        def timing(case: Case, prepared: Prepared, given: Operands) -> object:
+            if self.request.timed:
+                return self._take(case, asked, run, prepared, given, passed)
+            timings.clear()
+            timings.update(getattr(prepared, "timings", {}))  # what the backend measured of its candidates
+            return prepared.run(given)
+
+        started, compiled = time.perf_counter(), 0.0
+
+        def spent() -> dict[str, float]:
+            return {"prepare": compiled, "judge": time.perf_counter() - started - compiled}
+
+        last: dict[str, Outcome] = {}
+        found: list[Judged] = []
+        # What is pinned was selected by the backend itself, whatever the ledger says of a candidate.
+        for judged in (self._judge.judge if asked.pinned else run.judged)(case, timing=timing):
+            found.append(judged)
+            outcome = judged.outcome
+            compiled += outcome.seconds.compile
+            pruned = outcome.status is Status.PRUNED
+            if pruned and outcome.candidate and case.candidates.by_backend:
+                continue  # left out by autotuning, which is no case of its own
+            if asked.pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it
+                status = Status.CRASHED if pruned else outcome.status
+                outcome = dataclasses.replace(outcome, case=case.id(), status=status)
+            work = passed.pop() if passed else None
+            if work is not None and outcome.status is Status.PASSED:
+                self._works.append(work(outcome=outcome, phases={**spent(), "time": 0.0}))
+                last.pop(outcome.candidate, None)
+                started, compiled = time.perf_counter(), 0.0
+            elif outcome.candidate not in last or last[outcome.candidate].status is Status.PASSED:
+                last[outcome.candidate] = outcome
+        if not self._judge.has_lost(case.device):
+            # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
+            rerun = effect.rerun_options(self._config, case.backend.name, timed=False)
+            run.keep(case, run.explained(case, found)[0], Rerun("--pyargs pytest_gemm.conformance", rerun))
+        ranking = tuple(sorted(filter(lambda name: math.isfinite(timings[name]), timings), key=timings.__getitem__))
+        phases = spent()
+        for outcome in last.values():  # what is not timed: a case that failed, or a session that only judges
+            seconds = tuple(timings[name] for name in ranking)
+            self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=seconds)
+
+    def _take(
+        self,
+        case: Case,
+        asked: TimedCase,
+        run: Orchestrator,
+        prepared: Prepared,
+        given: Operands,
+        passed: list[Callable[..., _Work]],
+    ) -> object:
         """Make ready to be timed what has passed; the judge sees what a timed call returns."""
-        comparator, candidates = self._comparator(case, given), self._candidates(case, prepared, given)
-        candidates = self._earlier(case, prepared, given) | candidates
+        comparator, candidates = self._comparator(case, given), {}
+        if isinstance(backend := case.backend, CandidateBackend):
+            chosen = prepared.proof().chosen
+            withheld = functools.partial(run.withheld, case)
+            regret = self._config.speed.regret
+            for name in others(asked, chosen, regret, lambda: _listed(backend, case, given), withheld):
+                with contextlib.suppress(Pruned, Unsupported):
+                    candidates[name] = backend.prepare(case.problem, given, case.request(name))
         with timed(prepared, given) as call:
             first = call()
         _wait_for(case.device)
-        self._fresh.append(_Work(case, prepared, given, comparator, candidates, first))
+        passed.append(functools.partial(_Work, case, prepared, given, comparator, candidates, first))
         return first
+
+    def _comparator(self, case: Case, given: Operands) -> dict[str, Prepared]:
+        """The comparator of a case by its name, if one can compute it; none is timed beside itself."""
+        name = self._config.speed.comparator
+        if not name or name == case.backend.name:
+            return {}
+        backend: Backend = self._config.registry[name]
+        refused = backend.supports(case.problem, DEFAULT)
+        if refused is not None or (name == "aten" and self._eager_refusal(case.problem, case.device)):
+            return {}
+        try:
+            comparator = backend.prepare(case.problem, given, DEFAULT)
+            comparator.run(given)
+        except Exception:  # not a fault of the subject; the sample says that it had no comparator
+            return {}
+        return {name: comparator}
+
+    # -- timing ------------------------------------------------------------------------------------------
 
     def _time_all(self) -> None:
         """Time the cases that wait, window by window, and judge their last results."""
@@ -290,43 +316,34 @@ class Meter:
             """Another order in each window; a case that only the other side of a pair has does not change it."""
             return random.Random(f"{self.request.index} {window} {work.case.backend.name} {work.case.problem}").random()
 
-        with self._round():
+        with self._interleaving.round():
             for window in range(self.windows):
                 for work in sorted(self._works, key=lambda work: place(work, window)):
                     if len(work.windows) < _FEWEST_WINDOWS or work.phases["time"] < self.plan.max_seconds:
-                        with self._alone():
-                            self._begin(work.case)
+                        with self._interleaving.window(), self._at_work(work.case):
                             self._window(work)
-                            self._end()
         for work in self._works:
-            self._begin(work.case)
-            self._write(sample_line(self._sample(work)))
-            self._end()
+            with self._at_work(work.case):
+                self._finish(work)
         self._works.clear()
-
-    def _round(self) -> AbstractContextManager[None]:
-        return self._interleaving.round() if self._interleaving else contextlib.nullcontext()
-
-    def _alone(self) -> AbstractContextManager[None]:
-        return self._interleaving.window() if self._interleaving else contextlib.nullcontext()
 
     def _window(self, work: _Work) -> None:
         """Time one case for a while."""
-        if work.outcome is None or work.outcome.status is not Status.PASSED:
+        if work.outcome.status is not Status.PASSED:
             return
         case, started = work.case, time.perf_counter()
         activity = Activity(case.id(), Phase.TIME, case.distributions[0], case.seed, device=case.device)
         try:
             with self._watch(activity), contextlib.ExitStack() as stack:
-                _, comparator = work.comparator
                 subject = self._calls(stack, work.prepared, work)
-                beside = self._calls(stack, comparator, work) if comparator else None
+                beside = next((self._calls(stack, one, work) for one in work.comparator.values()), None)
                 candidates = {name: self._calls(stack, one, work) for name, one in work.candidates.items()}
-                # The order of visits is drawn anew in each window.
+                # The order of the readings is drawn anew in each window.
                 plan = dataclasses.replace(self.plan, seed=_MOST_WINDOWS * self.plan.seed + len(work.windows))
-                readings = blocks.measure(subject, beside, candidates, timer=self._timer, plan=plan, calls=work.calls)
+                readings = paired.measure(subject, beside, candidates, timer=self._timer, plan=plan, calls=work.calls)
                 if case.device == "cuda":
-                    readings = self._cross_checked(_with_latency(readings, subject, beside), subject)
+                    more = self._device_telemetry(min(readings.subject), subject, beside)
+                    readings = dataclasses.replace(readings, telemetry={**readings.telemetry, **more})
                 work.last = subject[0]()
                 _wait_for(case.device)
         except Exception as error:  # of the backend: it has passed before, and does no longer
@@ -337,136 +354,93 @@ class Meter:
         work.windows.append(readings)
         work.phases["time"] += time.perf_counter() - started
 
-    def _sample(self, work: _Work) -> Sample:
-        """The case's sample, after its last result has been held against the one that was judged."""
-        assert work.outcome is not None
-        outcome = work.outcome
+    def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> _Calls:
+        """What to call in turn: on a GPU with as many sets of operands as its cache does not hold."""
+        count = cuda.rotation(int(roofline.work(work.case.problem).bytes), work.case.device)
+        sets = [work.given, *(work.given.clone() for _ in range(1, count))]
+        return [stack.enter_context(timed(prepared, one)) for one in sets]
+
+    def _device_telemetry(self, seconds: float, subject: _Calls, comparator: _Calls | None) -> dict[str, float]:
+        """What a call costs from Python, and once in this process the timer against the profiler's device time."""
+        found = {"end_to_end_us": 1e6 * cuda.latency(subject)}
+        if comparator is not None:
+            found["comparator_end_to_end_us"] = 1e6 * cuda.latency(comparator)
+        if not self._is_cross_checked:
+            self._is_cross_checked = True
+            if (ratio := cuda.cross_check(subject, seconds)) is not None:
+                found["timer_over_profiler"] = ratio
+        return found
+
+    def _finish(self, work: _Work) -> None:
+        """Write the case's sample, after its last result has been compared with the one that was judged."""
+        outcome, measured = work.outcome, {}
         if outcome.status is Status.PASSED and not _same(work.first, work.last):
             candidates = CandidateSelection(outcome.candidate or work.case.candidates.text)
             again = dataclasses.replace(work.case, candidates=candidates)
             outcome = self._judge.outcomes(again, timing=lambda *_: work.last)[-1]
-        if outcome.status is not Status.PASSED or not work.windows:
-            return _sample(work.case, outcome, work.phases)
-        readings = plan_module.merged(work.windows)
-        sample = readings.sample(
-            CaseId(outcome.backend, outcome.problem, outcome.candidate),
-            work.case.device,
-            outcome.status,
-            comparator_name=work.comparator[0],
-            selected=outcome.chosen,
-            kernels=outcome.kernels,
-            phases=work.phases,
-            distribution=outcome.distribution,
-        )
-        excess = self._excess(work.case, sample)
-        if excess is not None:
-            # The result was right, so the fault is the clock's or the peaks': no figure to keep, and no failure.
-            sample = replace(sample, disturbed=str(excess))
-        return sample
+        if outcome.status is Status.PASSED and work.windows:
+            measured = {**vars(paired.merged(work.windows)), "comparator_name": next(iter(work.comparator), "")}
+        self._keep(work.case.device, outcome, work.phases, **measured)
 
-    def _cross_checked(self, readings: plan_module.Readings, calls: list[Callable[[], object]]) -> plan_module.Readings:
-        """The first readings of this process held against the profiler's device time, a second instrument."""
-        if self._is_cross_checked:
-            return readings
-        self._is_cross_checked = True
-        ratio = cuda.cross_check(calls, min(readings.subject))
-        if ratio is None:
-            return readings
-        return dataclasses.replace(readings, telemetry={**readings.telemetry, "timer_over_profiler": ratio})
-
-    def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> list[Callable[[], object]]:
-        """What to call in turn: on a GPU with as many sets of operands as its cache does not hold."""
-        case, given = work.case, work.given
-        count = cuda.rotation(int(roofline.work(case.problem).bytes), case.device)
-        sets = [given, *(given.clone() for _ in range(1, count))]
-        return [stack.enter_context(timed(prepared, one)) for one in sets]
-
-    def _comparator(self, case: Case, given: Operands) -> tuple[str, Prepared | None]:
-        """The comparator of a case, if one can compute it; none is timed beside itself."""
-        name = self._config.speed.comparator
-        if not name or name == case.backend.name:
-            return "", None
-        backend: Backend = self._config.registry[name]
-        if backend.supports(case.problem, DEFAULT) is not None:
-            return "", None
-        if name == "aten" and self._eager_refusal(case.problem, case.device):
-            return "", None
-        try:
-            comparator = backend.prepare(case.problem, given, DEFAULT)
-            comparator.run(given)
-        except Exception:  # not a fault of the subject; the sample says that it had no comparator
-            return "", None
-        return name, comparator
-
-    def _candidates(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
-        """Other candidates of the problem, as many as ``--gemm-regret`` asks for."""
-        count, backend = self._config.speed.regret, case.backend
-        if not count or not isinstance(backend, CandidateBackend):
-            return {}
-        mine = frozenset(prepared.proof().chosen)
-
-        def others(names: Sequence[str]) -> list[str]:
-            return [name for name in names if name not in mine and self._withheld(case, name) is None]
-
-        ranked = others(self.request.pinned_of(backend.name, case.problem.line))
-        names = others(backend.candidates(case.problem, given, case.request()).names) if not ranked else []
-        found = {}
-        # The ones that autotuning found nearly as fast; where it has timed none, some from all over the list.
-        for name in ranked[:count] or CandidateSelection(str(count)).of(names):
-            with contextlib.suppress(Pruned, Unsupported):
-                found[name] = backend.prepare(case.problem, given, case.request(name))
-        return found
-
-    def _earlier(self, case: Case, prepared: Prepared, given: Operands) -> dict[str, Prepared]:
-        """The pick of the baseline, where another one is selected now and it is still a candidate."""
-        backend, found = case.backend, {}
-        earlier = self.request.before.get(f"{backend.name} {case.problem.line}", "")
-        if earlier and isinstance(backend, CandidateBackend):
-            mine, ranked = prepared.proof().chosen, self.request.pinned_of(backend.name, case.problem.line)
-            moved = bool(mine) and earlier not in mine and self._withheld(case, earlier) is None
-            if moved and (
-                earlier in ranked or earlier in backend.candidates(case.problem, given, case.request()).names
-            ):
-                with contextlib.suppress(Pruned, Unsupported):
-                    found[earlier] = backend.prepare(case.problem, given, case.request(earlier))
-        return found
-
-    def _excess(self, case: Case, sample: Sample) -> Reason | None:
+    def _excess(self, sample: Sample) -> Reason | None:
         """A rate that the machine cannot reach was not measured but made up."""
         if self._peaks is None:
             return None
-        name = roofline.dtype_name(case.problem)
-        cache = None
-        if case.device == "cuda":
-            import torch
-
-            cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        return roofline.excess(min(sample.subject), roofline.work(case.problem), name, self._peaks, cache=cache)
+        problem = Problem.parse(sample.case.problem)
+        cache, dtype = roofline.cache_bytes(sample.device), roofline.dtype_name(problem)
+        return roofline.excess(min(sample.subject), roofline.work(problem), dtype, self._peaks, cache=cache)
 
 
-def _sample(case: Case, outcome: Outcome, phases: Mapping[str, float]) -> Sample:
-    """An outcome as a sample without readings."""
-    return Sample(
-        case=CaseId(outcome.backend, outcome.problem, outcome.candidate),
-        device=case.device,
-        status=outcome.status,
-        reason=outcome.reason,
-        selected=outcome.chosen,
-        kernels=outcome.kernels,
-        phases=phases,
-        distribution=outcome.distribution,
+def _as_timed(case: Case, asked: TimedCase) -> Case:
+    """The case with one input distribution and its candidate.
+
+    Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
+    """
+    from pytest_gemm.operands.distributions import distributions_for
+
+    distributions = distributions_for(case.problem)
+    return dataclasses.replace(
+        case,
+        distributions=("rand",) if "rand" in distributions else distributions[:1],
+        candidates=CandidateSelection(asked.pinned[0] if asked.pinned else case.candidates.text or "winner"),
+        pruned=frozenset(asked.spared),
     )
 
 
-def _with_latency(
-    readings: plan_module.Readings,
-    subject: list[Callable[[], object]],
-    comparator: list[Callable[[], object]] | None,
-) -> plan_module.Readings:
-    """With what a call costs from Python; on a CPU that is what is timed anyway."""
-    calls = {"end_to_end_us": subject, "comparator_end_to_end_us": comparator}
-    found = {name: 1e6 * cuda.latency(some) for name, some in calls.items() if some}
-    return dataclasses.replace(readings, telemetry={**readings.telemetry, **found})
+def _listed(backend: CandidateBackend, case: Case, given: Operands) -> Sequence[str]:
+    return backend.candidates(case.problem, given, case.request()).names
+
+
+def others(
+    asked: TimedCase,
+    chosen: Sequence[str],
+    regret: int,
+    listed: Callable[[], Sequence[str]],
+    withheld: Callable[[str], object],
+) -> list[str]:
+    """The candidates that are timed beside the selected one.
+
+    The one of the baseline, where another one is selected now and it is still a candidate.  Then as many as
+    ``--gemm-regret`` asks for: those that autotuning found nearly as fast; where it has timed none, some from all over
+    the list.
+
+    Args:
+        asked: the case.
+        chosen: what is selected.
+        regret: value of ``--gemm-regret``.
+        listed: all candidates of the problem.
+        withheld: whether the ledger forbids to run a candidate.
+    """
+
+    def allowed(names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in chosen and not withheld(name)]
+
+    before = allowed([asked.before]) if asked.before and chosen else []
+    found = [name for name in before if name in asked.pinned or name in listed()]
+    if regret:
+        ranked = allowed(asked.pinned)
+        found += ranked[:regret] or CandidateSelection(str(regret)).of(allowed(listed()))
+    return list(dict.fromkeys(found))
 
 
 def _wait_for(device: str) -> None:
@@ -532,15 +506,15 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     from pytest_gemm.run.state import eager_refusal
 
     torch.set_num_threads(config.threads)
-    # torch and a compiler are millions of objects that every full collection would visit.
+    # torch and a compiler are millions of objects that every full collection would go through.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     refusal, watch = eager_refusal(config.ledger), Watch(config.timeout, config.compile_timeout, Diary(), stacks=2)
     meter = Meter(request, folder, config, Judge(refusal, watch, config.reference), refusal, watch)
     device, candidates = Device(request.device), CandidateSelection(config.choices)
-    for name, line in request.cases:
-        case = Case(config.registry[name], Problem.parse(line), (), config.seed, device, candidates)
-        meter(case, request.project.tests.get(f"{name} {line}", ""))
+    for asked in request.cases:
+        backend, problem = config.registry[asked.backend], Problem.parse(asked.problem)
+        meter(Case(backend, problem, (), config.seed, device, candidates), asked)
     meter.close()
     watch.close()
 

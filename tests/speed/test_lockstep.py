@@ -1,4 +1,4 @@
-"""Two sides that take turns: never both at once, whatever becomes of the other side."""
+"""Two interleaved sides: never both at once, whatever becomes of the other side."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ def test_windows_alternate_and_the_first_side_begins() -> None:
 def test_a_side_with_more_to_do_goes_on_alone_and_misses_nothing(rounds: list[int], others: list[int]) -> None:
     busy = both(rounds, others)
     assert (busy.done.count("a"), busy.done.count("b")) == (sum(rounds), sum(others))
+
+
+def test_without_another_side_no_window_waits() -> None:
+    with contextlib.closing(lockstep.Interleaving(None, first=False)) as alone:
+        for _ in range(2):
+            with alone.round(), alone.window():
+                pass
 
 
 def test_neither_side_leaves_a_round_before_both_are_done() -> None:

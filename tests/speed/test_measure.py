@@ -33,10 +33,8 @@ from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
 from pytest_gemm.speed.baseline import store
 from pytest_gemm.speed.check import SpeedCheck
-from pytest_gemm.speed.data import Sample, Session, read_session, sample_line, session_line
-from pytest_gemm.speed.group import Group
-from pytest_gemm.speed.replay import Replay
-from pytest_gemm.speed.request import SESSION, Project, Request
+from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.speed.request import SESSION, Group, Project, Request, TimedCase
 from pytest_gemm.speed.runner import Measured
 from pytest_gemm.speed.worker import Meter
 from pytest_gemm.tools import cli
@@ -74,10 +72,10 @@ def case(**axes: Any) -> Case:
     return Case(Several(), MM, (), 0, Device.CPU, **axes)
 
 
-def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = None) -> tuple[Sample, ...]:
+def judged(folder: Path, asked: Case, entry: Entry, **selected: Any) -> tuple[Sample, ...]:
     """The samples of a session that compiles and judges this one case under a ledger of this one entry."""
-    line = (asked.backend.name, MM.line)
-    request = request or Request((line,), "cpu", timed=False)
+    timed = TimedCase(asked.backend.name, MM.line, "test_speed", **selected)
+    request = Request((timed,), "cpu", timed=False)
     registry = Registry()
     registry.add(asked.backend)
     config = GemmConfig(registry, device="cpu", ledger=Ledger((entry,)))
@@ -86,7 +84,7 @@ def judged(folder: Path, asked: Case, entry: Entry, request: Request | None = No
         return contextlib.nullcontext()
 
     meter = Meter(request, folder, config, Judge(), lambda *_: "", watch)
-    meter(asked, "test_speed")
+    meter(asked, timed)
     meter.close()
     return read_session(folder / SESSION).samples
 
@@ -137,11 +135,9 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
     assert runner.left([("several", MM.line)]) == [("several", MM.line)]
 
 
-def test_a_candidate_that_was_picked_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
+def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
     entry = Entry("deadly", "planted", Globs(("several",)), candidate=Globs(("medium",)), crashes=True)
-    line = ("several", MM.line)
-    request = Request((line,), "cpu", timed=False, pinned={" ".join(line): ("medium", "big")})
-    (sample,) = judged(tmp_path, case(), entry, request)
+    (sample,) = judged(tmp_path, case(), entry, pinned=("medium", "big"))
     assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
 
 
@@ -170,7 +166,7 @@ def test_a_candidate_that_was_left_out_ends_the_test_only_where_no_other_was_tim
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = Ends()
-    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case(candidates=CandidateSelection("all")))
+    SpeedCheck(config, ends, [made], lambda _: bench)(case(candidates=CandidateSelection("all")))
     assert ends.outcomes == [(left_out, "medium") if alone else (Status.PASSED, "big")]
     assert ends.asked_again is (alone and left_out is Status.KNOWN_FAILURE)  # the judgement finds the entry
 
@@ -185,7 +181,7 @@ def test_a_timed_outcome_names_the_distribution_that_was_timed(distribution: str
     bench = SimpleNamespace(group="", extra_info={}, pedantic=lambda *_, **__: None)
     config: Any = SimpleNamespace(speed=SpeedConfig(allow=("slower",)), seed=0)
     ends: Any = SimpleNamespace(finish=lambda _, outcomes: found.extend(outcomes))
-    SpeedCheck(config, ends, [made], lambda: bench, Replay())(case())
+    SpeedCheck(config, ends, [made], lambda _: bench)(case())
     assert [outcome.distribution for outcome in found] == [distribution]
 
 
@@ -223,9 +219,7 @@ def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did
     (sample,) = judged(tmp_path / "all", asked, entry)
     assert (sample.ranking, sample.ranking_seconds) == (("big", "medium", "small"), (1e-5, 1.4e-5, 2e-5))
     (tmp_path / "some").mkdir()
-    line = ("several", MM.line)
-    request = Request((line,), "cpu", timed=False, spared={" ".join(line): ("big",)})
-    (sample,) = judged(tmp_path / "some", asked, entry, request)
+    (sample,) = judged(tmp_path / "some", asked, entry, spared=("big",))
     assert (sample.selected, sample.ranking) == (("medium",), ("medium", "small"))
 
 
@@ -264,12 +258,12 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=2, choices="")
     runner = runner_module.Runner(config, Project(str(tmp_path)), Display(None), "cuda", tmp_path)
     crowd = {f"c{i}": 1.0 + 0.2 * i for i in range(12)}
-    asked: list[dict[str, Sequence[str]]] = []
+    asked: list[dict[tuple[str, str], Sequence[str]]] = []
 
     def compiling(*given: Any) -> list[Sample]:
         jobs, spared = given[2], dict(*given[4:])
         asked.append(spared)
-        mine = {name: s for name, s in crowd.items() if name not in spared.get(f"several {MM.line}", ())}
+        mine = {name: s for name, s in crowd.items() if name not in spared.get(("several", MM.line), ())}
         # Alone, the second one is the fastest.
         alone = mine if jobs > 1 else {name: s for name, s in mine.items() if name != "c0"} | {"c0": 9.0}
         return [ranked("several", alone), ranked("compiler", crowd)]
@@ -277,10 +271,10 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     monkeypatch.setattr(runner, "_compile", compiling)
     head = Group("head")
     runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
-    assert asked == [{}, {f"several {MM.line}": ("c8", "c9", "c10", "c11")}]
+    assert asked == [{}, {("several", MM.line): ("c8", "c9", "c10", "c11")}]
     pinned = runner._pinned["head"]
-    assert pinned[f"several {MM.line}"] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
-    assert len(pinned[f"compiler {MM.line}"]) == len(crowd)
+    assert pinned["several", MM.line] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
+    assert len(pinned["compiler", MM.line]) == len(crowd)
     (note,) = runner.notes
     assert "several timed 8 of 12 candidates of 1 case alone; the others took over 1.5x of the fastest" in note
     assert "compiler timed all 12 candidates of 1 case alone" in note
@@ -314,11 +308,6 @@ class Answer:
         date = f"2026-01-01T00:00:0{self.request.index}+0000"
         return Session("amd", {"torch": "2"}, "c", "head", self.request.index, date, "12ab", samples=(sample,))
 
-    def keep(self, path: Path) -> None:
-        state = self.result()
-        end = '{"end": {"seconds": 1.0}}\n'
-        path.write_text(session_line(state) + "".join(map(sample_line, state.samples)) + end)
-
 
 class Lines(Display):
     """A display that keeps its lines."""
@@ -333,7 +322,7 @@ class Lines(Display):
 
 @pytest.mark.parametrize(
     ("end", "raised"),
-    [(KeyboardInterrupt(), KeyboardInterrupt), (runner_module.SessionFailed("planted", ""), pytest.UsageError)],
+    [(KeyboardInterrupt(), KeyboardInterrupt), (runner_module.SessionFailed("planted"), pytest.UsageError)],
 )
 def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException, raised: type[BaseException]
@@ -347,7 +336,7 @@ def test_a_recording_that_is_cut_short_says_what_records_from_its_complete_sessi
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(raised):
-        controller.measure(config, [("several", MM.line)], Project(str(tmp_path)), display, whole=False)
+        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display, whole=False)
     first, then = display.lines
     assert "the recording on cpu was cut short: 3 of 5 sessions are complete" in first
     _, _, line = then.partition(": to record from these: ")
@@ -382,7 +371,7 @@ def test_any_other_run_that_is_cut_short_says_how_far_it_was(
     config: Any = SimpleNamespace(speed=speed, seed=0, registry=registry, jobs=1, choices="", device_of=lambda _: "cpu")
     display = Lines()
     with pytest.raises(KeyboardInterrupt):
-        controller.measure(config, [("several", MM.line)], Project(str(tmp_path)), display, whole=False)
+        controller.measure(config, {("several", MM.line): ""}, Project(str(tmp_path)), display, whole=False)
     (said,) = display.lines
     assert says in said
     assert not list(tmp_path.glob("pytest-gemm-samples-*"))

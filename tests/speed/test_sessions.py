@@ -17,22 +17,18 @@ from typing import Any, Final
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.api.protocols import Candidates
-from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.case_id import CaseId
+from pytest_gemm.config import SpeedConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.machine.gpus import Gpu
 from pytest_gemm.outcome import Status, Verdict
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run.terminal import Display
-from pytest_gemm.speed import controller, group
+from pytest_gemm.speed import controller
 from pytest_gemm.speed import runner as runner_module
-from pytest_gemm.speed.baseline import entry, store
+from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Sample, Session, read_session
-from pytest_gemm.speed.gate import policy
-from pytest_gemm.speed.group import Group
-from pytest_gemm.speed.request import Project, Request
-from pytest_gemm.speed.worker import Meter
+from pytest_gemm.speed.request import Group, Project, TimedCase, resolve
+from pytest_gemm.speed.worker import others
 from pytest_gemm.storage import files
 from pytest_gemm.tools import cli
 
@@ -43,7 +39,7 @@ import random
 
 from pytest_gemm.speed import roofline
 from pytest_gemm.speed.data import Peaks
-from pytest_gemm.speed.timing import cpu, plan
+from pytest_gemm.speed.timing import cpu, paired
 
 
 class Target:
@@ -84,7 +80,7 @@ class Timer:
         pass
 
     def end(self):
-        return plan.Conditions({}, os.environ.get("DISTURBED", ""))
+        return paired.Conditions({}, os.environ.get("DISTURBED", ""))
 
 
 def pytest_configure(config):
@@ -93,7 +89,7 @@ def pytest_configure(config):
         roofline.measure = lambda device, dtypes, threads: Peaks({"f32": 1e15}, 1e15)
 """
 
-# Sessions that do as they are asked and make the figures up: what a run concludes from figures takes no more, and torch
+# Sessions that do as they are asked and make the times up: what a run concludes from them takes no more, and torch
 # is what the start of a process waits for.
 ANSWERED = """
 import datetime
@@ -104,7 +100,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.machine import key
+from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.speed.request import SESSION
 from pytest_gemm.outcome import Status
 from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line
@@ -116,7 +112,7 @@ def pytest_cmdline_main(config):
     if worker is None:
         return None
     folder, request = worker.folder, worker.request
-    hardware = key.hardware_key("cpu", int(request.project.options.get("gemm_threads", 2)))
+    hardware = hardware_key("cpu", int(request.project.options.get("gemm_threads", 2)))
     date = datetime.datetime.now(datetime.timezone.utc).isoformat()
     peaks = Peaks({"f32": 1e15}, 1e15)
     head = Session(hardware, {}, "made-up", request.group, request.index, date, request.commit, peaks)
@@ -130,7 +126,8 @@ def pytest_cmdline_main(config):
         for case in request.cases if request.timed else ():
             subject, other = readings("SUBJECT_MS"), readings("OTHER_MS")
             disturbed = os.environ.get("DISTURBED", "")
-            sample = Sample(CaseId(*case), "cpu", Status.PASSED, None, subject, other, "aten", disturbed=disturbed)
+            key = CaseId(case.backend, case.problem)
+            sample = Sample(key, "cpu", Status.PASSED, None, subject, other, "aten", disturbed=disturbed)
             file.write(sample_line(sample))
         file.write('{"end": {"seconds": 1.0}}\\n')
     return 0
@@ -208,7 +205,7 @@ CASE = CaseId("triton", LINES[0])
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project whose sessions make the figures up."""
+    """A project whose sessions make the times up."""
     scratch = pytester.mkdir("tmp")  # the lock of the machine lies there, and these runs time nothing for real
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -270,25 +267,25 @@ def test_the_command_that_records_selects_the_same_with_its_own_number_of_sessio
 
 @pytest.mark.slow
 def test_the_other_environment_is_an_interpreter_a_venv_a_wheel_or_a_folder(tmp_path: Path) -> None:
-    assert group.resolve(sys.executable, tmp_path).python == sys.executable
+    assert resolve(sys.executable, tmp_path).python == sys.executable
     folder = tmp_path / "checkout"
     folder.mkdir()
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=\S+: holds no torch, so both sides would run"):
-        group.resolve(str(folder), tmp_path)
+        resolve(str(folder), tmp_path)
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").touch()
-    assert group.resolve(str(folder), tmp_path).first == folder
+    assert resolve(str(folder), tmp_path).first == folder
     (folder / "bin").mkdir()
     (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     (folder / "bin" / "python").chmod(0o755)
     with pytest.raises(pytest.UsageError, match=r"has no pytest-gemm, and both groups need"):
-        group.resolve(str(folder), tmp_path)
+        resolve(str(folder), tmp_path)
     with pytest.raises(pytest.UsageError, match=r"--gemm-against=nowhere: name an interpreter, a virtual environment"):
-        group.resolve("nowhere", tmp_path)
+        resolve("nowhere", tmp_path)
     wheel = tmp_path / "mine-1-py3-none-any.whl"
     wheel.write_text("no wheel")
     with pytest.raises(pytest.UsageError, match="pip cannot unpack the wheel"):
-        group.resolve(str(wheel), tmp_path)
+        resolve(str(wheel), tmp_path)
 
 
 # -- a run -------------------------------------------------------------------------------------------------
@@ -528,7 +525,7 @@ def test_a_comparator_that_got_faster_is_one_fact_and_no_slower_case(
 
 
 @pytest.mark.slow
-def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
+def test_regret_is_what_the_selected_candidate_loses_to_the_fastest_candidate(
     timing_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER_MS", "0.8")
@@ -547,25 +544,27 @@ def test_regret_is_what_the_pick_loses_to_the_fastest_candidate(
     assert bench["extra_info"]["regret"] == pytest.approx(0.25, abs=0.03)
 
 
-class Picker(runner_module.Runner):
+class Selecting(runner_module.Runner):
     """A runner whose sessions take as long as the last selected candidate: the next of ``selects`` each time."""
 
     def __init__(self, selects: Sequence[str]) -> None:
         self.failed, self.before = {}, {}
-        self._pinned, self._picks, self.asked = {"head": {}}, iter(selects), 0
+        self._pinned, self._selects, self.asked = {"head": {}}, iter(selects), 0
         self.compile(Group("head"), [])
 
     def compile(self, group: Group, _: Sequence[tuple[str, str]]) -> None:
         self.asked += 1
-        self._pinned[group.name] = {f"{CASE.backend} {CASE.problem}": (next(self._picks), "old", "bad")}
+        self._pinned[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
 
-    def session(self, group: Group, cases: Sequence[tuple[str, str]], index: int, label: str) -> Session:
-        (one,) = self.selected(group)[CASE]
+    def sessions(
+        self, groups: Sequence[Group], cases: Sequence[tuple[str, str]], index: int, label: str
+    ) -> dict[str, Session]:
+        (one,) = self.selected(groups[0])[CASE]
         times = {"old": 1e-5, "bad": 4e-5}
         candidates = {} if one == "old" else {"old": (times["old"],) * 6}
         subject = (times[one] * (1.0 + 1e-4 * index),) * 12
         sample = Sample(CASE, "cuda", Status.PASSED, subject=subject, candidates=candidates, selected=(one,))
-        return Session("here", samples=(sample,))
+        return {"head": Session("here", samples=(sample,))}
 
 
 @pytest.mark.parametrize(
@@ -576,23 +575,17 @@ class Picker(runner_module.Runner):
         (["old"], Verdict.SAME, ""),
     ],
 )
-def test_a_pick_that_makes_a_case_slower_has_to_recur(
+def test_a_selection_that_makes_a_case_slower_has_to_recur(
     selects: list[str], verdict: Verdict, told: str, tmp_path: Path
 ) -> None:
     # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
     stored = entry.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), selected=("old",))
-    made = runner_module.Measured("cuda", "here", stored={CASE: stored})
-    runner = Picker(selects)
-    controller._gate(
-        runner,
-        Group("head"),
-        [(CASE.backend, CASE.problem)],
-        policy.Policy.for_device("cuda"),
-        store.Store(tmp_path, "here"),
-        made,
-        controller._Clock({}),
-    )
-    (judgement,) = made.judgements.values()
+    config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path))
+    runner = Selecting(selects)
+    measurement = controller._Measurement(config, runner, "cuda", [(CASE.backend, CASE.problem)], None)
+    measurement.made.stored = {CASE: stored}
+    measurement.judge()
+    (judgement,) = measurement.made.judgements.values()
     assert judgement.verdict is verdict, judgement.reason
     assert judgement.selection.startswith(told)
     assert bool(judgement.selection) is bool(told)
@@ -600,22 +593,29 @@ def test_a_pick_that_makes_a_case_slower_has_to_recur(
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"), [("c", ["c"]), ("b", ["b"]), ("a", []), ("deadly", []), ("gone", []), ("", [])]
+    ("before", "regret", "expected"),
+    [
+        ("c", 0, ["c"]),
+        ("b", 0, ["b"]),
+        ("a", 0, []),
+        ("deadly", 0, []),
+        ("gone", 0, []),
+        ("listed", 0, ["listed"]),
+        ("", 0, []),
+        ("", 1, ["b"]),
+        ("c", 2, ["c", "b"]),
+    ],
 )
-def test_the_pick_of_the_baseline_is_timed_beside_another_one(before: str, expected: list[str]) -> None:
-    key = f"several {LINES[0]}"
-    request = Request((), "cuda", pinned={key: ("a", "b", "c", "deadly")}, before={key: before})
-    meter: Any = SimpleNamespace(request=request, _withheld=lambda _, name: object() if name == "deadly" else None)
-    backend = SimpleNamespace(
-        **dict.fromkeys(("devices", "availability", "supports", "prepare"), lambda *_: ()),
-        name="several",
-        candidates=lambda *_: Candidates(()),
-    )
-    problem = Problem.parse(LINES[0])
-    case: Any = SimpleNamespace(backend=backend, problem=problem, request=lambda name="": BuildRequest(candidate=name))
-    prepared: Any = SimpleNamespace(proof=lambda: SimpleNamespace(chosen=("a",)))
-    given: Any = None
-    assert list(Meter._earlier(meter, case, prepared, given)) == expected
+def test_the_candidate_of_the_baseline_is_timed_beside_another_one(
+    before: str, regret: int, expected: list[str]
+) -> None:
+    asked = TimedCase("several", LINES[0], pinned=("a", "b", "c", "deadly"), before=before)
+    assert others(asked, ("a",), regret, lambda: ("listed",), lambda name: name == "deadly") == expected
+
+
+def test_without_a_ranking_regret_is_of_candidates_from_all_over_the_list() -> None:
+    listed = [f"c{i}" for i in range(9)]
+    assert others(TimedCase("several", LINES[0]), ("c0",), 2, lambda: listed, lambda _: None) == ["c1", "c8"]
 
 
 def lock_of(tmp: Path, name: str) -> Path:
@@ -699,8 +699,8 @@ def test_pages_and_samples_that_cannot_be_written_end_no_run(project: pytest.Pyt
 def full(*_):
     raise OSError(28, "No space left on device")
 
-import shutil
-shutil.copyfile = full
+from pytest_gemm.speed import runner
+runner.session_text = full
 """
     with (project.path / "conftest.py").open("a") as file:
         file.write(full)

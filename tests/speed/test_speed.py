@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status
+from pytest_gemm.speed.check import Replay
 from pytest_gemm.speed.data import (
     Peaks,
     Sample,
@@ -19,8 +20,8 @@ from pytest_gemm.speed.data import (
     read_session,
     sample_line,
     session_line,
+    session_text,
 )
-from pytest_gemm.speed.replay import Replay
 
 SAMPLE = Sample(
     CaseId("cpp", "mm:f32:nn:8x8x8", "tile-a"),
@@ -59,14 +60,15 @@ def test_a_session_becomes_lines_and_back(tmp_path: Path) -> None:
     read = read_session(written(tmp_path / "s.jsonl", *lines))
     assert read == replace(SESSION, samples=(SAMPLE, FAILED), seconds=12.5)
     assert by_case([read]) == {SAMPLE.case: [SAMPLE]}
+    assert read_session(written(tmp_path / "t.jsonl", session_text(read))) == read
 
 
-def test_the_figure_is_the_median_over_the_windows() -> None:
+def test_the_estimate_is_the_median_over_the_windows() -> None:
     assert (SAMPLE.estimate, SAMPLE.median) == (1.5e-3, 1.5e-3)
     assert SAMPLE.comparator_estimate == pytest.approx(2.5e-3)
     assert SAMPLE.spread == pytest.approx(1 / 3)
     assert FAILED.comparator_estimate is None
-    # Two calm windows and a slow one, in which the comparator was slow too.
+    # Two idle windows and a slow one, in which the comparator was slow too.
     windows = replace(
         SAMPLE,
         subject=(1.0, 1.1, 0.9, 5.0, 5.0, 1.2, 1.2),
@@ -161,8 +163,7 @@ def test_no_measurement_is_not_a_number() -> None:
 
 
 def test_recorded_time_passes_reading_by_reading() -> None:
-    replay = Replay()
-    replay.load([0.5, 0.25])
+    replay = Replay([0.5, 0.25])
     times = [replay.clock()]
     for _ in range(3):
         replay.step()

@@ -23,15 +23,12 @@ import pytest
 import torch
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Status
-from pytest_gemm.speed.data import sample_line
-from pytest_gemm.speed.timing import blocks as blocks_module
-from pytest_gemm.speed.timing import cpu, gpu_state
+from pytest_gemm.outcome import Status
+from pytest_gemm.speed.data import Sample
+from pytest_gemm.speed.timing import cpu, paired
 from pytest_gemm.speed.timing import cuda as cuda_module
-from pytest_gemm.speed.timing import plan as plan_module
-from pytest_gemm.speed.timing.cuda import CudaTimer
-from pytest_gemm.speed.timing.gpu_state import GpuState
-from pytest_gemm.speed.timing.plan import Call, Conditions, Plan, Readings, Target, TimingError
+from pytest_gemm.speed.timing.cuda import CudaTimer, GpuState
+from pytest_gemm.speed.timing.paired import Call, Conditions, Plan, Readings, Target, TimingError
 
 # Seconds of a call that begins at a given time.
 Cost = Callable[[float], float]
@@ -55,7 +52,7 @@ class VirtualTimer:
         return run
 
     def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
-        return {name: VirtualArm(self, calls) for name, calls in works.items()}
+        return {name: VirtualTarget(self, calls) for name, calls in works.items()}
 
     def clock(self) -> float:
         return self.now
@@ -75,16 +72,16 @@ class VirtualTimer:
         return self.conditions
 
     def measure(self, *candidates: str, comparator: bool = True, **plan: Any) -> Readings:
-        return blocks_module.measure(
-            self.call("subject"),
-            self.call("comparator") if comparator else None,
-            {name: self.call(name) for name in candidates},
+        return paired.measure(
+            [self.call("subject")],
+            [self.call("comparator")] if comparator else None,
+            {name: [self.call(name)] for name in candidates},
             timer=self,
             plan=Plan(**plan),
         )
 
 
-class VirtualArm:
+class VirtualTarget:
     def __init__(self, timer: VirtualTimer, calls: Sequence[Call]) -> None:
         self.timer, self.calls, self.cycle = timer, calls, len(calls)
 
@@ -105,7 +102,7 @@ def blocks_of(timer: VirtualTimer, length: int) -> list[tuple[str, ...]]:
     return [tuple(names[i : i + length]) for i in range(0, len(names), length)]
 
 
-def test_a_block_visits_both_twice_in_a_random_order_that_the_seed_repeats() -> None:
+def test_a_block_reads_both_twice_in_a_random_order_that_the_seed_repeats() -> None:
     orders = []
     for seed in (0, 0, 1):
         timer = VirtualTimer(subject=2e-3, comparator=3e-3)
@@ -119,7 +116,7 @@ def test_a_block_visits_both_twice_in_a_random_order_that_the_seed_repeats() -> 
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_rivals_stand_in_the_middle_of_a_block_in_any_order() -> None:
+def test_candidates_stand_in_the_middle_of_a_block_in_any_order() -> None:
     timer = VirtualTimer(subject=2e-3, comparator=3e-3, r1=4e-3, r2=5e-3)
     readings = timer.measure("r1", "r2")
     blocks = blocks_of(timer, 6)
@@ -129,7 +126,7 @@ def test_rivals_stand_in_the_middle_of_a_block_in_any_order() -> None:
     assert readings.candidates["r2"] == pytest.approx((5e-3,) * 15)
 
 
-def test_alone_the_subject_is_visited_twice_a_block() -> None:
+def test_alone_the_subject_is_read_twice_a_block() -> None:
     readings = VirtualTimer(subject=2e-3).measure(comparator=False)
     assert readings.subject == pytest.approx((2e-3,) * 30)
     assert readings.comparator == ()
@@ -137,10 +134,10 @@ def test_alone_the_subject_is_visited_twice_a_block() -> None:
 
 
 @pytest.mark.parametrize(("cost", "turn"), [(1e-7, 1), (3e-6, 1), (3e-6, 7), (0.9e-3, 1), (5e-3, 3)])
-def test_an_arm_is_a_millisecond_and_whole_turns(cost: float, turn: int) -> None:
+def test_a_reading_is_a_millisecond_and_whole_cycles(cost: float, turn: int) -> None:
     timer = VirtualTimer(subject=cost, comparator=10e-3)
     calls = [timer.call("subject") for _ in range(turn)]
-    readings = blocks_module.measure(calls, timer.call("comparator"), timer=timer)
+    readings = paired.measure(calls, [timer.call("comparator")], timer=timer)
     mine = [(calls, seconds) for name, calls, seconds in timer.readings if name == "subject"]
     assert all(calls == readings.calls and calls % turn == 0 for calls, _ in mine)
     assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * turn for _, seconds in mine)
@@ -265,7 +262,7 @@ def test_the_conditions_end_even_when_a_call_fails() -> None:
 # -- plans and readings ----------------------------------------------------------------------------------------
 
 
-def test_the_contract_changes_with_all_that_can_change_a_figure() -> None:
+def test_the_contract_changes_with_all_that_can_change_an_estimate() -> None:
     plan = Plan()
     changed = {
         field.name: dataclasses.replace(plan, **{field.name: getattr(plan, field.name) * 2 + 1}).contract()
@@ -276,33 +273,13 @@ def test_the_contract_changes_with_all_that_can_change_a_figure() -> None:
     assert len({plan.contract(), *changed.values()}) == 1 + len(changed)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("blocks", 0, "blocks is 0; give 1 or more"),
-        ("retakes", -1, "retakes is -1; give 0 or more"),
-        ("reading_seconds", 0.0, "reading_seconds is 0.0; give a positive number"),
-        ("max_seconds", math.inf, "max_seconds is inf; give a positive number"),
-        ("guard", math.nan, "guard is nan; give a positive number"),
-    ],
-)
-def test_a_plan_that_cannot_be_kept_is_refused(field: str, value: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Plan(**{field: value})  # type: ignore[arg-type]  # a wrong value is the point
-
-
-def test_readings_become_a_sample() -> None:
+def test_readings_are_those_of_a_sample() -> None:
     readings = VirtualTimer(subject=1e-3, comparator=2e-3, r=3e-3).measure("r")
-    key = CaseId("triton", "mm:f32:nn:8x8x8")
-    sample = readings.sample(
-        key, "cpu", Status.PASSED, reason=Reason("x", "y"), comparator_name="aten", selected=["p"], kernels=["k"]
-    )
+    sample = Sample(CaseId("triton", "mm:f32:nn:8x8x8"), "cpu", Status.PASSED, **vars(readings))
     assert sample.is_timed
     assert sample.estimate == pytest.approx(1e-3)
     assert sample.comparator_estimate == pytest.approx(2e-3)
-    assert (sample.comparator_name, sample.selected, sample.kernels) == ("aten", ("p",), ("k",))
     assert sample.candidates == readings.candidates
-    assert sample_line(sample).endswith("\n")
 
 
 # -- the CPU -----------------------------------------------------------------------------------------------------
@@ -460,8 +437,12 @@ def test_without_counters_nothing_is_said_of_others(tmp_path: Path) -> None:
 
 def test_a_product_is_timed_on_the_cpu() -> None:
     a = torch.rand(64, 64)
-    readings = blocks_module.measure(
-        lambda: a @ a, lambda: a + a, {"other": lambda: a - a}, timer=cpu.CpuTimer(), plan=Plan(blocks=2, retakes=0)
+    readings = paired.measure(
+        [lambda: a @ a],
+        [lambda: a + a],
+        {"other": [lambda: a - a]},
+        timer=cpu.CpuTimer(),
+        plan=Plan(blocks=2, retakes=0),
     )
     assert len(readings.subject) == len(readings.comparator) == 2 * len(readings.candidates["other"]) == 4
     assert all(0.0 < seconds < 1.0 for seconds in (*readings.subject, *readings.comparator))
@@ -527,12 +508,11 @@ class Counted:
 
 
 class FakeProbe:
-    def __init__(self, *states: GpuState, quick: bool = True) -> None:
+    def __init__(self, *states: GpuState) -> None:
         self.states: Iterator[GpuState] = itertools.cycle(states or (GpuState(1980.0, 3201.0, 500.0, 60.0),))
-        self.quick = quick
         self.reads = 0
 
-    def read(self) -> GpuState | None:
+    def __call__(self) -> GpuState | None:
         self.reads += 1
         return next(self.states)
 
@@ -541,12 +521,12 @@ PLAN = Plan(blocks=3, warm_seconds=0.0, reading_seconds=3e-3)
 
 
 def on_cuda(
-    cuda: FakeCuda, probe: gpu_state.Probe | None = None, *, subject: Sequence[Call], comparator: Sequence[Call]
+    cuda: FakeCuda, probe: FakeProbe | None = None, *, subject: Sequence[Call], comparator: Sequence[Call]
 ) -> Readings:
-    return blocks_module.measure(subject, comparator, timer=CudaTimer(cuda, probe or FakeProbe()), plan=PLAN)
+    return paired.measure(subject, comparator, timer=CudaTimer(cuda, probe or FakeProbe()), plan=PLAN)
 
 
-def test_an_arm_on_cuda_is_a_graph_of_all_operand_sets_in_turn() -> None:
+def test_a_target_on_cuda_is_a_graph_of_all_operand_sets_in_turn() -> None:
     cuda = FakeCuda()
     sets = [cuda.call(name, kernels=2) for name in "xy"]
     readings = on_cuda(cuda, subject=sets, comparator=[cuda.call("c")])
@@ -577,8 +557,8 @@ def test_a_later_case_has_its_graphs_again() -> None:
     cuda = FakeCuda()
     timer = CudaTimer(cuda, FakeProbe())
     good, bad = cuda.call("good"), cuda.call("bad", captures=False)
-    assert blocks_module.measure(bad, None, timer=timer, plan=PLAN).telemetry["graph"] == 0.0
-    assert blocks_module.measure(good, None, timer=timer, plan=PLAN).telemetry["graph"] == 1.0
+    assert paired.measure([bad], None, timer=timer, plan=PLAN).telemetry["graph"] == 0.0
+    assert paired.measure([good], None, timer=timer, plan=PLAN).telemetry["graph"] == 1.0
 
 
 def test_a_call_that_launches_nothing_is_an_error() -> None:
@@ -625,7 +605,7 @@ def test_a_throttled_gpu_disturbs(reasons: int, says: str) -> None:
 
 
 @pytest.mark.parametrize(("mhz", "disturbs"), [(1500.0, False), (1515.0, False), (1600.0, True)])
-def test_a_power_cap_disturbs_only_when_it_meets_one_arm_more_than_the_other(mhz: float, disturbs: bool) -> None:
+def test_a_power_cap_disturbs_only_when_it_meets_one_target_more_than_the_other(mhz: float, disturbs: bool) -> None:
     cuda = FakeCuda()
     timer = CudaTimer(cuda, probe := FakeProbe())
     capped = GpuState(1500.0, reasons=0x04)
@@ -635,18 +615,16 @@ def test_a_power_cap_disturbs_only_when_it_meets_one_arm_more_than_the_other(mhz
         CudaTimer.taken(timer, name)
 
     timer.taken = taken  # type: ignore[method-assign]  # the state is that of the target
-    readings = blocks_module.measure(cuda.call("s"), cuda.call("c"), timer=timer, plan=PLAN)
+    readings = paired.measure([cuda.call("s")], [cuda.call("c")], timer=timer, plan=PLAN)
     assert readings.telemetry["sw_power_cap_share"] > 0.8
     assert ("power-capped, at 1500 MHz under the subject and 1600 MHz" in readings.disturbed) == disturbs
     assert bool(readings.disturbed) == disturbs
 
 
-@pytest.mark.parametrize(("quick", "reads"), [(True, 2 + 12), (False, 2)])
-def test_a_slow_probe_is_asked_before_and_after_only(quick: bool, reads: int) -> None:
-    cuda = FakeCuda()
-    probe = FakeProbe(quick=quick)
+def test_the_gpu_is_read_before_and_after_and_with_every_reading() -> None:
+    cuda, probe = FakeCuda(), FakeProbe()
     on_cuda(cuda, probe, subject=[cuda.call("s")], comparator=[cuda.call("c")])
-    assert probe.reads == reads
+    assert probe.reads == 2 + 12
 
 
 # -- how the state of a GPU is read --------------------------------------------------------------------------------
@@ -718,7 +696,7 @@ def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest
     """Two calls in turn, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
     from pytest_gemm.api import device_kernels
 
-    assert cuda_module.cross_check(lambda: None, 1.0) is None or torch.cuda.is_available()
+    assert cuda_module.cross_check([lambda: None], 1.0) is None or torch.cuda.is_available()
     calls: list[str] = []
 
     class Profile:
@@ -751,8 +729,8 @@ def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest
 # -- windows -------------------------------------------------------------------------------------------------
 
 
-def window(seconds: float, disturbed: str = "") -> plan_module.Readings:
-    return plan_module.Readings(
+def window(seconds: float, disturbed: str = "") -> paired.Readings:
+    return paired.Readings(
         (seconds,) * 2,
         (2 * seconds,) * 2,
         {"r": (seconds,)},
@@ -764,7 +742,7 @@ def window(seconds: float, disturbed: str = "") -> plan_module.Readings:
 
 
 def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
-    made = plan_module.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
+    made = paired.merged([window(1.0), window(9.0, "a neighbour"), window(2.0)])
     assert made.subject == (1.0, 1.0, 2.0, 2.0)
     assert made.comparator == (2.0, 2.0, 4.0, 4.0)
     assert made.candidates == {"r": (1.0, 2.0)}
@@ -773,6 +751,6 @@ def test_windows_are_joined_and_a_disturbed_one_is_left_out() -> None:
 
 
 def test_too_many_disturbed_windows_disturb_the_case() -> None:
-    made = plan_module.merged([window(1.0), window(9.0, "a neighbour"), window(8.0, "another")])
+    made = paired.merged([window(1.0), window(9.0, "a neighbour"), window(8.0, "another")])
     assert made.disturbed == "2 of 3 windows were disturbed: a neighbour"
     assert made.windows == (2, 2, 2)

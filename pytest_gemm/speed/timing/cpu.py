@@ -9,12 +9,12 @@ import itertools
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from pytest_gemm.machine import processor
-from pytest_gemm.speed.timing.plan import Call, Conditions, Target
+from pytest_gemm.speed.timing.paired import Calls, Conditions, Target, Timer
 
 # -- the CPU ------------------------------------------------------------------------------------------------------
 
@@ -24,23 +24,23 @@ from pytest_gemm.speed.timing.plan import Call, Conditions, Target
 LOAD_OF_OTHERS: Final = 0.10
 
 
-class _CpuTarget:
+class _CpuTarget(Target):
     """Calls on the CPU, one after the other."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.cycle = len(calls)
         self._calls = calls
 
     def seconds(self, calls: int) -> float:
-        turns = itertools.repeat(self._calls, calls // self.cycle)
+        rounds = itertools.repeat(self._calls, calls // self.cycle)
         collects = gc.isenabled()
         gc.disable()
         try:
             self._calls[-1]()
             # The loop itself costs some 30 ns a call, for subject and comparator alike.
             started = time.perf_counter_ns()
-            for turn in turns:
-                for call in turn:
+            for calls_of_round in rounds:
+                for call in calls_of_round:
                     call()
             return (time.perf_counter_ns() - started) * 1e-9
         finally:
@@ -64,8 +64,10 @@ class _CpuState:
     mhz: tuple[float, ...]
 
 
-class CpuTimer:
+class CpuTimer(Timer):
     """Times calls by the wall clock, with Python's garbage collector off.
+
+    Whether the clock is steady is unknown: that of a virtual machine is not the host's.
 
     Telemetry: ``waited_cores``, for how many cores' worth of time this process's threads were ready to run and did not,
     because others ran there; ``others_cores``, how many cores' worth of work somebody else did on the cores that the
@@ -81,24 +83,13 @@ class CpuTimer:
         self._proc = proc
         self._before: _CpuState | None = None
 
-    def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
+    def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Nothing has to be made ready."""
         return {name: _CpuTarget(calls) for name, calls in works.items()}
-
-    def clock(self) -> float:
-        """``time.perf_counter``."""
-        return time.perf_counter()
-
-    def steady(self) -> bool:
-        """Unknown: the clock of a virtual machine is not the host's."""
-        return True
 
     def begin(self) -> None:
         """Read the counters."""
         self._before = self._state()
-
-    def taken(self, name: str) -> None:
-        """Reading counters here would disturb the next reading."""
 
     def end(self) -> Conditions:
         """Read the counters again."""
@@ -130,7 +121,7 @@ class CpuTimer:
 
     def _state(self) -> _CpuState:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        busy, stolen = self._busy()
+        busy, stolen = _busy_seconds(self._proc, os.sched_getaffinity(0))
         return _CpuState(
             wall=time.perf_counter(),
             busy=busy,
@@ -140,13 +131,6 @@ class CpuTimer:
             preempted=usage.ru_nivcsw,
             mhz=processor.cpu_mhz(),
         )
-
-    def _busy(self) -> tuple[float | None, float]:
-        try:
-            text = (self._proc / "stat").read_text(encoding="utf-8")
-        except OSError:
-            return None, 0.0
-        return _busy_seconds(text, os.sched_getaffinity(0))
 
 
 def cores(proc: Path = Path("/proc")) -> int:
@@ -179,22 +163,23 @@ def waited(proc: Path = Path("/proc")) -> float | None:
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-def _busy_seconds(text: str, cores: set[int]) -> tuple[float | None, float]:
+def _busy_seconds(proc: Path, cores: set[int]) -> tuple[float | None, float]:
     """CPU seconds since the start of the system that ``cores`` were not idle, and those of them that were stolen.
 
     Args:
-        text: of ``/proc/stat``; see proc(5) for its columns.
+        proc: where procfs is mounted; see proc(5) for the columns of its ``stat``.
         cores: by number.
 
     Returns:
         ``(None, 0.0)`` where nothing is counted, as in some sandboxes.
     """
     busy = stolen = 0
-    for line in text.splitlines():
-        name, *fields = line.split()
-        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
-            ticks = [int(field) for field in fields]
-            # user nice system (idle iowait) irq softirq steal; guest time is counted under user.
-            busy += sum(ticks[:3]) + sum(ticks[5:8])
-            stolen += sum(ticks[7:8])
+    with contextlib.suppress(OSError):
+        for line in (proc / "stat").read_text(encoding="utf-8").splitlines():
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+                ticks = [int(field) for field in fields]
+                # user nice system (idle iowait) irq softirq steal; guest time is counted under user.
+                busy += sum(ticks[:3]) + sum(ticks[5:8])
+                stolen += sum(ticks[7:8])
     return (busy / _TICKS, stolen / _TICKS) if busy else (None, 0.0)

@@ -1,28 +1,96 @@
-"""The timer of CUDA calls."""
+"""The timer of CUDA calls: CUDA graphs between events, and the clocks, temperatures and throttling of the GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
+import importlib
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_gemm.speed.timing.blocks import COMPARATOR, SUBJECT, block_sequence
-from pytest_gemm.speed.timing.gpu_state import (
-    CLOCKS_DIFFER,
-    REASONS,
-    SW_POWER_CAP,
-    THROTTLES,
-    GpuState,
-    Probe,
-    probe_of,
-)
-from pytest_gemm.speed.timing.plan import Call, Calls, Conditions, Target, TimingError
+from pytest_gemm.machine import gpus
+from pytest_gemm.speed.timing.paired import COMPARATOR, SUBJECT, Call, Calls, Conditions, Target, Timer, TimingError
 
-# -- CUDA ---------------------------------------------------------------------------------------------------------
+# -- the state of a GPU -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuState:
+    """What a GPU said of itself; ``None`` for what it did not.
+
+    Attributes:
+        sm_mhz, memory_mhz: clocks.
+        watts: power that it draws.
+        celsius: its temperature.
+        reasons: bits that say why the clock is what it is, see :data:`_REASONS`.
+    """
+
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    watts: float | None = None
+    celsius: float | None = None
+    reasons: int = 0
+
+
+# Bits of nvmlClocksEventReasons (nvml.h) in words.  An idle GPU and clocks that somebody set are no event.
+_REASONS: Final = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake",
+}
+_SW_POWER_CAP: Final = 0x04
+_THROTTLES: Final = (0x08, 0x20, 0x40, 0x80)
+
+# SM clocks come in steps of 15 MHz, about 1%: a difference of two steps is one.
+_CLOCKS_DIFFER: Final = 0.02
+
+
+def _nvml_reader(uuid: str) -> Callable[[], GpuState]:
+    """Reads a GPU by NVML, the module ``pynvml`` (distribution nvidia-ml-py): microseconds a reading."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    # The function's name before and after driver 535.
+    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+
+    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(gpu, *arguments)
+        except nvml.NVMLError:  # this GPU does not tell: a MIG instance has no clock of its own
+            return None
+
+    def read() -> GpuState:
+        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+        return GpuState(
+            sm_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            watts=None if milliwatts is None else milliwatts / 1e3,
+            celsius=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            reasons=ask(reasons) or 0,
+        )
+
+    return read
+
+
+def _probe_of() -> Callable[[], GpuState | None]:
+    """A reader of the GPU that CUDA calls device 0; it returns ``None`` where nothing can be read."""
+    gpu = gpus.visible_gpu()
+    with contextlib.suppress(Exception):  # of an NVML that does not know the GPU
+        if gpu is not None:
+            return _nvml_reader(gpu.uuid)
+    return lambda: None
+
+
+# -- the timer ----------------------------------------------------------------------------------------------------
 
 
 class CudaRuntime:
@@ -73,7 +141,7 @@ class CudaRuntime:
     def elapsed(self, lead: Call, work: Call) -> float:
         """Seconds on the device from the end of ``lead`` to the end of ``work``.
 
-        ``lead`` keeps the device busy while ``work`` is being launched, so that the launch is not in the figure.
+        ``lead`` keeps the device busy while ``work`` is being launched, so that the launch is not in the time.
         """
         import torch
 
@@ -92,7 +160,7 @@ class CudaRuntime:
         torch.cuda.synchronize()
 
 
-class _CudaTarget:
+class _CudaTarget(Target):
     """Calls on the device: a graph of them, or where the timer gave graphs up, launches from Python."""
 
     def __init__(self, name: str, calls: Sequence[Call], timer: CudaTimer) -> None:
@@ -158,30 +226,32 @@ class _CudaTarget:
 _SETTLED_SECONDS: Final = 0.15
 
 
-class CudaTimer:
+class CudaTimer(Timer):
     """Times calls by events on the device, each target a CUDA graph.
 
     One launch of a graph replaces the launches of its calls, so that a small kernel is timed and not Python.  Every
     call is captured alone as well: one that launches nothing, or that is missing in the graph, is an error.  When
     one of a case's calls cannot be captured, all of the case are launched from Python between the events.
 
+    Every reading ends with a wait for the device, so that the wall clock limits the time.
+
     Telemetry: ``graph`` (1 or 0), ``sm_mhz_min``, ``sm_mhz_max``, ``memory_mhz_min``, ``watts_max``, ``celsius_max``,
     and for each reason that held the clock the share of readings that gave it (``sw_power_cap_share``).
 
     Args:
         runtime: CUDA.
-        probe: of the GPU's state; ``None`` for NVML.
+        probe: reads the state of the GPU within microseconds; ``None`` for NVML.
     """
 
-    def __init__(self, runtime: CudaRuntime | None = None, probe: Probe | None = None) -> None:
+    def __init__(self, runtime: CudaRuntime | None = None, probe: Callable[[], GpuState | None] | None = None) -> None:
         self.runtime = runtime or CudaRuntime()
         self.graphs = True
         self.expected_nodes: dict[str, int | None] = {}
-        self._probe = probe
+        self._probe = probe or _probe_of()
         self._states: list[tuple[str, GpuState]] = []
         self._clocks: list[tuple[float, float]] = []
 
-    def targets(self, works: Mapping[str, Sequence[Call]]) -> Mapping[str, Target]:
+    def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Warm everything up, and capture every call once."""
         self.graphs = True
         self._clocks.clear()
@@ -202,76 +272,65 @@ class CudaTimer:
         self.expected_nodes = {}
         self.runtime.recover()
 
-    def clock(self) -> float:
-        """``time.perf_counter``; every reading ends with a wait for the device."""
-        return time.perf_counter()
-
     def steady(self) -> bool:
         """Whether the SM clock has kept within 2% for as long as it takes the power limit to act.
 
         A GPU that is given a full load begins at its highest clock, and comes down when it has drawn too much for a
         while: from 1980 to 1500 MHz within 0.3 s on an H200.
         """
-        if self._probe is None:
-            self._probe = probe_of()
-        if not self._probe.quick:
-            return True
-        state, now = self._probe.read(), self.clock()
+        state, now = self._probe(), self.clock()
         if state is None or state.sm_mhz is None:
             return True
         self._clocks.append((now, state.sm_mhz))
         recent = [mhz for when, mhz in self._clocks if when >= now - _SETTLED_SECONDS]
-        return now - self._clocks[0][0] >= _SETTLED_SECONDS and max(recent) <= (1.0 + CLOCKS_DIFFER) * min(recent)
+        return now - self._clocks[0][0] >= _SETTLED_SECONDS and max(recent) <= (1.0 + _CLOCKS_DIFFER) * min(recent)
 
     def begin(self) -> None:
         """Read the state of the GPU."""
-        if self._probe is None:
-            self._probe = probe_of()
         self._states.clear()
-        self._read("")
+        self.taken("")
 
     def taken(self, name: str) -> None:
-        """Read the state again if that is quick: the clock is still what it was in the reading."""
-        if self._probe is not None and self._probe.quick:
-            self._read(name)
-
-    def end(self) -> Conditions:
-        """Read the state once more, and sum up."""
-        self._read("")
-        # The reading before the first sample covers the warm-up as well; none is of an idle device.
-        return _gpu_conditions(self._states, graphs=self.graphs)
-
-    def _read(self, name: str) -> None:
-        state = self._probe.read() if self._probe is not None else None
-        if state is not None:
+        """Read the state again: the clock is still what it was in the reading."""
+        if (state := self._probe()) is not None:
             self._states.append((name, state))
 
+    def end(self) -> Conditions:
+        """Read the state once more, and sum up the readings, each with the name of the target before it."""
+        self.taken("")
+        # The reading before the first sample covers the warm-up as well; none is of an idle device.
+        states, telemetry = self._states, {"graph": float(self.graphs)}
 
-def _gpu_conditions(states: Sequence[tuple[str, GpuState]], *, graphs: bool) -> Conditions:
-    """Sum up readings of the GPU, each with the name of the target that it came after."""
-    telemetry = {"graph": float(graphs)}
+        def known(field: str, *names: str) -> list[float]:
+            found = [getattr(state, field) for target, state in states if not names or target in names]
+            return [value for value in found if value is not None]
 
-    def known(field: str, name: str | None = None) -> list[float]:
-        found = [getattr(state, field) for target, state in states if name is None or target == name]
-        return [value for value in found if value is not None]
+        for field, ends in (("sm_mhz", (min, max)), ("memory_mhz", (min,)), ("watts", (max,)), ("celsius", (max,))):
+            for end in ends if (values := known(field)) else ():
+                telemetry[f"{field}_{end.__name__}"] = end(values)
+        shares = {bit: sum(bool(s.reasons & bit) for _, s in states) / len(states) for bit in _REASONS if states}
+        telemetry |= {f"{_REASONS[bit]}_share": share for bit, share in shares.items() if share}
+        disturbed = [
+            f"throttled: {_REASONS[bit].replace('_', ' ')} in {shares[bit]:.0%} of {len(states)} readings"
+            for bit in _THROTTLES
+            if shares.get(bit)
+        ]
+        mine, other = known("sm_mhz", SUBJECT), known("sm_mhz", COMPARATOR)
+        if shares.get(_SW_POWER_CAP) and mine and other:
+            a, b = statistics.median(mine), statistics.median(other)
+            if abs(a - b) > _CLOCKS_DIFFER * min(a, b):
+                disturbed.append(f"power-capped, at {a:.0f} MHz under the subject and {b:.0f} MHz under the comparator")
+        return Conditions(telemetry, "; ".join(disturbed))
 
-    for field, ends in (("sm_mhz", "min max"), ("memory_mhz", "min"), ("watts", "max"), ("celsius", "max")):
-        values = known(field)
-        for end in ends.split() if values else ():
-            telemetry[f"{field}_{end}"] = min(values) if end == "min" else max(values)
-    shares = {bit: sum(bool(s.reasons & bit) for _, s in states) / len(states) for bit in REASONS} if states else {}
-    telemetry |= {f"{REASONS[bit]}_share": share for bit, share in shares.items() if share}
-    why = [
-        f"throttled: {REASONS[bit].replace('_', ' ')} in {shares[bit]:.0%} of {len(states)} readings"
-        for bit in THROTTLES
-        if shares.get(bit)
-    ]
-    mine, other = known("sm_mhz", SUBJECT), known("sm_mhz", COMPARATOR)
-    if shares.get(SW_POWER_CAP) and mine and other:
-        a, b = statistics.median(mine), statistics.median(other)
-        if abs(a - b) > CLOCKS_DIFFER * min(a, b):
-            why.append(f"power-capped, at {a:.0f} MHz under the subject and {b:.0f} MHz under the comparator")
-    return Conditions(telemetry, "; ".join(why))
+
+# -- operand sets, and other instruments --------------------------------------------------------------------------
+
+
+def l2_cache_bytes() -> int:
+    """Size of the device's last-level cache."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 
 # Sets of operands beyond which making them costs more than a cold cache is worth.
@@ -291,10 +350,7 @@ def rotation(bytes_of_operands: int, device: str) -> int:
     """
     if device != "cuda":
         return 1
-    import torch
-
-    cache = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
-    return min(_MOST_SETS, max(1, math.ceil(2 * cache / max(1, bytes_of_operands))))
+    return min(_MOST_SETS, max(1, math.ceil(2 * l2_cache_bytes() / max(1, bytes_of_operands))))
 
 
 # Trials of a call from Python, an odd number.
@@ -304,12 +360,12 @@ _LATENCIES: Final = 21
 def latency(calls: Calls) -> float:
     """Seconds from a call in Python until the device has finished it, the median of some: what a user waits for.
 
-    It holds what a graph leaves out: PyTorch's guards, the launches, the wait.  An advisory figure, taken unpaired.
+    It holds what a graph leaves out: PyTorch's guards, the launches, the wait.  An advisory estimate, taken unpaired.
     """
     import torch
 
     found = []
-    for call in itertools.islice(itertools.cycle(block_sequence(calls)), _LATENCIES):
+    for call in itertools.islice(itertools.cycle(calls), _LATENCIES):
         torch.cuda.synchronize()
         started = time.perf_counter()
         call()
@@ -338,15 +394,14 @@ def cross_check(calls: Calls, seconds: float) -> float | None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    sequence = block_sequence(calls)
-    turns = math.ceil(10 / len(sequence))
-    for call in sequence:
+    rounds = math.ceil(10 / len(calls))
+    for call in calls:
         call()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for call in sequence * turns:
+        for call in itertools.chain.from_iterable([calls] * rounds):
             call()
         torch.cuda.synchronize()
     events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
     microseconds = float(sum(e.time_range.elapsed_us() for e in events))
-    return seconds / (microseconds * 1e-6 / (turns * len(sequence))) if microseconds else None
+    return seconds / (microseconds * 1e-6 / (rounds * len(calls))) if microseconds else None
