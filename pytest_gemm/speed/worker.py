@@ -257,7 +257,7 @@ class Meter:
                 started, compiled = time.perf_counter(), 0.0
             elif outcome.candidate not in last or last[outcome.candidate].status is Status.PASSED:
                 last[outcome.candidate] = outcome
-        if not self._judge.has_lost(case.device):
+        if any(judged.evidence for judged in found) and not self._judge.has_lost(case.device):
             # Judged by the conformance suite, which takes any problem: the test that timed it would time it again.
             rerun = effect.rerun_options(self._config, case.backend.name, timed=False)
             run.keep(case, run.explained(case, found)[0], Rerun("--pyargs pytest_gemm.conformance", rerun))
