@@ -549,11 +549,11 @@ def test_a_machine_somewhat_slower_is_allowed_for_in_raw_cases() -> None:
     assert slower == 0
 
 
-def test_the_shift_can_be_asked_for_alone() -> None:
+def test_the_shift_says_how_many_comparators_moved() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    assert stored_module.anchor_shift(stored, lab.sessions(3), policy) is None
-    reason = stored_module.anchor_shift(stored, lab.sessions(3, comparator=0.9), policy)
+    assert stored_module.screen(stored, lab.sessions(3), policy).anchor is None
+    reason = stored_module.screen(stored, lab.sessions(3, comparator=0.9), policy).anchor
     assert reason is not None
     assert "12 of 12" in reason.text
 
@@ -675,7 +675,9 @@ def test_readings_are_the_figures_numbered_by_session() -> None:
 def test_regret_is_paired_by_block(candidates: dict[str, tuple[float, ...]], expected: float | None) -> None:
     # The machine is half as fast in the second block; that is in subject and candidates alike.
     one = sample(subject=(1.0, 1.0, 2.0, 2.0), candidates=candidates, selected=("mine",))
-    assert selection.regret(one) == (None if expected is None else pytest.approx(expected))
+    given = {FIRST: Judgement(FIRST, Verdict.SAME, Reason("within", ""))}
+    found = selection.annotate(given, {}, [Session("here", samples=(one,))])[FIRST].regret
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(

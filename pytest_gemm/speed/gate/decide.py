@@ -19,28 +19,192 @@ from typing import Final, NamedTuple, TypeAlias
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate import sentences
-from pytest_gemm.speed.gate.estimates import FEWEST_CASES, Reading, Screened, undisturbed
-from pytest_gemm.speed.gate.evidence import Claim, Evidence, View, claims_of, median_comparator
+from pytest_gemm.speed.gate.estimates import (
+    FEWEST_CASES,
+    Learnt,
+    Location,
+    Reading,
+    Screened,
+    Share,
+    View,
+    change,
+    median_comparator,
+    smallest,
+    undisturbed,
+)
 from pytest_gemm.speed.gate.policy import Policy
-
-Gathered: TypeAlias = Evidence | Judgement
-"""The evidence on a case, or the judgement on a case that has too little of it."""
+from pytest_gemm.speed.gate.sentences import many, percent, reason, words
 
 # A change that is not above zero at this level will not be found beyond the limit by the last look either.
 _HOPELESS: Final = 0.25
 
 
-def judged(e: Evidence, verdict: Verdict, reason: Reason, shown: View, *, before: int = 0) -> Judgement:
+# -- what is known of a case -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """All that a verdict on one case rests on.
+
+    Attributes:
+        case: which.
+        weight: of ``main``.
+        main, raw, ratio, comparator: the change by the chosen estimate, by time alone, by the ratio alone, and of the
+            comparator; the last two are ``None`` without a comparator.
+        since_first: how much slower the baseline is than the first epoch, by weight; empty without one.
+        sessions: that count.
+        seconds, comparator_seconds, stored_seconds: medians.
+        minimum_effect: the smallest slow-down that this policy sees, as a fraction.
+        note: what every sentence ends with.
+        is_far: too few sessions were undisturbed, and each is far beyond what it is compared with.
+    """
+
+    case: CaseId
+    weight: float
+    main: View
+    raw: View
+    ratio: View | None
+    comparator: View | None
+    since_first: Mapping[float, float]
+    sessions: int
+    seconds: float
+    comparator_seconds: float | None
+    stored_seconds: float
+    minimum_effect: float
+    note: str = ""
+    is_far: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """The sessions of a case, with what they are compared with.
+
+    Attributes:
+        case: which.
+        base: the stored sessions, or the base's sessions of the pairs.
+        head: the new sessions, or the head's of the pairs.
+        values: logarithms of the head's estimates by share, or the differences within the pairs.
+        then: location of the stored sessions by share; empty for pairs.
+        learnt: from all cases.
+        policy: of the gate.
+        own_spread: whether the new sessions say how much they vary; in the screen only the baseline does.
+    """
+
+    case: CaseId
+    base: Sequence[Reading]
+    head: Sequence[Reading]
+    values: Callable[[Share], Sequence[float]]
+    then: Mapping[Share, Location]
+    learnt: Learnt
+    policy: Policy
+    own_spread: bool
+
+    def view(self, share: Share) -> View:
+        """The change by one estimate."""
+        prior = self.learnt.priors[share]
+        return change(self.values(share), self.then.get(share), prior, self.policy, own_spread=self.own_spread)
+
+    def evidence(
+        self,
+        spread: Location,
+        known: float,
+        *,
+        has_comparator: bool,
+        comparator: View | None,
+        since_first: Mapping[float, float] | None = None,
+        note: str = "",
+    ) -> Evidence:
+        """The evidence on a case that has enough of everything.
+
+        Args:
+            spread: from session to session, which says what can be seen, of the estimate with the share ``known``.
+            known: that share.
+            has_comparator: whether the comparator may be taken off.
+            comparator: its own change.
+            since_first: how much slower the baseline is than the first epoch, by share.
+            note: what every sentence ends with.
+        """
+        weight = self.learnt.weights.get(self.case, 1.0) if has_comparator else 0.0
+        stored, counts = (spread.sessions, self.policy.sessions) if self.then else (0, self.policy.pairs)
+        return Evidence(
+            case=self.case,
+            weight=weight,
+            main=self.view(weight),
+            raw=self.view(0.0),
+            ratio=self.view(1.0) if has_comparator else None,
+            comparator=comparator,
+            since_first=since_first or {},
+            sessions=len(self.head),
+            seconds=statistics.median(r.subject for r in self.head),
+            comparator_seconds=median_comparator(self.head),
+            stored_seconds=statistics.median(r.subject for r in self.base),
+            minimum_effect=smallest(spread, self.learnt.priors[known], stored, counts, self.policy),
+            note=note,
+        )
+
+
+Gathered: TypeAlias = Evidence | Judgement
+"""The evidence on a case, or the judgement on a case that has too little of it."""
+
+
+class Claim(NamedTuple):
+    """One null hypothesis of a case: the figures that all have to reject it, with their limits.
+
+    ``alone`` is the figure that would have sufficed if the anchor had not moved.
+    """
+
+    code: str
+    needed: tuple[tuple[View, float], ...]
+    alone: tuple[View, float] | None
+
+    @property
+    def p_value(self) -> float:
+        """Of the union of the null hypotheses: the largest."""
+        return max(view.p_slower(limit) for view, limit in self.needed)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether every view shows the change in most sessions."""
+        return all(view.recurs(limit) for view, limit in self.needed)
+
+
+def claims_of(e: Evidence, policy: Policy, move: float, *, both: bool, mirrored: bool = False) -> list[Claim]:
+    """What can make the case slower (or faster): a change beyond delta, and a drift since the first epoch.
+
+    A figure that does not take all of the comparator off is as slow as the machine: that much is added to its limit.
+    """
+    sign = -1.0 if mirrored else 1.0
+
+    def turned(view: View) -> View:
+        return view.mirrored() if mirrored else view
+
+    def claim(code: str, limit: float, since: Callable[[float], float]) -> Claim:
+        if both and e.ratio:
+            ratio = (turned(e.ratio), limit - since(1.0))
+            return Claim(code, (ratio, (turned(e.raw), limit - since(0.0))), ratio)
+        lift = (1 - e.weight) * max(0.0, sign * move)
+        return Claim(code, ((turned(e.main), limit + lift - since(e.weight)),), None)
+
+    found = [claim("delta", math.log1p(policy.delta), lambda _: 0.0)]
+    needed = {1.0, 0.0} if both and e.ratio else {e.weight}
+    if not mirrored and needed <= e.since_first.keys():
+        found.append(claim("drift", math.log1p(policy.drift), e.since_first.__getitem__))
+    return found
+
+
+# -- cases that no test decides ----------------------------------------------------------------------------------
+
+
+def judged(e: Evidence, verdict: Verdict, why: Reason, shown: View, *, before: int = 0) -> Judgement:
     """The judgement with all its fields; ``before`` counts the screen's sessions."""
     weight = 0.0 if shown is e.raw else 1.0 if shown is e.ratio else e.weight
     low, high = shown.interval()
     if e.note:
-        reason = dataclasses.replace(reason, text=f"{reason.text}; {e.note}")
+        why = dataclasses.replace(why, text=f"{why.text}; {e.note}")
     return Judgement(
         case=e.case,
         verdict=verdict,
-        reason=reason,
+        reason=why,
         change=math.expm1(shown.estimate),
         low=math.expm1(low),
         high=math.expm1(high),
@@ -59,11 +223,14 @@ def without(
     """The judgement on a case with too few usable sessions; ``shown`` is the screen's judgement."""
     lost = [r.disturbed for r in head if r.disturbed]
     usable = len(head) - len(lost)
-    reason = sentences.too_few(lost, len(head) if lost else usable, needed, unit)
+    if lost:
+        why = reason("disturbed", lost=len(lost), sessions=many(len(head), unit), cause=lost[0], needed=needed)
+    else:
+        why = reason("too-few", sessions=many(usable, unit), needed=needed)
     if shown:
-        return dataclasses.replace(shown, verdict=Verdict.UNDECIDED, reason=reason, sessions=shown.sessions + usable)
+        return dataclasses.replace(shown, verdict=Verdict.UNDECIDED, reason=why, sessions=shown.sessions + usable)
     seconds = statistics.median(r.subject for r in head) if head else None
-    return Judgement(case, Verdict.UNDECIDED, reason, seconds=seconds, sessions=usable)
+    return Judgement(case, Verdict.UNDECIDED, why, seconds=seconds, sessions=usable)
 
 
 def no_baseline(case: CaseId, head: Sequence[Reading], against: str) -> Judgement:
@@ -72,7 +239,7 @@ def no_baseline(case: CaseId, head: Sequence[Reading], against: str) -> Judgemen
     return Judgement(
         case,
         Verdict.NO_BASELINE,
-        sentences.without_baseline(against),
+        reason("no-baseline", against=against),
         seconds=statistics.median(r.subject for r in usable) if usable else None,
         comparator_seconds=median_comparator(usable) if usable else None,
         sessions=len(usable),
@@ -101,6 +268,9 @@ class Anchor(NamedTuple):
     raw_moved: bool
 
 
+STILL: Final = Anchor(None, 0.0, raw_moved=False)
+
+
 def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
     """Whether the comparators' median case moved, and whether the cases without one moved alike.
 
@@ -117,20 +287,22 @@ def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
         if abs(move) <= limit:
             return Anchor(None, move, raw_moved=False)
         along = sum(m * move > 0 for m in moves)
-        reason = sentences.comparators_moved(move, along, len(moves))
-        return Anchor(reason, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
+        why = reason("comparators-moved", move=words(move), along=along, count=len(moves))
+        return Anchor(why, move, raw_moved=middle * move > 0 and abs(middle - move) <= limit)
     if len(raw) >= FEWEST_CASES and abs(middle) > limit:
         alike = sum(abs(m - middle) <= limit for m in raw)
         if alike >= 0.75 * len(raw):
-            reason = sentences.all_moved(middle, alike, len(raw))
-            return Anchor(reason, middle, raw_moved=True)
-    return Anchor(None, 0.0, raw_moved=False)
+            why = reason("all-moved", move=words(middle), alike=alike, count=len(raw))
+            return Anchor(why, middle, raw_moved=True)
+    return STILL
 
 
 # -- the screen --------------------------------------------------------------------------------------------------
 
 
-def screened(gathered: Mapping[CaseId, Gathered], policy: Policy, anchor: Anchor, unit: str) -> Screened:
+def screened(
+    gathered: Mapping[CaseId, Gathered], policy: Policy, unit: str, learnt: Learnt, anchor: Anchor
+) -> Screened:
     """The screen's judgements, and the cases that have to be confirmed.
 
     A case is handed on when the t-test of "at most ``policy.delta`` slower" fails at ``policy.screen_level``.
@@ -138,8 +310,9 @@ def screened(gathered: Mapping[CaseId, Gathered], policy: Policy, anchor: Anchor
     Args:
         gathered: by case.
         policy: the levels and limits.
+        unit: ``session`` or ``pair``; the machine is the same for both of a pair.
+        learnt: from all cases; the confirmation uses it too.
         anchor: how the machine moved.
-        unit: ``session`` or ``pair``.
     """
     judgements: dict[CaseId, Judgement] = {}
     wanted: dict[str, list[CaseId]] = {"slower": [], "faster": [], "": []}
@@ -148,42 +321,54 @@ def screened(gathered: Mapping[CaseId, Gathered], policy: Policy, anchor: Anchor
         if isinstance(one, Judgement):
             judgements[case] = one
         else:
-            judgements[case], direction = _screened(one, policy, anchor, unit)
+            judgements[case], direction = _screened(one, policy, STILL if unit == "pair" else anchor, unit)
         wanted[direction].append(case)
-    return Screened(
-        judgements, tuple(wanted["slower"]), tuple(wanted["faster"]), anchor.reason, anchor.move, anchor.raw_moved
-    )
+    slower, faster = tuple(wanted["slower"]), tuple(wanted["faster"])
+    return Screened(judgements, slower, faster, anchor.reason, anchor.move, learnt.weights, learnt.priors)
 
 
 def _screened(e: Evidence, policy: Policy, anchor: Anchor, unit: str) -> tuple[Judgement, str]:
     """The screen's judgement on a case, and ``slower`` or ``faster`` when it has to be confirmed."""
     both = anchor.reason is not None
     shown = e.ratio or e.raw if e.is_far else e.ratio if both and e.ratio else e.main
-    told = sentences.seen(shown, e.sessions, unit)
+    seen = f"{shown} over {many(e.sessions, unit)}"
 
-    def undecided(reason: Reason) -> Judgement:
-        return judged(e, Verdict.UNDECIDED, reason, shown)
+    def undecided(why: Reason) -> Judgement:
+        return judged(e, Verdict.UNDECIDED, why, shown)
 
     if e.is_far or is_beyond_guard(e, policy, anchor.move):
-        return undecided(sentences.to_confirm(told)), "slower"
+        return undecided(reason("to-confirm", seen=seen)), "slower"
     if anchor.raw_moved and not e.ratio:
-        return undecided(sentences.without_comparator(told, anchor.move)), ""
+        return undecided(reason("without-comparator", seen=seen, move=words(anchor.move))), ""
     for direction, mirrored in (("slower", False), ("faster", True)):
         claims = claims_of(e, policy, anchor.move, both=both, mirrored=mirrored)
         if any(c.p_value < policy.screen_level for c in claims):
-            return undecided(sentences.to_confirm(told)), direction
+            return undecided(reason("to-confirm", seen=seen)), direction
         if any(c.alone and c.alone[0].p_slower(c.alone[1]) < policy.screen_level for c in claims):
-            return undecided(sentences.comparator_moved(e, unit)), ""
+            return undecided(_comparator_moved(e, unit)), ""
     if e.minimum_effect > policy.underpowered_from:
-        return undecided(sentences.underpowered(e, policy, told)), ""
-    return judged(e, Verdict.SAME, sentences.within(e, told), shown), ""
+        return undecided(_underpowered(e, policy, seen)), ""
+    return judged(e, Verdict.SAME, reason("within", seen=seen, least=percent(e.minimum_effect)), shown), ""
+
+
+def _comparator_moved(e: Evidence, unit: str) -> Reason:
+    """The ratio moved and the time did not, so the comparator changed."""
+    comparator = words(e.comparator.estimate) if e.comparator else ""
+    seen = f"{e.raw} over {many(e.sessions, unit)}"
+    return reason("comparator-moved", ratio=e.ratio or "", seen=seen, comparator=comparator)
+
+
+def _underpowered(e: Evidence, policy: Policy, seen: str) -> Reason:
+    """The noise hides a change."""
+    least = f"less than {percent(e.minimum_effect)}" if math.isfinite(e.minimum_effect) else "anything"
+    return reason("underpowered", seen=seen, least=least, most=percent(policy.underpowered_from))
 
 
 # -- the confirmation --------------------------------------------------------------------------------------------
 
 
 def confirmed(
-    screened: Screened, gather: Callable[[CaseId], Gathered], policy: Policy, unit: str, count: int, *, last: bool
+    screened: Screened, gather: Callable[[CaseId], Gathered], policy: Policy, unit: str, *, last: bool
 ) -> dict[CaseId, Judgement]:
     """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` has.
 
@@ -196,10 +381,10 @@ def confirmed(
         gather: the evidence on a case that has to be confirmed, from the sessions of the confirmation alone.
         policy: the levels and limits.
         unit: ``session`` or ``pair``; base and head of a pair alternate on one machine.
-        count: sessions or pairs of the whole confirmation.
         last: no further look follows.
     """
     judgements = dict(screened.judgements)
+    count = (policy.pairs if unit == "pair" else policy.sessions)[1]
     for cases, mirrored in ((screened.slower, False), (screened.faster, True)):
         known = []
         for case in cases:
@@ -208,9 +393,10 @@ def confirmed(
                 judgements[case] = one
             elif one.is_far:
                 shown = one.ratio or one.raw
-                reason = sentences.far(policy, sentences.seen(shown, one.sessions, f"further {unit}"))
+                seen = f"{shown} over {many(one.sessions, f'further {unit}')}"
                 before = screened.judgements[case].sessions
-                judgements[case] = judged(one, Verdict.SLOWER, reason, shown, before=before)
+                why = reason("far", seen=seen, times=1 + policy.far)
+                judgements[case] = judged(one, Verdict.SLOWER, why, shown, before=before)
             else:
                 known.append(one)
         look = _Look(screened, policy, unit, policy.confirm_level / len(policy.looks(count)), mirrored, last)
@@ -280,21 +466,34 @@ class _Look:
         """The verdict on a case; ``None`` where further sessions may decide it."""
         policy, unit = self.policy, self.unit
         view = shown.mirrored() if self.mirrored else shown
-        told = sentences.seen(shown, e.sessions, f"further {unit}")
+        seen = f"{shown} over {many(e.sessions, f'further {unit}')}"
         if fallen:
             verdict = Verdict.FASTER if self.mirrored and fallen[0].code != "drift" else Verdict.SLOWER
-            return verdict, sentences.confirmed(e, fallen[0], policy, told, unit, mirrored=self.mirrored)
+            return verdict, self._found(e, fallen[0], seen)
         if not self.mirrored and is_beyond_guard(e, policy, move):
-            return Verdict.SLOWER, sentences.beyond_guard(policy, told)
+            return Verdict.SLOWER, reason("guard", seen=seen, guard=percent(policy.guard))
         if not self.last and view.p_slower(0.0) < _HOPELESS:
             return None
         if comparator_moved:
-            return Verdict.UNDECIDED, sentences.comparator_moved(e, unit)
+            return Verdict.UNDECIDED, _comparator_moved(e, unit)
         if e.minimum_effect > policy.underpowered_from:
-            return Verdict.UNDECIDED, sentences.underpowered(e, policy, told)
-        is_open = view.estimate > math.log1p(policy.delta) and view.interval()[0] > 0
-        reason = sentences.not_confirmed(policy, told, is_open=is_open)
-        return (Verdict.UNDECIDED if is_open else Verdict.SAME), reason
+            return Verdict.UNDECIDED, _underpowered(e, policy, seen)
+        if view.estimate > math.log1p(policy.delta) and view.interval()[0] > 0:
+            return Verdict.UNDECIDED, reason("perhaps-slower", seen=seen, delta=percent(policy.delta))
+        return Verdict.SAME, reason("not-confirmed", seen=seen)
+
+    def _found(self, e: Evidence, claim: Claim, seen: str) -> Reason:
+        """Slower, faster, or drifted."""
+        view, limit = claim.needed[0]
+        beyond = sum(change > limit for change in view.changes)
+        often = f"in {beyond} of {many(len(view.changes), self.unit)} (p {claim.p_value:.1g})"
+        if claim.code == "drift":
+            drift = self.policy.drift
+            total = words(view.estimate + math.log1p(drift) - limit)
+            return reason("drift", total=total, drift=percent(drift), often=often, seen=seen)
+        alone = f"; by time alone {e.raw}" if len(claim.needed) > 1 else ""
+        code = "faster-confirmed" if self.mirrored else "slower-confirmed"
+        return reason(code, seen=seen, delta=percent(self.policy.delta), often=often, alone=alone)
 
 
 def _holm(p_values: Sequence[float], level: float) -> list[bool]:

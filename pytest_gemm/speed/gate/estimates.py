@@ -1,4 +1,4 @@
-"""Estimates of one session and of several: location, spread, and priors learnt from other cases."""
+"""Estimates of one session and of several: location, spread, priors learnt from other cases, changes and power."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from scipy import optimize, special
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
 from pytest_gemm.speed.data import Judgement, Sample, Session, by_case
-from pytest_gemm.speed.gate.policy import WEIGHTS, Policy
+from pytest_gemm.speed.gate.policy import POWER, WEIGHTS, Policy
+from pytest_gemm.speed.gate.sentences import words
 
 _MAD: Final = 1.4826  # of a normal distribution: sd over median absolute deviation
 _MOST_DF: Final = 20.0  # never believe a pooled variance more than this: sessions have heavy tails
@@ -23,12 +24,16 @@ FEWEST_CASES: Final = 5  # variances, or raw cases, that make a population
 _PREFER: Final = math.log(0.8)  # a weight other than 1 has to lower the variance by this factor
 
 
+Share: TypeAlias = "float | None"
+"""What an estimate is of: the subject, with this share of the comparator taken off, or ``None``: the comparator."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What one session says of one case.
+    """What one session measured of one case.
 
     Attributes:
-        subject: seconds a call, the session's figure.
+        subject: seconds a call, the session's estimate.
         comparator: the same of the comparator, ``None`` without one.
         disturbed: why it does not count; "" when it does.
         session: number of the session within its group, by which base and head are paired; ``None``: by position.
@@ -60,10 +65,10 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Prior:
-    """What the cases together say of a case's variance.
+    """What is known of a case's variance from all cases together.
 
     Attributes:
-        variance: of the log figure from session to session, 0.0 where nothing is known.
+        variance: of the log estimate from session to session, 0.0 where nothing is known.
         df: degrees of freedom that this is worth, 0.0 for none.
     """
 
@@ -73,7 +78,7 @@ class Prior:
 
 @dataclasses.dataclass(frozen=True)
 class Screened:
-    """What the first sessions say; hand it to the confirmation as it is.
+    """The result of the first sessions; hand it to the confirmation as it is.
 
     Attributes:
         judgements: of every case; the ones in ``slower`` and ``faster`` are undecided (``to-confirm``) until confirmed.
@@ -82,10 +87,8 @@ class Screened:
         anchor: the comparators (or, without any, all cases) moved as a whole: one fact about the run; ``None`` when
             they did not.
         move: by how much the comparators' median case moved, as a difference of logarithms.
-        raw_moved: cases without a comparator cannot be told from the machine.
         weights: share of the comparator that is taken off, by case.
-        priors: of the variance, by weight.
-        of_comparators: of the variance of the comparators' own time.
+        priors: of the variance, by share.
     """
 
     judgements: Mapping[CaseId, Judgement]
@@ -93,10 +96,8 @@ class Screened:
     faster: tuple[CaseId, ...] = ()
     anchor: Reason | None = None
     move: float = 0.0
-    raw_moved: bool = False
     weights: Mapping[CaseId, float] = dataclasses.field(default_factory=dict)
-    priors: Mapping[float, Prior] = dataclasses.field(default_factory=dict)
-    of_comparators: Prior = Prior()
+    priors: Mapping[Share, Prior] = dataclasses.field(default_factory=dict)
 
     @property
     def wanted(self) -> tuple[CaseId, ...]:
@@ -105,7 +106,7 @@ class Screened:
 
 
 def readings(sessions: Iterable[Session]) -> dict[CaseId, list[Reading]]:
-    """The figures of several sessions of one group by case, in order; disturbed ones are kept and say so.
+    """The estimates of several sessions of one group by case, in order; disturbed ones are kept and marked.
 
     The ordinal of a session numbers its readings: a case that one session lacks does not shift the later pairs.
     """
@@ -123,7 +124,7 @@ def pair_readings(
 ) -> tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]:
     """The readings of the sessions of two groups that make pairs, in order.
 
-    Where the two of a pair took turns, the head's figures are the base's times the quotients of the windows
+    Where the two of a pair are interleaved, the head's estimates are the base's times the quotients of the windows
     (``speed.Sample.times``): what a neighbour did to both alike is not in their difference.
     """
     then, now = readings(base), readings(head)
@@ -138,20 +139,14 @@ def pair_readings(
 def compare_windows(
     now: dict[CaseId, list[Reading]], base: Mapping[CaseId, Sample], head: Mapping[CaseId, Sample], number: int
 ) -> None:
-    """Put what the windows say in the place of the head's readings number ``number``, where the two took turns."""
+    """Replace the head's readings number ``number`` by those that compare window by window, of interleaved sessions."""
     for case in base.keys() & head.keys():
-        if (found := _in_turns(base[case], head[case], number)) is not None:
-            now[case] = [found if r.session == number else r for r in now[case]]
-
-
-def _in_turns(base: Sample, head: Sample, number: int) -> Reading | None:
-    """The head's reading beside the base's, window by window; ``None`` where that cannot be said."""
-    times = head.times(base)
-    if times is None:
-        return None
-    subject, comparator = times
-    beside = None if comparator is None or base.comparator_estimate is None else base.comparator_estimate * comparator
-    return Reading(base.estimate * subject, beside, head.disturbed, number)
+        if (times := head[case].times(base[case])) is None:
+            continue
+        known = base[case].comparator_estimate
+        comparator = None if times[1] is None or known is None else known * times[1]
+        found = Reading(base[case].estimate * times[0], comparator, head[case].disturbed, number)
+        now[case] = [found if r.session == number else r for r in now[case]]
 
 
 # -- location and spread -----------------------------------------------------------------------------------------
@@ -257,7 +252,7 @@ def pooled(prior: Prior, *spreads: Location) -> tuple[float, float]:
     return (prior.df * prior.variance + sum(s.df * s.variance for s in spreads)) / df, df
 
 
-# -- the figure of a case ----------------------------------------------------------------------------------------
+# -- the estimate of a case --------------------------------------------------------------------------------------
 
 
 def undisturbed(some: Iterable[Reading]) -> list[Reading]:
@@ -270,19 +265,16 @@ def paired(some: Iterable[Reading]) -> bool:
     return all(r.comparator is not None for r in some)
 
 
-def log_estimates(some: Iterable[Reading], weight: float) -> list[float]:
-    """log(subject) - weight log(comparator)."""
-    if weight == 0:
+def logs(some: Iterable[Reading], share: Share) -> list[float]:
+    """log(subject) - share log(comparator), or log(comparator)."""
+    if share is None:
+        return [math.log(r.comparator or math.nan) for r in some]
+    if share == 0:
         return [math.log(r.subject) for r in some]
-    return [math.log(r.subject) - weight * math.log(r.comparator or math.nan) for r in some]
+    return [math.log(r.subject) - share * math.log(r.comparator or math.nan) for r in some]
 
 
-def of_comparator(some: Iterable[Reading]) -> list[float]:
-    """Logarithms of the comparator's times."""
-    return [math.log(r.comparator or math.nan) for r in some]
-
-
-def choose(spreads: Mapping[CaseId, Mapping[float, Location]]) -> dict[CaseId, float]:
+def choose(spreads: Spreads) -> dict[CaseId, float]:
     """The weight of each case: the one of the least variance, but 1 unless another is clearly better.
 
     A variance from a dozen sessions is off by a factor of two, so each case's gain is shrunk to the mean gain of all
@@ -313,46 +305,154 @@ def choose(spreads: Mapping[CaseId, Mapping[float, Location]]) -> dict[CaseId, f
     return chosen
 
 
+Spreads: TypeAlias = Mapping[CaseId, Mapping[Share, Location]]
+
+
 class Learnt(NamedTuple):
-    """What the stored sessions say: spreads by weight, the weight chosen, the common variance by weight."""
+    """Spreads by case and share, the share chosen for each case, the common variance by share."""
 
-    at: dict[CaseId, dict[float, Location]]
-    comparator: dict[CaseId, Location]
+    at: Spreads
     weights: Mapping[CaseId, float]
-    priors: Mapping[float, Prior]
-    of_comparators: Prior
+    priors: Mapping[Share, Prior]
 
 
-def _spreads(some: Sequence[Reading], floor: float) -> dict[float, Location]:
-    return {w: location(log_estimates(some, w), floor) for w in (WEIGHTS if paired(some) else (0.0,))}
+def spreads(values: Callable[[Share], Sequence[float]], floor: float, *, has_comparator: bool) -> dict[Share, Location]:
+    """Location and spread of a case's estimates, by share."""
+    return {w: location(values(w), floor) for w in ((*WEIGHTS, None) if has_comparator else (0.0,))}
 
 
-def common(at: Mapping[CaseId, Mapping[float, Location]]) -> dict[float, Prior]:
-    """The prior by weight."""
-    return {w: _prior([by[w] for by in at.values() if w in by]) for w in WEIGHTS}
+def learn(at: Spreads) -> Learnt:
+    """What the spreads of all cases say together."""
+    priors = {w: _prior([by[w] for by in at.values() if w in by]) for w in (*WEIGHTS, None)}
+    comparators = priors[None]
+    if comparators.df:
+        # The machine's state is in the comparators' own time, which all cases of a session share: many of them know
+        # no more of its spread than one.
+        known = statistics.median(by[None].df for by in at.values() if None in by)
+        priors[None] = Prior(comparators.variance, min(comparators.df, known))
+    return Learnt(at, choose(at), priors)
 
 
-def prior_of_comparators(spreads: Sequence[Location]) -> Prior:
-    """The prior of the comparators' own time.
+# -- a change, and the power to see one --------------------------------------------------------------------------
 
-    The machine's state is in it, which all cases of a session share: many of them know no more of its spread than one.
+
+def _misses(sessions: int) -> int:
+    """How many sessions need not repeat a slow-down: of those beyond four one in four, for some may be bad."""
+    return max(0, sessions - 4) // 4
+
+
+class View(NamedTuple):
+    """A change by one figure: its estimate, standard error, degrees of freedom, and the change in each session."""
+
+    estimate: float
+    error: float
+    df: float
+    changes: tuple[float, ...]
+
+    def p_slower(self, limit: float) -> float:
+        """p-value of "at most ``limit`` slower"."""
+        return float(special.stdtr(self.df, (limit - self.estimate) / self.error))
+
+    def mirrored(self) -> View:
+        """The same with slower and faster exchanged."""
+        return View(-self.estimate, self.error, self.df, tuple(-c for c in self.changes))
+
+    def recurs(self, limit: float) -> bool:
+        """Whether the sessions are beyond the limit, but for a few; see :func:`_misses`."""
+        return sum(c <= limit for c in self.changes) <= _misses(len(self.changes))
+
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the estimate."""
+        half = float(special.stdtrit(self.df, 0.975)) * self.error
+        return self.estimate - half, self.estimate + half
+
+    def __str__(self) -> str:
+        """The estimate with its interval, in percent."""
+        low, high = self.interval()
+        return f"{words(self.estimate)} [{100 * math.expm1(low):+.1f}%, {100 * math.expm1(high):+.1f}%]"
+
+
+def change(values: Sequence[float], then: Location | None, prior: Prior, policy: Policy, *, own_spread: bool) -> View:
+    """The change of a case's estimates.
+
+    With ``own_spread`` the estimates' own spread is pooled with the baseline's, and counts alone (moderated) if that
+    is larger: a head that became noisy must not be judged by the calm of the baseline.
+
+    Args:
+        values: logarithms, or their differences within pairs.
+        then: of the stored sessions; ``None`` for pairs.
+        prior: of the variance.
+        policy: for the least spread that is believed.
+        own_spread: ``False``: the spread is known from the baseline alone.
     """
-    prior = _prior(spreads)
-    return Prior(prior.variance, min(prior.df, statistics.median(s.df for s in spreads))) if prior.df else prior
+    now = location(values, policy.floor)
+    own_spread = own_spread and now.df > 0
+    variance, df = pooled(prior, *([then] if then else []), *([now] if own_spread else []))
+    if own_spread:
+        variance = max(variance, pooled(prior, now)[0])
+    share = disturbed_share(now.sessions) + (disturbed_share(then.sessions) if then else 0.0)
+    centre = then.centre if then else 0.0
+    error = math.sqrt(max(variance, policy.floor**2) * share)
+    return View(now.centre - centre, error, df, tuple(x - centre for x in values))
 
 
-def learn(stored: Mapping[CaseId, Stored], policy: Policy, known: Screened | None = None) -> Learnt:
-    """The stored sessions' spreads; with ``known``, only of its wanted cases, and what it says of all of them."""
-    at: dict[CaseId, dict[float, Location]] = {}
-    comparator: dict[CaseId, Location] = {}
-    for case in known.wanted if known else stored:
-        usable = undisturbed(stored[case].readings)
-        if len(usable) < policy.fewest_stored:
-            continue
-        at[case] = _spreads(usable, policy.floor)
-        if paired(usable):
-            comparator[case] = location(of_comparator(usable), policy.floor)
-    if known:
-        return Learnt(at, comparator, known.weights, known.priors, known.of_comparators)
-    of_comparators = prior_of_comparators(list(comparator.values()))
-    return Learnt(at, comparator, choose(at), common(at), of_comparators)
+def smallest(spread: Location, prior: Prior, stored: int, counts: tuple[int, int], policy: Policy) -> float:
+    """The slow-down that passes screen and confirmation with a probability of 95%, as a fraction.
+
+    Args:
+        spread: of the log estimate from session to session.
+        prior: of its variance.
+        stored: sessions of the baseline, 0 for pairs.
+        counts: sessions of the screen, and of the confirmation at its last look.
+        policy: levels and limit; one case is taken to be confirmed.
+    """
+    variance, df = pooled(prior, spread)
+    scale = math.sqrt(max(variance, policy.floor**2))
+    if not math.isfinite(scale):
+        return math.inf
+    level = policy.confirm_level / len(policy.looks(counts[1]))
+    beyond = _needed(df, stored, *counts, policy.screen_level, level)
+    return math.expm1(min(math.log1p(policy.delta) + beyond * scale, 5.0))
+
+
+@functools.lru_cache(maxsize=1024)
+def _needed(
+    df: float, stored: int, screen_sessions: int, confirm_sessions: int, screen_level: float, confirm_level: float
+) -> float:
+    """How many scales beyond the tolerated slow-down are found with a power of 95%.
+
+    The screen is independent of the confirmation; of the latter's two rules, test and recurrence, the harder counts.
+    """
+    then = disturbed_share(stored) if stored else 0.0
+    screening = math.sqrt(disturbed_share(screen_sessions) + then)
+    confirming = math.sqrt(disturbed_share(confirm_sessions) + then)
+    single = math.sqrt(1.0 + then)
+    needed_screen = float(special.stdtrit(df, 1 - screen_level))
+    needed_confirm = float(special.stdtrit(df, 1 - confirm_level))
+
+    def power(scales: float) -> float:
+        passes = float(special.stdtr(df, scales / screening - needed_screen))
+        tested = float(special.stdtr(df, scales / confirming - needed_confirm))
+        missed = float(special.stdtr(df, -scales / single))
+        recurs = float(special.bdtr(_misses(confirm_sessions), confirm_sessions, missed))
+        return passes * min(tested, recurs)
+
+    most = 1000.0
+    if power(most) < POWER:
+        return most
+    return float(optimize.brentq(lambda scales: power(scales) - POWER, 0.0, most, xtol=1e-6))
+
+
+def median_comparator(some: Sequence[Reading]) -> float | None:
+    """Median time of the comparator, in seconds."""
+    return statistics.median(r.comparator or math.nan for r in some) if paired(some) else None
+
+
+def is_far(changes: Iterable[float], policy: Policy) -> bool:
+    """Whether all of the changes are so large that no disturbance explains them; see docs/gate.md."""
+    return all(change > math.log1p(policy.far) for change in changes)
+
+
+def fewest(sessions: int) -> int:
+    """Sessions that must be usable out of those asked for: more than half."""
+    return sessions // 2 + 1

@@ -72,6 +72,16 @@ class Policy:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes at least {least}")
 
+    @property
+    def sessions(self) -> tuple[int, int]:
+        """Sessions of screen and confirmation."""
+        return self.screen_sessions, self.confirm_sessions
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """Pairs of screen and confirmation."""
+        return self.screen_pairs, self.confirm_pairs
+
     def looks(self, sessions: int) -> tuple[int, ...]:
         """After how many sessions, or pairs, of a confirmation of ``sessions`` it is judged.
 

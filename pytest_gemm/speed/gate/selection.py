@@ -12,28 +12,21 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.data import Judgement, Sample, Session, by_case
 from pytest_gemm.speed.gate.sentences import percent
 
-# -- notes beside the verdict ------------------------------------------------------------------------------------
-
-
-def regret(sample: Sample) -> float | None:
-    """How much longer the selected candidate takes than the fastest one, as a fraction; 0.0 when it is the fastest.
-
-    Median over the blocks of the differences of logarithms: the subject's readings in a block against the candidate's
-    in the same block.  ``None`` without other candidates, or where the readings do not divide into blocks.
-    """
-    losses = _losses(sample).values()
-    return max(0.0, *losses) if losses else None
-
 
 def _losses(sample: Sample) -> dict[str, float]:
-    """How much longer than each other candidate the selected one takes, as a fraction; negative for a slower one."""
+    """How much longer than each other candidate the selected one takes, as a fraction; negative for a slower one.
+
+    Median over the blocks of the differences of logarithms: the subject's readings in a block against the candidate's
+    in the same block.  A candidate whose readings do not divide into blocks is left out.
+    """
     found = {}
     for name, seconds in sample.candidates.items():
         if name in sample.selected or not seconds or len(sample.subject) % len(seconds):
             continue
-        visits = len(sample.subject) // len(seconds)
+        readings = len(sample.subject) // len(seconds)
         blocks = [
-            statistics.fmean(math.log(s) for s in sample.subject[i * visits : (i + 1) * visits]) - math.log(candidate)
+            statistics.fmean(math.log(s) for s in sample.subject[i * readings : (i + 1) * readings])
+            - math.log(candidate)
             for i, candidate in enumerate(seconds)
         ]
         found[name] = math.expm1(statistics.median(blocks))
@@ -86,9 +79,9 @@ def annotate(
 
 
 def _selection(before: tuple[str, ...], now: Sequence[tuple[str, ...]], losses: Mapping[str, float]) -> str:
-    """What was selected and what is now, with how many sessions say so where they disagree; "" for no change.
+    """What was selected and what is now, with the number of sessions where they disagree; "" for no change.
 
-    Where the earlier pick was timed beside the one of now, it says what the change makes.
+    Where the earlier candidate was timed beside the one of now, it tells their difference.
     """
     counts = Counter(selected for selected in now if selected)
     changed = {selected: count for selected, count in counts.items() if set(selected) != set(before)}

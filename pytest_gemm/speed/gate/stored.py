@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.outcome import Reason, Verdict
+from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate import decide, sentences
-from pytest_gemm.speed.gate.decide import Gathered
-from pytest_gemm.speed.gate.estimates import (
-    Learnt,
-    Location,
-    Prior,
-    Reading,
-    Screened,
-    Stored,
-    disturbed_share,
-    learn,
-    location,
-    log_estimates,
-    of_comparator,
-    paired,
-    pooled,
-    undisturbed,
-)
-from pytest_gemm.speed.gate.evidence import Evidence, View, fewest, is_far, median_comparator, smallest
+from pytest_gemm.speed.gate import decide, estimates
+from pytest_gemm.speed.gate.decide import Compared, Evidence, Gathered
+from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Spreads, Stored, logs, paired, undisturbed
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.speed.gate.sentences import many, reason
 
 
 def screen(stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], policy: Policy) -> Screened:
@@ -37,26 +22,20 @@ def screen(stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Readi
 
     The estimate is the median of the sessions against that of the stored ones, with the spread of the baseline.
     """
-    learnt = learn(stored, policy)
-    gathered = {case: _screening(case, some, stored, learnt, policy) for case, some in head.items()}
+    learnt = estimates.learn(_spreads(stored, policy))
+    needed = estimates.fewest(policy.screen_sessions)
+
+    def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
+        if case not in stored or not stored[case].readings:
+            return decide.no_baseline(case, some, "no baseline is stored for this case")
+        if case not in learnt.at:
+            return _thin(case, stored[case], some, policy)
+        found = _gathered(stored[case], some, learnt, policy, needed, confirming=False)
+        return found or decide.without(case, some, needed, "session")
+
+    gathered = {case: gather(case, some) for case, some in head.items()}
     anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
-    found = decide.screened(gathered, policy, anchor, "session")
-    return dataclasses.replace(
-        found, weights=learnt.weights, priors=learnt.priors, of_comparators=learnt.of_comparators
-    )
-
-
-def _screening(
-    case: CaseId, some: Sequence[Reading], stored: Mapping[CaseId, Stored], learnt: Learnt, policy: Policy
-) -> Gathered:
-    if case not in stored or not stored[case].readings:
-        return decide.no_baseline(case, some, "no baseline is stored for this case")
-    if case not in learnt.at:
-        return _thin(case, stored[case], some, policy)
-    needed = fewest(policy.screen_sessions)
-    return _gathered(stored[case], some, learnt, policy, needed, confirming=False) or decide.without(
-        case, some, needed, "session"
-    )
+    return decide.screened(gathered, policy, "session", learnt, anchor)
 
 
 def confirm(
@@ -71,26 +50,19 @@ def confirm(
 
     A wanted case that ``head`` lacks stays to be confirmed.
     """
-    learnt = learn(stored, policy, screened)
+    wanted = {case: stored[case] for case in screened.wanted}
+    learnt = Learnt(_spreads(wanted, policy), screened.weights, screened.priors)
     looks = policy.looks(policy.confirm_sessions)
-    needed = fewest(looks[-1] if last else looks[0])
+    needed = estimates.fewest(looks[-1] if last else looks[0])
 
     def gather(case: CaseId) -> Gathered:
         shown = screened.judgements[case]
         if case not in head:
             return shown
-        return _gathered(stored[case], head[case], learnt, policy, needed, confirming=True) or decide.without(
-            case, head[case], needed, "further session", shown=shown
-        )
+        found = _gathered(stored[case], head[case], learnt, policy, needed, confirming=True)
+        return found or decide.without(case, head[case], needed, "further session", shown=shown)
 
-    return decide.confirmed(screened, gather, policy, "session", policy.confirm_sessions, last=last)
-
-
-def anchor_shift(
-    stored: Mapping[CaseId, Stored], head: Mapping[CaseId, Sequence[Reading]], policy: Policy
-) -> Reason | None:
-    """Whether the comparators as a whole moved since the baseline: one fact about the run, not one a case."""
-    return screen(stored, head, policy).anchor
+    return decide.confirmed(screened, gather, policy, "session", last=last)
 
 
 def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[CaseId, float]:
@@ -98,29 +70,33 @@ def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[Case
 
     A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
     """
-    learnt = learn(stored, policy)
-    return {case: _minimum_effect(case, learnt, policy) for case in learnt.at}
+    learnt = estimates.learn(_spreads(stored, policy))
+    return {
+        case: estimates.smallest(by[weight], learnt.priors[weight], by[weight].sessions, policy.sessions, policy)
+        for case, by in learnt.at.items()
+        for weight in [learnt.weights[case]]
+    }
 
 
-def _minimum_effect(case: CaseId, learnt: Learnt, policy: Policy) -> float:
-    weight = learnt.weights[case]
-    then = learnt.at[case][weight]
-    variance, df = pooled(learnt.priors[weight], then)
-    scale = math.sqrt(max(variance, policy.floor**2))
-    return smallest(scale, df, then.sessions, policy.screen_sessions, policy.confirm_sessions, policy)
+def _spreads(stored: Mapping[CaseId, Stored], policy: Policy) -> Spreads:
+    """The spreads of the cases that have enough usable sessions."""
+    usable = {case: undisturbed(one.readings) for case, one in stored.items()}
+    return {
+        case: estimates.spreads(functools.partial(logs, some), policy.floor, has_comparator=paired(some))
+        for case, some in usable.items()
+        if len(some) >= policy.fewest_stored
+    }
 
 
 def _thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
     """The judgement on a case whose baseline has too few sessions."""
+    usable = len(undisturbed(stored.readings))
     return dataclasses.replace(
         decide.no_baseline(case, head, ""),
         verdict=Verdict.UNDECIDED,
-        reason=sentences.thin_baseline(len(undisturbed(stored.readings)), policy),
+        reason=reason("thin-baseline", usable=many(usable, "usable session"), needed=policy.fewest_stored),
         stored_seconds=statistics.median(r.subject for r in stored.readings),
     )
-
-
-# -- evidence ----------------------------------------------------------------------------------------------------
 
 
 def _gathered(
@@ -131,71 +107,29 @@ def _gathered(
     A case is decided although its sessions are disturbed when each new session is far beyond the slowest stored one,
     by time and as a ratio.  Without a comparator the load and the code cannot be told apart.
     """
-    usable = undisturbed(head)
-    if len(usable) >= needed:
-        return _evidence(stored, usable, learnt, policy, confirming=confirming)
-    then = undisturbed(stored.readings)
-    if len(head) < needed or not (paired(head) and paired(then)):
-        return None
-    changes = [x - max(log_estimates(then, w)) for w in (0.0, 1.0) for x in log_estimates(head, w)]
-    if not is_far(changes, policy):
-        return None
-    return dataclasses.replace(_evidence(stored, head, learnt, policy, confirming=confirming), is_far=True)
-
-
-def _evidence(stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, *, confirming: bool) -> Evidence:
-    """The evidence on a case that has enough of everything."""
-    case, then = stored.case, learnt.at[stored.case]
-    known = undisturbed(stored.readings)
-    has_comparator = paired(head) and 1.0 in then
-    weight = learnt.weights[case] if has_comparator else 0.0
-
-    def view(w: float) -> View:
-        return _against_stored(log_estimates(head, w), then[w], learnt.priors[w], policy, confirming=confirming)
-
-    first = stored.first
+    case, base, usable = stored.case, undisturbed(stored.readings), undisturbed(head)
+    is_far = len(usable) < needed
+    if is_far:
+        usable = list(head)
+        if len(head) < needed or not (paired(head) and paired(base)):
+            return None
+        changes = [x - max(logs(base, w)) for w in (0.0, 1.0) for x in logs(head, w)]
+        if not estimates.is_far(changes, policy):
+            return None
+    then, first = learnt.at[case], stored.first
+    compared = Compared(case, base, usable, functools.partial(logs, usable), then, learnt, policy, confirming)
+    has_comparator = paired(usable) and 1.0 in then
     since_first = {}
     if first is not None:
-        since_first = {w: then[w].centre - log_estimates([first], w)[0] for w in then if not w or first.comparator}
-    comparator = None
-    if has_comparator:
-        comparator = _against_stored(
-            of_comparator(head),
-            learnt.comparator[case],
-            learnt.of_comparators,
-            policy,
-            confirming=confirming,
-        )
-    return Evidence(
-        case=case,
-        weight=weight,
-        main=view(weight),
-        raw=view(0.0),
-        ratio=view(1.0) if has_comparator else None,
-        comparator=comparator,
+        known = (w for w in then if w is not None and (not w or first.comparator))
+        since_first = {w: then[w].centre - logs([first], w)[0] for w in known}
+    weight = learnt.weights[case]
+    found = compared.evidence(
+        then[weight],
+        weight,
+        has_comparator=has_comparator,
+        comparator=compared.view(None) if has_comparator else None,
         since_first=since_first,
-        sessions=len(head),
-        seconds=statistics.median(r.subject for r in head),
-        comparator_seconds=median_comparator(head),
-        stored_seconds=statistics.median(r.subject for r in known),
-        minimum_effect=_minimum_effect(case, learnt, policy),
         note=stored.note,
     )
-
-
-def _against_stored(now: Sequence[float], then: Location, prior: Prior, policy: Policy, *, confirming: bool) -> View:
-    """The change of the figures ``now`` against the stored ones.
-
-    The screen knows the spread from the baseline alone.  The confirmation pools its own with it, and takes its own
-    (moderated) if that is larger: a head that became noisy must not be judged by the calm of the baseline.
-    """
-    head = location(now, policy.floor)
-    if confirming and head.df:
-        variance, df = pooled(prior, then, head)
-        variance = max(variance, pooled(prior, head)[0])
-    else:
-        variance, df = pooled(prior, then)
-    error = math.sqrt(
-        max(variance, policy.floor**2) * (disturbed_share(head.sessions) + disturbed_share(then.sessions))
-    )
-    return View(head.centre - then.centre, error, df, tuple(x - then.centre for x in now))
+    return dataclasses.replace(found, is_far=is_far)
