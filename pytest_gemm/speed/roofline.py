@@ -85,7 +85,7 @@ def _scale_bits(problem: Problem) -> int:
         return 0
     if problem.group_size:  # a scale and a zero point for each group of K and each column
         return 2 * n * -(-problem.shape.k // problem.group_size) * problem.dtypes.a.bits
-    kind = next((step.name for step in problem.epilogue if step.name in op.scales), "")
+    kind = next((step.name for step in problem.quant if step.name in op.scales), "")
     rows = problem.shape.m * (problem.shape.batch or 1)
     of_a = {"rowwise": rows, "tensorwise": 1, "columnwise": 1, "dynamic": 1}.get(kind, 0)
     of_b = 1 if kind == "tensorwise" else n
