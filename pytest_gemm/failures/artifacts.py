@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from pytest_gemm.api.protocols import ScriptedBackend
-from pytest_gemm.failures import error_map, repro
+from pytest_gemm.failures import repro
 from pytest_gemm.failures import text as text_module
+from pytest_gemm.judging import verdict
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -21,7 +21,16 @@ from pytest_gemm.text import first_line
 if TYPE_CHECKING:
     from pytest_gemm.failures.text import Rerun
     from pytest_gemm.judging.case import Case, Evidence, Judged
+    from pytest_gemm.numerics.span import Interval
     from pytest_gemm.outcome import Outcome
+
+
+# A picture has no more rows or columns of colour than this; of a larger result each cell is the worst of its elements.
+_CELLS: Final = 512
+# With more lines than this in a direction a grid hides what it is drawn on.
+_LINES: Final = 64
+# Error over bound at which the colours end.
+_FAR: Final = 1e6
 
 
 def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: str = "") -> str:
@@ -54,14 +63,8 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
 
 def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, rerun: Rerun, warm: str) -> None:
     """The folder of one case."""
-    parts = (
-        outcome.who,
-        outcome.problem,
-        outcome.candidate,
-        outcome.distribution,
-        str(outcome.seed),
-        outcome.case.guard,
-    )
+    case_id = outcome.case
+    parts = (outcome.who, outcome.problem, outcome.candidate, outcome.distribution, str(outcome.seed), case_id.guard)
     place = folder / re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, parts)))
     place.mkdir(parents=True, exist_ok=True)
     text = text_module.failure(outcome, rerun) + "\n"
@@ -72,15 +75,14 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     (place / "report.txt").write_text(text, encoding="utf-8")
     if evidence.source:
         (place / "generated_code.py").write_text(evidence.source, encoding="utf-8")
-    tensors = dict(program.args(case.problem, evidence.operands))
+    tensors: dict[str, object] = dict(program.args(case.problem, evidence.operands))
     if evidence.actual is not None:
         tensors["actual"] = evidence.actual
-    if evidence.interval is not None:
-        tensors |= {"lo": evidence.interval.lo, "hi": evidence.interval.hi}
-        if evidence.actual is not None and evidence.actual.shape == evidence.interval.lo.shape:
-            candidate = ", ".join(outcome.candidates)
-            picture = place / "error_map.png"
-            error_map.draw(picture, evidence.actual, evidence.interval, outcome.problem, candidate)
+    if (interval := evidence.interval) is not None:
+        tensors |= {"lo": interval.lo, "hi": interval.hi}
+        if evidence.actual is not None and evidence.actual.shape == interval.lo.shape:
+            candidates = ", ".join(outcome.candidates)
+            draw(place / "error_map.png", evidence.actual, interval, outcome.problem, candidates)
     _store(tensors, place / "tensors.pt")
 
 
@@ -129,10 +131,7 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> repr
         raise Unsupported("no-script", f"{backend.name} does not say how PyTorch alone comes to its kernels")
     with program.cpu_threads(case.threads):
         recipe = backend.recipe(case.problem, evidence.operands, case.request(choice))
-    known: Mapping[str, object] = {
-        field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence) if field.name != "source"
-    }
-    return repro.script(repro.Case(outcome, recipe, warm=warm, **known))  # type: ignore[arg-type]  # fields of one name have one type
+    return repro.script(repro.Case(outcome, recipe, evidence, warm))
 
 
 def _write_script(path: Path, made: repro.Script) -> None:
@@ -152,3 +151,75 @@ def _problem_of(script: Path) -> Problem | None:
 def _size(problem: Problem) -> int:
     shape = problem.shape
     return (shape.batch or 1) * (shape.m * shape.n + shape.n * shape.k + shape.m * shape.k)
+
+
+# -- the picture -----------------------------------------------------------------------------------------
+
+
+def tile(candidate: str) -> tuple[int, int] | None:
+    """Rows and columns that one block of the kernel computes, out of a candidate's name; ``None`` where it says none.
+
+    ``triton_mm-64x128x32,s4,w8`` has the tile M x N x K, ``CppMicroGemmFP32Vec-8x48x1`` the register blocking,
+    and CUTLASS's ``..._128x256x64_...`` the tile of a block of threads.
+    """
+    found = re.search(r"-(\d+)x(\d+)x\d+", candidate) or re.search(r"_(\d+)x(\d+)x?(?:_)?\d+_", candidate)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candidate: str = "") -> None:
+    """Write the picture of a wrong result as PNG: of a batch the matrix with the worst element.
+
+    Args:
+        path: of the picture.
+        actual: the result, with the shape of the interval.
+        interval: what it might have been.
+        title: above the picture.
+        candidate: name of the candidate; a grid of its tiles is drawn where it names them.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    found = verdict.ratios(actual.detach().double().to(interval.expected.device), interval).cpu()
+    while found.dim() < 2:
+        found = found.unsqueeze(0)
+    matrices = found.reshape(-1, *found.shape[-2:])
+    which, row, column = (int(i) for i in torch.unravel_index(matrices.argmax(), matrices.shape))
+    matrix = matrices[which]
+    rows, columns = matrix.shape
+    finite = matrix[matrix.isfinite()]
+    # Where the bound is 0 or nearly so a ratio says no more than "far".
+    top = min(max(10.0, float(finite.max()) if finite.numel() else 10.0), _FAR)
+    shown = _pooled(matrix.clamp(min=1e-3, max=top))
+    figure = Figure(figsize=(8, 6.5), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    image = axes.imshow(
+        shown.numpy(),
+        norm=LogNorm(vmin=1e-3, vmax=top),
+        cmap="inferno",
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+        interpolation="nearest",
+        aspect="auto",
+    )
+    figure.colorbar(image, ax=axes, label="error / bound (above 1: wrong)")
+    if found_tile := tile(candidate):
+        for size, extent, line in ((found_tile[0], rows, axes.axhline), (found_tile[1], columns, axes.axvline)):
+            if extent / size <= _LINES:
+                for place in range(size, extent, size):
+                    line(place - 0.5, color="deepskyblue", linewidth=0.6)
+    axes.plot([column], [row], marker="o", markersize=14, markerfacecolor="none", markeredgecolor="lime", mew=2)
+    batch = f"matrix {which} of {len(matrices)}, " if len(matrices) > 1 else ""
+    axes.set_xlabel(f"column; {batch}the worst element is at ({row}, {column})")
+    axes.set_ylabel("row")
+    axes.set_title("\n".join(filter(None, (title, candidate))), fontsize=9)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _pooled(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix with no more than :data:`_CELLS` cells a side, each the largest of its elements."""
+    rows, columns = (-(-n // _CELLS) for n in matrix.shape)
+    if rows == columns == 1:
+        return matrix
+    pool = torch.nn.functional.max_pool2d(matrix[None, None], (rows, columns), ceil_mode=True)
+    return pool[0, 0]

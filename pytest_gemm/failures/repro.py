@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from pytest_gemm.api.protocols import Prepared, Recipe
+from pytest_gemm.api.protocols import Recipe
 from pytest_gemm.numerics import interval as interval_module
 from pytest_gemm.numerics import reference as reference_module
-from pytest_gemm.numerics import span
 from pytest_gemm.operands import views
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Outcome, Status, Unsupported
@@ -32,6 +31,8 @@ from pytest_gemm.programs import program
 
 if TYPE_CHECKING:
     import jinja2
+
+    from pytest_gemm.judging.case import Evidence
 
 # A script has fewer lines.
 LONGEST: Final = 60
@@ -44,22 +45,15 @@ class Case:
     Attributes:
         outcome: how the case ended.
         recipe: how PyTorch alone comes to the kernel.
-        operands: of the failing run.
-        actual: its result, ``None`` where there is none.
-        interval: what it might have been, ``None`` where there is no result.
-        prepared: the compiled problem, asked whether operands of the script's own fail as well; ``None``: not asked.
-        place: which of several results is wrong.
+        evidence: operands, result and interval; its compiled problem is asked whether operands of the script's own fail
+            as well.
         warm: ``here`` or ``elsewhere``: it fails after the same problem was compiled with other constants, in
             this process or in another one; ``others``: after other problems were compiled in this process.
     """
 
     outcome: Outcome
     recipe: Recipe
-    operands: Operands
-    actual: torch.Tensor | None = None
-    interval: span.Interval | None = None
-    prepared: Prepared | None = None
-    place: int = 0
+    evidence: Evidence
     warm: str = ""
 
 
@@ -97,24 +91,26 @@ def _offset(tensor: torch.Tensor) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Own:
-    """Operands of a script's own on which the kernel fails, and how far an element may be from the reference."""
+    """Operands of a script's own on which the kernel fails.
 
-    values: str
+    Attributes:
+        kind: of the values, a key of ``_VALUES``.
+        bound: how far an element may be from the reference.
+    """
+
+    kind: str
     bound: float
 
 
-def _seeds(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-    return {name: index + 1 for index, name in enumerate(tensors)}
+def _replaced(given: Operands, values: str) -> Operands:
+    """The operands with a formula's values in the same geometry.
 
-
-def _replaced(case: Case, values: str) -> Operands:
-    """The operands with a formula's values in the same geometry."""
-    given, device = case.operands, case.operands.device
-    tensors = program.args(given.problem, given)
-    seeds = _seeds(tensors)
+    Raises:
+        Unsupported: where a tensor of the program is no operand of its own.
+    """
     new = {
-        name: operand(t.shape, t.stride(), _offset(t), t.dtype, seeds[name], values).to(device)
-        for name, t in tensors.items()
+        name: operand(t.shape, t.stride(), _offset(t), t.dtype, seed, values).to(given.device)
+        for seed, (name, t) in enumerate(program.args(given.problem, given).items(), 1)
     }
     if given.problem.op.several or given.problem.has("program.concat"):
         raise Unsupported("own-operands", "several weights have no formula of their own")
@@ -132,24 +128,16 @@ def _replaced(case: Case, values: str) -> Operands:
     )  # fmt: skip
 
 
-def _in_float64(problem: Problem, tensors: dict[str, torch.Tensor], place: int) -> torch.Tensor:
-    """The program on float64 copies, as the script computes its reference."""
-    made = program.build(problem)(**{name: t.double() for name, t in tensors.items()})
-    result: torch.Tensor = made[place] if isinstance(made, tuple) else made
-    return result
-
-
-def _own(case: Case) -> _Own | None:
+def _own(evidence: Evidence) -> _Own | None:
     """Values of the script's own that fail as well; ``None`` where the failing ones are needed."""
-    problem, prepared = case.operands.problem, case.prepared
-    quantised = case.operands.zero_b is not None or case.operands.quantisation is not None
-    indexed = case.operands.offs is not None or bool(case.operands.lookups)
-    if prepared is None or indexed or quantised or problem.shape.is_empty:
+    failed, prepared, place = evidence.operands, evidence.prepared, evidence.place
+    problem, output = failed.problem, failed.problem.outputs[place]
+    quantised = failed.zero_b is not None or failed.quantisation is not None
+    if prepared is None or failed.offs is not None or failed.lookups or quantised or problem.shape.is_empty:
         return None
-    for values in _VALUES.values():
-        output = problem.outputs[case.place]
+    for kind, values in _VALUES.items():
         try:
-            given = _replaced(case, values)
+            given = _replaced(failed, values)
         except Unsupported:
             return None
         try:
@@ -157,16 +145,23 @@ def _own(case: Case) -> _Own | None:
         except Exception:  # of a foreign kernel
             continue
         reference = reference_module.reference(problem, given)
-        interval = interval_module.intervals(problem, given, reference, prepared.contract)[case.place]
-        expected = _in_float64(problem, program.args(problem, given), case.place)
-        actual = (made[case.place] if isinstance(made, tuple) else made).double().cpu()
-        expected, value = expected.cpu().reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
+        interval = interval_module.intervals(problem, given, reference, prepared.contract)[place]
+        tensors = {name: t.double() for name, t in program.args(problem, given).items()}
+        wide: Any = program.build(problem)(**tensors)  # the script computes its reference in this way
+        expected, actual = (_placed(x, place).double().cpu() for x in (wide, made))
+        expected, value = expected.reshape(output.returned_shape), views.forth(interval.value, output.view_steps)
         if not bool(value.isfinite().all()) or not torch.allclose(expected, value, rtol=1e-12, atol=1e-12):
             continue
         bound = float(torch.maximum(interval.hi - interval.value, interval.value - interval.lo).max())
         if actual.shape == value.shape and bool((~((actual - value).abs() <= bound)).any()):
-            return _Own(values, bound)
+            return _Own(kind, bound)
     return None
+
+
+def _placed(made: Any, place: int) -> torch.Tensor:
+    """One of a program's results."""
+    found: torch.Tensor = made[place] if isinstance(made, tuple) else made
+    return found
 
 
 # -- the text ---------------------------------------------------------------------------------------------
@@ -212,41 +207,11 @@ def _literal(tensor: torch.Tensor) -> str:
 _STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
-def _wrapped(statement: str, indent: int) -> list[str]:
+def _statement(text: str, indent: int) -> str:
     """A long call or literal over as many lines as it takes; a string in it stays on one."""
-    kept = _STRING.sub(lambda found: found[0].replace(" ", "\0"), statement)
+    kept = _STRING.sub(lambda found: found[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(kept, 116, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\0", " ") for line in lines]
-
-
-def _head(case: Case, own: _Own | None) -> list[str]:
-    outcome = case.outcome
-    reason = outcome.reason.text if outcome.reason else ""
-    title = f"{outcome.problem} on {outcome.who}: {reason}".replace("\\", "/").replace('"""', "'''")
-    candidate = outcome.candidate or ", ".join(outcome.chosen)
-    named = f"Candidate {candidate}.  " if candidate else ""
-    kind = next((k for k, v in _VALUES.items() if own is not None and v == own.values), "")
-    values = f"here with {kind}" if kind else f"distribution {outcome.distribution or '-'}, seed {outcome.seed}"
-    needed = [] if own is not None or case.interval is None else ["the .pt file beside it"]
-    needed += case.recipe.needs
-    needs = f"Needs {' and '.join(['torch', *needed])}" if needed else "Needs torch alone"
-    ends = "Exit status: 1 the failure is there, 0 it is not, 2 something else went wrong."
-    lines = textwrap.wrap(title, 112)[:3]
-    return [
-        f'"""{lines[0]}',
-        *lines[1:],
-        "",
-        *textwrap.wrap(f"{named}Seen on torch {torch.__version__}, {values}.", 112)[:3],
-        *textwrap.wrap(f"{needs}.  {ends}", 119),
-        '"""',
-    ]
-
-
-def _options(recipe: Recipe) -> dict[str, object]:
-    options = dict(recipe.options)
-    if not recipe.caches:
-        options["fx_graph_cache"] = False
-    return options
+    return "\n".join(lines).replace("\0", " ")
 
 
 def script(case: Case) -> Script:
@@ -258,61 +223,33 @@ def script(case: Case) -> Script:
     Raises:
         Unsupported: when PyTorch alone cannot show it.
     """
-    outcome, given = case.outcome, case.operands
-    tensors = program.args(given.problem, given)
-    own = _own(case) if outcome.status is Status.INCORRECT else None
-    wrong = case.interval is not None and case.actual is not None
+    outcome, evidence = case.outcome, case.evidence
+    code = outcome.reason.code if outcome.reason else ""
+    wrong = evidence.interval is not None and evidence.actual is not None
     if outcome.status is Status.INCORRECT and not wrong:
-        code = outcome.reason.code if outcome.reason else ""
         raise Unsupported("no-script", f"a script shows a wrong result, a crash or a fallback, not {code}")
     if case.warm == "others":
         raise Unsupported("no-script", "it fails after other programs were compiled, and a script holds one program")
-    if outcome.reason is not None and outcome.reason.code in {"other-isa", "other-micro-kernel"}:
+    if code in {"other-isa", "other-micro-kernel"}:
         raise Unsupported("no-script", "a disassembly shows the wrong instruction set, and a script has none")
+    own = _own(evidence) if outcome.status is Status.INCORRECT else None
     saved = wrong and own is None
-    lines = _lines(case, tensors, own, saved=saved)
+    lines = _rendered(case, own, code, saved=saved).splitlines()
     if len(lines) >= LONGEST:  # one empty line between two functions does
         lines = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
     if len(lines) >= LONGEST:
         begin = lines.index('"""') + 1
         lines = lines[:begin] + [line for line in lines[begin:] if line]
-    return Script(
-        "\n".join(lines) + "\n",
-        _saved(case, tensors) if saved else {},
-    )
+    return Script("\n".join(lines) + "\n", _saved(evidence) if saved else {})
 
 
-def _saved(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    assert case.interval is not None
-    interval, steps = case.interval, case.operands.problem.outputs[case.place].view_steps
-    ends = {"lo": interval.lo, "hi": interval.hi, "expected": interval.expected, "signed": interval.signed}
-    return {**tensors, **{name: views.forth(end, steps) for name, end in ends.items()}}
-
-
-def _imports(case: Case, *, died: bool, fallback: bool) -> str:
-    """The modules of the standard library that the script uses."""
-    names = {"sys", "traceback"}
-    names |= {"os", "tempfile"} if case.recipe.caches else set()
-    names |= {"subprocess"} if died or case.warm == "elsewhere" else set()
-    names |= {"re"} if fallback else set()
-    names |= {"runpy"} if case.recipe.matmul else set()
-    names |= {"ctypes", "mmap"} if died and case.operands.device == "cpu" else set()
-    return ", ".join(sorted(names))
-
-
-def _result(case: Case) -> str:
-    """The expression of the judged result, with ``RESULT`` for what the program returns."""
-    problem = case.operands.problem
-    if problem.several:
-        flat = ".flatten(1, 2)" if problem.has("a.3d") and not problem.has("out.2d") else ""
-        return f"torch.stack(RESULT){flat}"
-    return f"RESULT[{case.place}]" if len(problem.outputs) > 1 else "RESULT"
-
-
-def _raised(outcome: Outcome) -> str:
-    """The class of the exception that a crash ended with, "" where it was none."""
-    kind = outcome.reason.code.rpartition("-")[2] if outcome.reason else ""
-    return kind if outcome.status is Status.CRASHED and kind[:1].isupper() else ""
+def _saved(evidence: Evidence) -> dict[str, torch.Tensor]:
+    """The failing operands and what the result may be."""
+    assert evidence.interval is not None
+    problem, interval = evidence.operands.problem, evidence.interval
+    steps = problem.outputs[evidence.place].view_steps
+    ends = {name: views.forth(getattr(interval, name), steps) for name in ("lo", "hi", "expected", "signed")}
+    return program.args(problem, evidence.operands) | ends
 
 
 @functools.cache
@@ -321,46 +258,34 @@ def _template() -> jinja2.Template:
 
     loader = jinja2.PackageLoader("pytest_gemm.failures")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters |= {"repr": repr, "dict": dict}
+    made.filters |= {"repr": repr, "dict": dict, "prose": textwrap.wrap, "statement": _statement}
     return made.get_template("repro.py.j2")
 
 
-def _lines(case: Case, tensors: dict[str, torch.Tensor], own: _Own | None, *, saved: bool) -> list[str]:
-    """The script, line by line: the template ``repro.py.j2`` with what the case fills in."""
-    outcome, recipe, problem = case.outcome, case.recipe, case.operands.problem
-    constants = [n for n in tensors if n in recipe.constants]
-    cuda, compiled = case.operands.device == "cuda", recipe.how != "eager"
-    fallback = outcome.status is Status.FALLBACK and compiled
-    died = outcome.reason is not None and outcome.reason.code in {"process-died", "can-crash", "page-guard"}
-    formula = own.values if own is not None else _VALUES["small integers"]
-    seeds = _seeds(tensors)
-
-    def made(name: str, other: int = 0) -> str:
-        return f"{name}=tensor({_literal(tensors[name])}, {seeds[name] + other})"
-
-    given = ", ".join(f"{n}=saved[{n!r}]" if saved else made(n) for n in tensors)
-    others = ", ".join(made(n, 100) for n in constants)
-    text = _template().render(
-        head="\n".join(_head(case, own)),
-        imports=_imports(case, died=died, fallback=fallback),
+def _rendered(case: Case, own: _Own | None, code: str, *, saved: bool) -> str:
+    """The template ``repro.py.j2`` with the facts of the case."""
+    outcome, recipe, given = case.outcome, case.recipe, case.evidence.operands
+    tensors, compiled = program.args(given.problem, given), recipe.how != "eager"
+    kind = code.rpartition("-")[2]
+    return _template().render(
+        outcome=outcome,
+        reason=outcome.reason.text if outcome.reason else "",
         recipe=recipe,
-        problem=problem,
+        problem=given.problem,
+        place=case.evidence.place,
+        torch_version=torch.__version__,
+        own=own,
+        wrong=case.evidence.interval is not None,
         saved=saved,
         compiled=compiled,
-        fallback=fallback,
-        died=died,
-        cuda=cuda,
+        fallback=outcome.status is Status.FALLBACK and compiled,
+        died=code in {"process-died", "can-crash", "page-guard"},
+        cuda=given.device == "cuda",
         warm=case.warm,
-        options="\n".join(_wrapped(f"OPTIONS = {_options(recipe)!r}", 11)),
-        formula=formula if not saved or case.warm or recipe.dynamic else "",
-        pages=(outcome.case.guard or "end") if died and not cuda else "",
-        traced=traced(problem, list(tensors), recipe.matmul is not None),
-        inputs=[n for n in tensors if n not in constants],
-        constants=constants,
-        given="\n".join(_wrapped(f"given = dict({given})", 13)),
-        other="\n".join(_wrapped(f"    other = {{**given, **dict({others})}}", 8)),
-        raised=_raised(outcome),
-        bound=repr(own.bound) if own is not None else "",
-        result=_result(case),
+        formula=_VALUES[own.kind if own else "small integers"] if not saved or case.warm or recipe.dynamic else "",
+        traced=traced(given.problem, list(tensors), recipe.matmul is not None),
+        inputs=[n for n in tensors if n not in recipe.constants],
+        constants=[n for n in tensors if n in recipe.constants],
+        tensors={name: _literal(t) for name, t in tensors.items()},
+        raised=kind if outcome.status is Status.CRASHED and kind[:1].isupper() else "",
     )
-    return text.splitlines()

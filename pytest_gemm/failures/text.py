@@ -23,33 +23,27 @@ class Rerun:
 
     def line(self, outcome: Outcome) -> str:
         """The command that runs just this case again, with the candidate that it was."""
-        options = self.options
-        choice = outcome.candidate
-        if f"{_CHOICES}winner" in options and len(outcome.chosen) == 1:
-            choice = outcome.chosen[0]  # another one may win the next time
-        if choice:
-            options = (*(o for o in options if not o.startswith(_CHOICES)), f"{_CHOICES}{choice}")
+        case = outcome.case
+        candidate = case.candidate
+        if "--gemm-candidates=winner" in self.options and len(outcome.chosen) == 1:
+            candidate = outcome.chosen[0]  # another one may win the next time
+        own = {"--gemm-candidates=": candidate, "--gemm-threads=": str(case.threads or "")}
+        replaced = tuple(option for option, value in own.items() if value)
         words = [
             "pytest",
             *self.target.split(),
-            f"--gemm-backends={outcome.backend}",
-            f"--gemm-problem={outcome.problem}",
+            f"--gemm-backends={case.backend}",
+            f"--gemm-problem={case.problem}",
+            f"--gemm-seed={outcome.seed}",
+            *(option for option in self.options if not option.startswith(replaced)),
         ]
-        if outcome.case.threads:
-            options = (*(o for o in options if not o.startswith(_THREADS)), f"{_THREADS}{outcome.case.threads}")
-        words += [f"--gemm-seed={outcome.seed}", *options]
-        words += [f"--gemm-modes={outcome.mode}"] if outcome.mode else []
-        words += [f"--gemm-isa={outcome.case.isa}"] if outcome.case.isa else []
-        words += ["--gemm-guard=pages"] if outcome.case.guard else []
+        own |= {
+            "--gemm-modes=": case.mode.value,
+            "--gemm-isa=": case.isa,
+            "--gemm-guard=": "pages" if case.guard else "",
+        }
+        words += [f"{option}{value}" for option, value in own.items() if value]
         return " ".join(map(shlex.quote, words))
-
-
-_CHOICES = "--gemm-candidates="
-_THREADS = "--gemm-threads="
-
-
-def _indent(text: str, by: str = "  ") -> str:
-    return "\n".join(by + line if line else line for line in text.splitlines())
 
 
 def failure(outcome: Outcome, rerun: Rerun) -> str:
@@ -58,20 +52,18 @@ def failure(outcome: Outcome, rerun: Rerun) -> str:
     lines = [f"{outcome.problem} on {outcome.who}: {outcome.status}: {reason}"]
     details = outcome.details.removeprefix(reason).lstrip("\n")  # a mismatch begins with its own summary
     if details:
-        lines.append(_indent(textwrap.dedent(details)))
-    if outcome.candidate:
-        lines.append(f"  candidate {outcome.candidate}")
+        lines.append(textwrap.indent(textwrap.dedent(details).rstrip("\n"), "  "))
     kernels = ", ".join(outcome.kernels) or "unknown"
-    lines.append(f"  kernel {kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}")
-    if outcome.sampled:
-        lines.append(f"  {outcome.sampled}")
-    if outcome.case.guard:
-        lines.append(f"  operands and results {outcome.case.guard} at guard pages")
-    if outcome.eager:
-        lines.append(f"  beside eager: {outcome.eager}")
-    if outcome.known_failure:
-        lines.append(f"  known failure: {outcome.known_failure}")
-    if outcome.reason and outcome.reason.remedy:
-        lines.append(f"  remedy: {outcome.reason.remedy}")
+    guard = outcome.case.guard
+    facts = {
+        "candidate ": outcome.candidate,
+        "kernel ": f"{kernels}; distribution {outcome.distribution or '-'}, seed {outcome.seed}",
+        "": outcome.sampled,
+        "operands and results ": guard and f"{guard} at guard pages",
+        "beside eager: ": outcome.eager,
+        "known failure: ": outcome.known_failure,
+        "remedy: ": outcome.reason.remedy if outcome.reason else "",
+    }
+    lines += [f"  {name}{fact}" for name, fact in facts.items() if fact]
     lines.append(f"  rerun: {rerun.line(outcome)}")
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.case_id import CaseId, Device, Mode
-from pytest_gemm.failures import artifacts, error_map, repro
+from pytest_gemm.failures import artifacts, repro
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging import verdict as verdict_module
 from pytest_gemm.judging.case import Case, Evidence, Judged
@@ -126,7 +126,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
         reference = reference_module.reference(problem, given)
         interval = interval_module.intervals(problem, given, reference, Contract("f32", "either"))[0]
         facts = {"interval": interval, "actual": interval.expected.float()}
-    case = repro.Case(failed(line, *outcome), backend.recipe(problem, given, request), given, warm=warm, **facts)
+    case = repro.Case(failed(line, *outcome), backend.recipe(problem, given, request), Evidence(given, **facts), warm)
     made = repro.script(case)
     assert len(made.text.splitlines()) < repro.LONGEST
     assert max(map(len, made.text.splitlines())) <= 120
@@ -146,7 +146,7 @@ def test_scripts_are_short_and_python(line: str, outcome: tuple[Status, str], wa
 def test_a_script_sets_the_precision_of_the_problem(line: str, high: bool, full: bool) -> None:
     problem = Problem.parse(line)
     given = dataclasses.replace(tensors.make(problem, "int-2", 0), device=Device.CUDA)
-    text = repro.script(repro.Case(failed(line, Status.CRASHED, "prepare-X"), Recipe(), given)).text
+    text = repro.script(repro.Case(failed(line, Status.CRASHED, "prepare-X"), Recipe(), Evidence(given))).text
     assert ('torch.set_float32_matmul_precision("high")' in text) is high
     assert ("allow_fp16_reduced_precision_reduction = False" in text) is full
 
@@ -156,7 +156,7 @@ def test_operands_beside_a_guard_page_keep_their_distance_from_an_aligned_addres
     problem = Problem.parse("woq_int8:bf16-i8-bf16:nt:1x16x32:a.offset")
     given = tensors.make(problem, "int-2", 0)
     outcome = failed(problem.line, Status.CRASHED, "process-died")
-    text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given), given)).text
+    text = repro.script(repro.Case(outcome, CppBackend().recipe(problem, given), Evidence(given))).text
     scope: dict[str, Any] = {}
     exec(
         text[: text.index("def program")].replace("import torch, torch._inductor.config", "import torch"), scope
@@ -175,7 +175,9 @@ def test_a_script_of_cutlass_is_python_and_names_no_folder_of_this_machine(monke
     given = tensors.make(problem, "int-2", 0)
     name = f"cutlass3x_sm90_{'f16_' * 20}128x256x64,swizzle=1"  # which Inductor has with a space for the comma
     recipe = CutlassBackend().recipe(problem, given, BuildRequest(candidate=name))
-    text = repro.script(repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", name), recipe, given)).text
+    text = repro.script(
+        repro.Case(failed(problem.line, Status.CRASHED, "prepare-X", name), recipe, Evidence(given))
+    ).text
     compile(text, "repro.py", "exec")
     assert "swizzle=1$" in text
     assert "/somewhere" not in text
@@ -253,7 +255,7 @@ def test_forcing_knows_cutlass_and_decompose_k() -> None:
     ],
 )
 def test_the_tile_is_read_out_of_a_candidate_s_name(candidate: str, tile: tuple[int, int] | None) -> None:
-    assert error_map.tile(candidate) == tile
+    assert artifacts.tile(candidate) == tile
 
 
 def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_the_map_is_above_one_exactly_where_the_result_is_wrong(tmp_path: Path) 
     assert (found > 1).nonzero().tolist() == [[2, 3], [5, 7]]
     assert found[5, 7] == torch.inf
     path = tmp_path / "map.png"
-    error_map.draw(path, actual, interval, "a title", "triton_mm-4x8x32,s4,w8")
+    artifacts.draw(path, actual, interval, "a title", "triton_mm-4x8x32,s4,w8")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
