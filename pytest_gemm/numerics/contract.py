@@ -4,9 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
 
-from pytest_gemm.problem.dtypes import DType
+from pytest_gemm.problem.dtypes import DTYPES, DType
+
+
+class Sums(NamedTuple):
+    """The type of partial sums.
+
+    Attributes:
+        u: unit roundoff.
+        precision: significand bits; of integers those of the float64 that computes their reference.
+        smallest: the smallest number above 0; 0 where nothing underflows.
+        largest: the largest finite number.
+    """
+
+    u: float
+    precision: int
+    smallest: float
+    largest: float
+
+
+def smallest_of(dtype: DType) -> float:
+    """The smallest subnormal of a float type."""
+    return 2.0 ** (dtype.emin - dtype.precision + 1)
+
+
+_SUMS: Final[Mapping[str, Sums]] = {
+    **{
+        name: Sums(d.unit_roundoff, d.precision, smallest_of(d), d.max_finite)
+        for name, d in DTYPES.items()
+        if d.is_float
+    },
+    "i32": Sums(0.0, 53, 0.0, math.inf),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +77,9 @@ class Contract:
     or_scalar: bool = False
 
     @property
-    def unit_roundoff(self) -> float:
-        """u of the accumulator's type."""
-        return {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "i32": 0.0}[self.accumulate]
+    def sums(self) -> Sums:
+        """The accumulator's type."""
+        return _SUMS[self.accumulate]
 
     def run(self, k: int) -> int:
         """How many of ``k`` products a tensor core adds before its sum is promoted: all, or P."""
@@ -85,7 +117,7 @@ class Contract:
         if self.narrow_partials:
             assert out is not None
             rest += self.slices * out.unit_roundoff
-        scalar = (k + self.slices - 1 + extra_terms) * self.unit_roundoff
+        scalar = (k + self.slices - 1 + extra_terms) * self.sums.u
         if not self.alignment_bits:
             return scalar + rest
         cut = 2.0**-self.alignment_bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from pytest_gemm.numerics.rounding import round_to
-from pytest_gemm.numerics.span import F32_SMALLEST_NORMAL, Arithmetic, Span, keep_infinite, union
+from pytest_gemm.numerics.span import F32_SMALLEST_NORMAL, Arithmetic, Span
 from pytest_gemm.problem.dtypes import DTYPES, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Domain, Step, StepKind
+
+# Bound before any backend's code is there, which could replace a name in the module.
+_F: Final = types.SimpleNamespace(**vars(F))
+_F32: Final = DTYPES["f32"]
 
 
 def requantised(problem: Problem, span: Span) -> tuple[Span, Span]:
@@ -30,35 +35,23 @@ def requantised(problem: Problem, span: Span) -> tuple[Span, Span]:
     assert step is not None
     scale, zero = step.numbers
     low, high = (0.0 if out.name == "u8" else -128.0), out.max_finite
-    f32 = DTYPES["f32"]
+    exact = _is_power_of_two(scale)
     y = span.map(lambda x: x / scale)
-    if math.frexp(scale)[0] != 0.5 or not span.thin:
-        size = torch.maximum(y.lo.abs(), y.hi.abs())
-        y = y.widen(size * ((3 if math.frexp(scale)[0] != 0.5 else 0) * f32.unit_roundoff))
+    if not exact or not span.thin:
+        y = y.widen(y.size * ((0 if exact else 3) * _F32.unit_roundoff))
     after = y.map(lambda x: torch.round(x) + zero)
-    shifted = y.map(lambda x: torch.round(round_to(x + zero, f32)))
-    codes = union(after, shifted).map(lambda x: x.clamp(low, high))
+    shifted = y.map(lambda x: torch.round(round_to(x + zero, _F32)))
+    codes = after.union(shifted).map(lambda x: x.clamp(low, high))
     return codes, y.map(lambda x: (x + zero).clamp(low, high))
 
 
-def around(value: torch.Tensor, error: torch.Tensor) -> Span:
-    """value +- error; infinities and NaN stay what they are."""
-    span = Span(value - error, value + error)
-    if bool(torch.isfinite(value.sum())):
-        return span  # no element is NaN or Inf (a finite sum that overflows only costs time)
-    finite = value.isfinite()
-    return Span(torch.where(finite, span.lo, value), torch.where(finite, span.hi, value))
+def _is_power_of_two(x: float) -> bool:
+    return math.frexp(x)[0] == 0.5
 
 
-def as_f32(x: float) -> float:
-    """Rounded to f32."""
-    return float(torch.tensor(x, dtype=torch.float64).to(torch.float32))
-
-
-# -- epilogue ------------------------------------------------------------------------------------
-
-# Bound before any backend's code is there, which could replace a name in the module.
-_F: Final = types.SimpleNamespace(**vars(F))
+def in_dtype(x: float, dtype: DType = _F32) -> float:
+    """A number of the program as a kernel may hold it: rounded, by default to f32."""
+    return float(round_to(torch.tensor(x, dtype=torch.float64), dtype))
 
 
 def apply(step: Step, x: torch.Tensor, r: torch.Tensor | None) -> torch.Tensor:
@@ -104,13 +97,23 @@ def undefined_at(step: Step, span: Span, r: torch.Tensor | None) -> torch.Tensor
     return None
 
 
-def times(span: Span, r: torch.Tensor) -> Span:
-    """span * r for an exact r of any sign."""
-    lo = span.lo * r
-    if span.thin:
-        return Span(lo, lo)
-    hi = span.hi * r
-    return Span(torch.minimum(lo, hi), torch.maximum(lo, hi))
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """One step of the epilogue.
+
+    Attributes:
+        step: of the epilogue.
+        span: the enclosure of the value that it is applied to.
+        operand: the bias or residual that it meets, float64; empty for none.
+        arithmetic: how the step is computed.
+        dtype: of the tensor that eager PyTorch makes.
+    """
+
+    step: Step
+    span: Span
+    operand: torch.Tensor
+    arithmetic: Arithmetic
+    dtype: DType
 
 
 def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithmetic, dtype: DType) -> Span:
@@ -119,123 +122,94 @@ def step_span(step: Step, span: Span, r: torch.Tensor | None, arithmetic: Arithm
     Exact steps (relu, clamp, sums and products that are representable) leave an enclosure without width
     as it is: the exact tier stays exact through them.
     """
-    if step.name in _WITH_RESIDUAL:
-        assert r is not None
-        return _WITH_RESIDUAL[step.name](step, span, r, arithmetic)
-    if step.name in _WITH_NUMBERS:
-        return _WITH_NUMBERS[step.name](step, span, arithmetic, dtype)
-    return _curve_span(step, span, arithmetic)
+    one = _Pass(step, span, torch.empty(0) if r is None else r, arithmetic, dtype)
+    if step.name in _ROUNDED:
+        return arithmetic.basic(_ROUNDED[step.name](one))
+    return _OTHERS.get(step.name, _curve)(one)
 
 
-def _sum_span(step: Step, span: Span, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
-    term = _accumulated(step, r, arithmetic)
-    lo = span.lo + term.lo
-    return arithmetic.basic(Span(lo, lo if span.thin and term.thin else span.hi + term.hi))
-
-
-def _div_span(_: Step, span: Span, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
-    lo = span.lo / r
-    hi = lo if span.thin else span.hi / r
-    quotient = Span(torch.minimum(lo, hi), torch.maximum(lo, hi))
+def _div(p: _Pass) -> Span:
+    quotient = p.span.turned(lambda x: x / p.operand)
     # Triton divides f32 with div.full, which is good to 2 ulp (PTX ISA), that is 4 u.
-    return keep_infinite(quotient, quotient.widen(4 * arithmetic.u * torch.maximum(lo.abs(), hi.abs())))
+    return quotient.widen_finite(4 * p.arithmetic.u * quotient.size)
 
 
-def _leaky_relu_span(step: Step, span: Span, arithmetic: Arithmetic, _: DType) -> Span:
+def _leaky_relu(p: _Pass) -> Span:
     """x > 0 ? x : slope * x.  For a span across 0 both branches count, and so does the value 0 itself."""
-    slope = step.numbers[0]
-    steep = arithmetic.basic(_either_factor(span, slope, arithmetic))
+    span, slope = p.span, p.step.numbers[0]
+    steep = p.arithmetic.basic(_either_factor(p))
     if slope >= 0.0:
         lo = torch.where(span.lo > 0, span.lo, steep.lo)
-        if span.thin and steep.thin:
-            return Span(lo, lo)
         # The upper end of a factor's hull on negative numbers is the smaller magnitude: right for hi.
-        return Span(lo, torch.where(span.hi > 0, span.hi, steep.hi))
+        return Span(lo, lo if span.thin and steep.thin else torch.where(span.hi > 0, span.hi, steep.hi))
     # The ends of slope * [lo, hi] are in order already.
     lo = torch.where(span.lo > 0, span.lo, torch.where(span.hi > 0, 0.0, steep.lo))
     hi = torch.where(span.lo > 0, span.hi, torch.maximum(steep.hi, torch.where(span.hi > 0, span.hi, -math.inf)))
     return Span(lo, hi)
 
 
-def _accumulated(step: Step, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
+def accumulated(step: Step, r: torch.Tensor, arithmetic: Arithmetic) -> Span:
     """What ``sum`` adds of its residual, ``(r - zero) scale``; r itself where it has none.
 
     The scale is rounded to the working precision; in ``s r - s z`` both products and the difference are rounded, each
     by at most u: in all 4 u s (|r| + |z|).  Small integers times a power of two are exact.
     """
     scale, zero = step.numbers
-    value = (r - zero) * scale
-    if math.frexp(scale)[0] == 0.5:
-        return Span(value, value)
-    return around(value, (r.abs() + abs(zero)) * (4 * arithmetic.u * scale))
+    error = None if _is_power_of_two(scale) else (r.abs() + abs(zero)) * (4 * arithmetic.u * scale)
+    return Span.of((r - zero) * scale, error)
 
 
-def _either_factor(span: Span, factor: float, arithmetic: Arithmetic) -> Span:
-    """span times a constant that the kernel holds in the working precision, or in float64 as Python wrote it."""
-    product = times(span, torch.tensor(factor, dtype=torch.float64))
-    if arithmetic.working.name == "f64" or as_f32(factor) == factor:
-        return product
-    other = times(span, torch.tensor(as_f32(factor), dtype=torch.float64))
-    return Span(torch.minimum(product.lo, other.lo), torch.maximum(product.hi, other.hi))
+def _either_factor(p: _Pass) -> Span:
+    """The span times a constant that the kernel holds in the working precision, or in float64 as Python wrote it."""
+    factor = p.step.numbers[0]
+    product, held = p.span.times(factor), in_dtype(factor)
+    return product if p.arithmetic.working.name == "f64" or held == factor else product.cover(p.span.times(held))
 
 
-def _clamp(step: Step, span: Span, dtype: DType) -> Span:
+def _clamp(p: _Pass) -> Span:
     """Clamp; its limits may be held in float64, in f32 or in the tensor's dtype."""
-
-    def variants(limit: float) -> tuple[float, float]:
-        exact = torch.tensor(limit, dtype=torch.float64)
-        found = [limit, as_f32(limit), float(round_to(exact, dtype))]
-        return min(found), max(found)
-
-    (low_min, low_max), (high_min, high_max) = variants(step.numbers[0]), variants(step.numbers[1])
-    if low_min == low_max and high_min == high_max:
-        return span.map(lambda x: torch.clamp(x, low_min, high_min))
-    return Span(torch.clamp(span.lo, low_min, high_min), torch.clamp(span.hi, low_max, high_max))
+    limits = [(x, in_dtype(x), in_dtype(x, p.dtype)) for x in p.step.numbers]
+    lowest, highest = ([pick(variants) for variants in limits] for pick in (min, max))
+    lo = p.span.lo.clamp(*lowest)
+    return Span(lo, lo if p.span.thin and lowest == highest else p.span.hi.clamp(*highest))
 
 
-def _curve_span(step: Step, span: Span, arithmetic: Arithmetic) -> Span:
+def _curve(p: _Pass) -> Span:
     """The range of an activation over the span, widened by the error that its table entry allows."""
-    curve = step.spec.curve
-    assert curve is not None, step
-    ends = span.map(lambda x: apply(step, x, None))
+    span, curve = p.span, p.step.spec.curve
+    assert curve is not None, p.step
+    ends = span.map(lambda x: apply(p.step, x, None))
     if curve.error is None:
         return ends
-    lo, hi = ends.lo, ends.hi
     if curve.minimum is not None:
         at, least = curve.minimum
-        lo, hi = torch.minimum(lo, hi), torch.maximum(lo, hi)
+        ends = Span(torch.minimum(ends.lo, ends.hi), torch.maximum(ends.lo, ends.hi))
         if not span.thin:
-            lo = torch.where((span.lo < at) & (span.hi > at), least, lo)
+            ends.lo = torch.where((span.lo < at) & (span.hi > at), least, ends.lo)
     domain = Domain(
-        x=torch.maximum(span.lo.abs(), span.hi.abs()),
-        y=torch.maximum(lo.abs(), hi.abs()),
+        x=span.size,
+        y=ends.size,
         below=(-span.lo).clamp(0.0, 800.0),
-        u=arithmetic.u,
-        flush=F32_SMALLEST_NORMAL if arithmetic.working.name != "f64" else 2.0**-1022,
+        u=p.arithmetic.u,
+        flush=F32_SMALLEST_NORMAL if p.arithmetic.working.name != "f64" else 2.0**-1022,
     )
-    error = curve.error(domain)
-    result = keep_infinite(Span(lo, hi), Span(lo - error, hi + error))
+    result = ends.widen_finite(curve.error(domain))
     # Saturated ends are exact in every implementation, and no implementation leaves a function's range there.
-    zero = span.hi <= curve.zero_below
     if math.isfinite(curve.zero_below):
+        zero = span.hi <= curve.zero_below
         result = Span(torch.where(zero, 0.0, result.lo), torch.where(zero, 0.0, result.hi))
-    low, high = curve.range
-    return Span(result.lo.clamp(low, high), result.hi.clamp(low, high))
+    return Span(result.lo.clamp(*curve.range), result.hi.clamp(*curve.range))
 
 
-# Enclosures of the steps that meet a residual, and of those that have numbers.
-_WITH_RESIDUAL: Final[Mapping[str, Callable[[Step, Span, torch.Tensor, Arithmetic], Span]]] = {
-    **dict.fromkeys(("bias", "add"), lambda _, span, r, a: a.basic(span.map(lambda x: x + r))),
-    "sub": lambda _, span, r, a: a.basic(span.map(lambda x: x - r)),
-    "mul": lambda _, span, r, a: a.basic(times(span, r)),
-    "div": _div_span,
-    "sum": _sum_span,
+# Enclosures of the exact result of a step that is rounded once, and of the other steps that are no plain activation.
+_ROUNDED: Final[Mapping[str, Callable[[_Pass], Span]]] = {
+    **dict.fromkeys(("bias", "add"), lambda p: p.span.map(lambda x: x + p.operand)),
+    "sub": lambda p: p.span.map(lambda x: x - p.operand),
+    "mul": lambda p: p.span.turned(lambda x: x * p.operand),
+    "sum": lambda p: p.span.plus(accumulated(p.step, p.operand, p.arithmetic)),
+    "scale": _either_factor,
 }
-_WITH_NUMBERS: Final[Mapping[str, Callable[[Step, Span, Arithmetic, DType], Span]]] = {
-    "clamp": lambda step, span, _, dtype: _clamp(step, span, dtype),
-    "scale": lambda step, span, a, _: a.basic(_either_factor(span, step.numbers[0], a)),
-    "leaky_relu": _leaky_relu_span,
-}
+_OTHERS: Final[Mapping[str, Callable[[_Pass], Span]]] = {"div": _div, "clamp": _clamp, "leaky_relu": _leaky_relu}
 
 
 def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
@@ -249,10 +223,10 @@ def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
             drops a conversion to a narrower type (its option ``emulate_precision_casts`` says so).
     """
     found = span.round(target)
-    if target.precision >= DTYPES["f32"].precision or not target.is_float:
+    if target.precision >= _F32.precision or not target.is_float:
         return found
-    if not source.is_float or source.precision > DTYPES["f32"].precision:
-        through = span.round(DTYPES["f32"])
-        found = union(found, through.round(target))
+    if not source.is_float or source.precision > _F32.precision:
+        through = span.round(_F32)
+        found = found.union(through.round(target))
         span = span if source.is_float else through
-    return union(found, span) if passing else found
+    return found.union(span) if passing else found

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.reference import Reference, addend_of, as_added, grid, scale_of
+from pytest_gemm.numerics.contract import Contract, smallest_of
+from pytest_gemm.numerics.reference import Reference, addend_of, as_added, grid, largest_of, with_addend
 from pytest_gemm.numerics.rounding import round_to
+from pytest_gemm.numerics.span import Span, Tier, powers_of_two
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
     from pytest_gemm.operands.tensors import Operands
-
-
-Tier = Literal["exact", "hard", "statistical"]
 
 # Probability with which a correct kernel may leave the statistical interval, over a whole output.
 _FALSE_ALARM: Final = 1e-9
@@ -39,29 +38,47 @@ class Bounding:
     reference: Reference
     contract: Contract
 
+    @functools.cached_property
+    def addend(self) -> torch.Tensor | None:
+        """What the op itself adds, see :func:`addend_of`."""
+        return addend_of(self.problem, self.operands)
 
-def error_of(
-    given: Bounding,
-    addend: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    value: torch.Tensor,
+    @functools.cached_property
+    def scale(self) -> torch.Tensor | None:
+        """What multiplies the product, see :attr:`Operands.scale`."""
+        return self.operands.scale
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The product with its own bias and scale, without any error."""
+        return with_addend(self.problem, self.reference.c, self.scale, self.addend)
+
+
+def enclosed(given: Bounding, value: torch.Tensor, addend: torch.Tensor | None) -> tuple[Span, Tier]:
+    """The enclosure of ``value``, the product with scale and ``addend``, before any rounding; and its tier."""
+    error, tier = _error_of(given, value, addend, given.scale, given.problem.alpha)
+    return Span.of(value, error), tier
+
+
+def enclosed_product(given: Bounding) -> Span:
+    """The enclosure of the bare product."""
+    return Span.of(given.reference.c, _error_of(given, given.reference.c, None, None, 1.0)[0])
+
+
+def _error_of(
+    given: Bounding, value: torch.Tensor, addend: torch.Tensor | None, scale: torch.Tensor | None, alpha: float
 ) -> tuple[torch.Tensor | None, Tier]:
-    """D, the error of ``value`` before any rounding to the output's dtype, and its tier; ``None`` for D = 0.
-
-    With ``addend`` and ``scale`` for the op's full value, without them for the bare product.
-    """
+    """D, the error of ``value`` before any rounding to the output's dtype, and its tier; ``None`` for D = 0."""
     problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
-    k = problem.shape.k
-    full = addend is not None or scale is not None or value is not reference.c
-    alpha = problem.alpha if full else 1.0
+    k, u = problem.shape.k, contract.sums.u
     if alpha == 0.0 or k == 0:
         # Nothing is summed.  beta * bias is one rounding in the working precision, none if beta is 1.
         if addend is None or problem.beta == 1.0:
             return None, "exact"
         if problem.dtypes.out.name != "f64" and torch.equal(round_to(value, DTYPES["f32"]), value):
             return None, "exact"
-        return value.abs() * (2 * contract.unit_roundoff) + 2.0**-149, "hard"
-    if _is_exact(given, addend, scale, alpha):
+        return value.abs() * (2 * u) + 2.0**-149, "hard"
+    if _is_exact(given, addend, alpha):
         return None, "exact"
 
     # Roundings of the op's own arithmetic beyond the sum: scale or alpha, beta, the addition.  Two scales are two, in
@@ -74,21 +91,17 @@ def error_of(
         x = x if factor == 1.0 else x * factor
         return x if scale is None else x * scale.abs()
 
-    big = gauge(reference.big)
     theta = contract.theta(k, extra, out=problem.dtypes.out)
-    hard = big * (theta + reference.own_theta)
+    error = gauge(reference.big) * (theta + reference.own_theta)
     if addend is not None:
         # It may be where the sum begins, unless the sum is scaled first.
-        hard += addend.abs() * (extra * contract.unit_roundoff if scales else theta - contract.input_error)
-    error = hard
+        error += addend.abs() * (extra * u if scales else theta - contract.input_error)
     tier: Tier = "hard"
     if statistics_apply(problem, operands):
-        statistical = _statistical(given, addend, gauge, value, extra)
-        error = torch.minimum(hard, statistical)
+        error = torch.minimum(error, _statistical(given, addend, gauge, value, extra))
         tier = "statistical"
     # What rounding leaves out: underflow, and the reference's own error.
-    largest = 1.0 if scale is None or not scale.numel() else float(scale.abs().amax())
-    error += _underflow(problem, contract, factor * largest)
+    error += _underflow(given, factor * (1.0 if scale is None or not scale.numel() else float(scale.abs().amax())))
     if reference.slack is not None:
         error += gauge(reference.slack)
     if addend is not None or factor != 1.0 or scale is not None:
@@ -96,65 +109,43 @@ def error_of(
     return error, tier
 
 
-def _is_exact(
-    given: Bounding,
-    addend: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    alpha: float,
-) -> bool:
+def _is_exact(given: Bounding, addend: torch.Tensor | None, alpha: float) -> bool:
     """Whether every partial sum in any order is representable in the accumulator.
 
     All products are integer multiples of ``quantum``, so are their sums, and none exceeds the gauge: up to
     2^p quanta fit a significand of p bits, or an alignment to f = p bits.  alpha and beta are multiples of powers of
     two that shrink the quantum accordingly.  Partial sums that may be stored in the output's type must fit that too,
     and inputs that may be cut to some bits must have no others.
+
+    The quantum is that of a scaled product, and of the bare one it is the same ratio: scales are powers of two.
     """
     problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
     quantum = operands.quantum
     if quantum <= 0.0 or (contract.input_error and not reference.fits(contract.input_bits)):
         return False
-    precision = {"f64": 53, "f32": 24, "f16": 11, "i32": 53}[contract.accumulate]
-    smallest = {"f64": 2.0**-1074, "f32": 2.0**-149, "f16": 2.0**-24, "i32": 0.0}[contract.accumulate]
+    _, precision, smallest, _ = contract.sums
     highest = math.inf
     if contract.narrow_partials:
         out = problem.dtypes.out
-        precision = min(precision, out.precision)
-        smallest = max(smallest, 2.0 ** (out.emin - out.precision + 1))
-        highest = out.max_finite
+        precision, smallest, highest = min(precision, out.precision), max(smallest, smallest_of(out)), out.max_finite
     smallest_grid = min(grid(alpha), grid(problem.beta) if addend is not None else 1.0, 1.0)
-    limit = 2.0**precision * quantum * smallest_grid
     most = abs(alpha) * reference.largest
-    if contract.alignment_bits:
-        # Terms cut at f bits below the largest lose nothing while that is at most 2^f times their grid.  The terms are
-        # the products, before any scale.
-        limit_aligned = 2.0 ** min(precision, contract.alignment_bits) * operands.base_quantum * grid(alpha)
-        if most > limit_aligned:
+    # Terms cut at f bits below the largest lose nothing while that is at most 2^f times their grid.  The terms are the
+    # products, before any scale.
+    aligned = 2.0 ** min(precision, contract.alignment_bits) * operands.base_quantum * grid(alpha)
+    if contract.alignment_bits and most > aligned:
+        return False
+    if given.scale is not None:
+        if not powers_of_two(given.scale):
             return False
-    if scale is not None:
-        # The quantum is that of a * b * scale.  Only powers of two make the unscaled products as exact.
-        if not bool((torch.frexp(scale)[0].abs() == 0.5).all()):
-            return False
-        scaled = reference.big * scale.abs()
-        most = abs(alpha) * largest_of(scaled)
-    elif operands.scale_b is not None:
-        # The bare product of a scaled one: its own quantum is that of the scaled product over the scale, and the
-        # ratio is the same since scales are powers of two.
-        own = scale_of(operands)
-        assert own is not None
-        return _is_exact(given, addend, own, alpha)
+        most = abs(alpha) * largest_of(reference.big * given.scale.abs())
     if addend is None and operands.bias is not None:
         # A bias that comes as a pass may still be fused into the sum.
         addend = as_added(problem, operands)
-    if addend is not None and addend.numel():
-        finite = addend[addend.isfinite()]
-        most += float(finite.abs().amax()) if finite.numel() else 0.0
+    if addend is not None:
+        most += largest_of(addend)
+    limit = 2.0**precision * quantum * smallest_grid
     return most <= min(limit, highest) and quantum * smallest_grid >= smallest
-
-
-def largest_of(x: torch.Tensor) -> float:
-    """The largest finite magnitude, 0 where there is none."""
-    finite = x[x.isfinite()]
-    return float(finite.abs().amax()) if finite.numel() else 0.0
 
 
 def statistics_apply(problem: Problem, operands: Operands) -> bool:
@@ -189,7 +180,7 @@ def _statistical(
     start = None if operands.scale_b is not None else addend
     root = small if start is None else torch.hypot(small, start.expand_as(small))
     error = root * steps
-    u = 2.0**-24 if contract.alignment_bits else contract.unit_roundoff
+    u = 2.0**-24 if contract.alignment_bits else contract.sums.u
     if extra:
         error += value.abs() * (extra * u)
         if addend is not None:
@@ -215,52 +206,51 @@ def statistical_theta(problem: Problem, contract: Contract, extra: int) -> float
     spread, run = spread_of(problem), contract.run(problem.shape.k)
     steps = spread * math.sqrt(run + contract.slices - 1 + extra)
     if not contract.alignment_bits:
-        return steps * contract.unit_roundoff
+        return steps * contract.sums.u
     steps = (steps + run / 8.0) * 2.0 ** (24 - min(24, contract.alignment_bits))
     return (steps + spread * math.sqrt(contract.promotions(problem.shape.k))) * 2.0**-24
 
 
-def _underflow(problem: Problem, contract: Contract, factor: float) -> float:
+def _underflow(given: Bounding, factor: float) -> float:
     """What products, sums and the op's scalings may lose below the smallest subnormal: half a quantum an operation.
 
     Flushing of subnormals is not allowed for.
     """
-    quantum = {"f64": 2.0**-1074, "f32": 2.0**-149, "f16": 2.0**-24, "i32": 0.0}[contract.accumulate]
-    lost = problem.shape.k * quantum * max(1.0, factor) + 4 * quantum
+    problem, contract = given.problem, given.contract
+    lost = problem.shape.k * contract.sums.smallest * max(1.0, factor) + 4 * contract.sums.smallest
     if contract.narrow_partials:
-        out = problem.dtypes.out
-        lost += contract.slices * 2.0 ** (out.emin - out.precision + 1) * max(1.0, factor)
+        lost += contract.slices * smallest_of(problem.dtypes.out) * max(1.0, factor)
     return lost
 
 
 def undecided(given: Bounding) -> torch.Tensor | None:
     """Elements of the product about which nothing can be said; ``None`` if there are none."""
-    problem, reference = given.problem, given.reference
     free = _may_overflow(given)
-    if problem.alpha == 0.0 and not bool(reference.c.isfinite().all()):
+    if given.problem.alpha == 0.0:
         # In BLAS alpha = 0 means that A and B are not read; generated code multiplies their NaN by 0.
-        unread = ~reference.c.isfinite()
-        free = unread if free is None else free | unread
+        free = either(free, ~given.reference.c.isfinite())
     return free
 
 
-def _may_overflow(
-    given: Bounding,
-) -> torch.Tensor | None:
+def either(free: torch.Tensor | None, more: torch.Tensor | None) -> torch.Tensor | None:
+    """Elements of either kind; ``None`` for none."""
+    if free is None or more is None:
+        return more if free is None else free
+    return free | more
+
+
+def _may_overflow(given: Bounding) -> torch.Tensor | None:
     """Elements where some order of summation overflows and another does not; ``None`` if there are none.
 
     That takes partial sums beyond the accumulator's range and terms of both signs: with one sign ``|c| = G`` and the
     sum overflows in every order or in none.
     """
-    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
-    limit = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 65504.0, "i32": math.inf}[
-        contract.accumulate
-    ]
+    reference, contract, addend = given.reference, given.contract, given.addend
+    limit = contract.sums.largest
     if contract.narrow_partials:
-        limit = min(limit, problem.dtypes.out.max_finite)
+        limit = min(limit, given.problem.dtypes.out.max_finite)
     # Half of it: room for alpha, bias and rounding.
-    factor = max(1.0, abs(problem.alpha))
-    addend = addend_of(problem, operands)
+    factor = max(1.0, abs(given.problem.alpha))
     most = factor * reference.largest + (float(addend.abs().amax()) if addend is not None and addend.numel() else 0.0)
     if most <= limit / 2:
         return None

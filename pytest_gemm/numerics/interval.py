@@ -20,19 +20,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.numerics.epilogue import apply, around, as_f32, cast, step_span, times, undefined_at
-from pytest_gemm.numerics.error import Bounding, Tier, error_of, undecided
-from pytest_gemm.numerics.quantised import da8w8, qlinear
-from pytest_gemm.numerics.reference import Reference, addend_of, scale_of, widened, with_addend
+from pytest_gemm.numerics.epilogue import apply, cast, requantised, step_span, undefined_at
+from pytest_gemm.numerics.error import Bounding, either
+from pytest_gemm.numerics.product import Product, product_of
+from pytest_gemm.numerics.reference import Reference, as_added, widened
 from pytest_gemm.numerics.rounding import round_to
-from pytest_gemm.numerics.signs import Signs, met
-from pytest_gemm.numerics.span import Arithmetic, Interval, Span, union, wrap_int32
-from pytest_gemm.problem.dtypes import DTYPES, DType
+from pytest_gemm.numerics.signs import Signs
+from pytest_gemm.numerics.span import Arithmetic, Interval, Span, Tier
+from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
@@ -58,228 +59,136 @@ def interval(problem: Problem, operands: Operands, reference: Reference, contrac
     given = Bounding(problem, operands, reference, contract)
     if problem.has("steps.first") or problem.has("steps.last"):
         return _of_one(given)
-    if problem.op.fused_steps:
-        return qlinear(given)
-    if problem.op.int8:
-        value = with_addend(problem, operands, reference.c, addend_of(problem, operands))
-        return _through(given, *da8w8(given), value)
-    return dataclasses.replace(_interval(given), _signs=lambda: _signs_of(given))
+    found = _Passage(given, product_of(given)).result()
+    return found if problem.op.int8 else dataclasses.replace(found, signs=lambda: _signs_of(given))
 
 
-def _interval(given: Bounding, signs: Signs | None = None) -> Interval:
-    """:func:`interval` of all other products; ``signs`` follows every pass, ``None`` for none."""
-    problem, operands, reference = given.problem, given.operands, given.reference
-    tier: Tier
-    integers = problem.dtypes.out.name == "i32"
-    free = None
-    if integers:
-        value = wrap_int32(reference.c)
-        tier = "exact"
-        span = Span(value, value)
-    else:
-        value = with_addend(problem, operands, reference.c, addend_of(problem, operands))
-        span, tier = _product_span(given, value)
-        free = undecided(given)
-    if signs is not None:
-        signs.begin(problem, operands, reference, span, value)
-    return _through(given, span, tier, value, free, signs)
+def _signs_of(given: Bounding) -> tuple[torch.Tensor, torch.Tensor]:
+    """The signs that results may have: the interval is computed once more, and they are followed through it."""
+    product = product_of(given)
+    signs = Signs(given, product.span, product.value)
+    _Passage(given, product, signs).result()
+    return signs.minus, signs.plus
 
 
-def _through(
-    given: Bounding,
-    span: Span,
-    tier: Tier,
-    start: torch.Tensor,
-    free: torch.Tensor | None = None,
-    signs: Signs | None = None,
-) -> Interval:
-    """From the product to the result, through every pass.
+class _Passage:
+    """A value on its way from the product to the result, through every pass.
 
     Args:
         given: whose result it is.
-        span: the enclosure of the product with what the op itself does to it.
-        tier: what bounds it.
-        start: the same without any error.
-        free: elements about which nothing can be said; ``None`` for none.
-        signs: follows every pass; ``None`` where the signs of zeros are not asked for.
+        product: where it begins.
+        signs: follows every pass; ``None`` where the signs of zeros are not wanted.
     """
-    problem, operands, contract = given.problem, given.operands, given.contract
-    integers = problem.dtypes.out.name == "i32"
-    value = start
-    dtype = problem.dtypes.out
-    residuals = iter(operands.residuals)
-    for index, step in enumerate(problem.passes):
-        if step.kind is StepKind.JOIN:
-            value, span, unsaid = _joined(step, value, span, Arithmetic(_working(dtype), contract.epilogue), dtype)
-            free = unsaid if free is None else unsaid | free[0] | free[1]
-            if signs is not None:
-                signs.follow(step, span, span, None)
-            continue
-        r = met(step, problem, operands, residuals)
-        undefined = undefined_at(step, span, r)
-        if undefined is not None:
-            free = undefined if free is None else free | undefined
-        value = apply(step, value, r)
-        if step.kind is StepKind.CAST:
-            passing = contract.epilogue != "eager" and index < len(problem.passes) - 1
-            span = cast(span, dtype, step.dtype, passing)
-            dtype = step.dtype
-            if signs is not None:
-                signs.follow(step, span, span, None)
-            continue
-        absorbed = index == 0 and step.kind is StepKind.BIAS and contract.epilogue != "eager" and not integers
-        if absorbed and tier != "exact":
+
+    def __init__(self, given: Bounding, product: Product, signs: Signs | None = None) -> None:
+        problem = given.problem
+        self._given, self._product, self._signs = given, product, signs
+        self._value, self._span, self._free = product.value, product.span, product.free
+        # The steps of a kernel that computes them itself are f32.
+        self._dtype = DTYPES["f32"] if problem.op.fused_steps else problem.dtypes.out
+        self._mode = "fused" if problem.op.fused_steps else given.contract.epilogue
+
+    @property
+    def _arithmetic(self) -> Arithmetic:
+        return Arithmetic(DTYPES["f64" if self._dtype.name == "f64" else "f32"], self._mode)
+
+    def result(self) -> Interval:
+        """The interval behind the last pass."""
+        passes, residuals = self._given.problem.passes, iter(self._given.operands.residuals)
+        for index, step in enumerate(passes):
+            before, r = self._span, self._met(step, residuals)
+            if step.kind is StepKind.JOIN:
+                self._join(step)
+            else:
+                self._free = either(self._free, undefined_at(step, before, r))
+                self._value = apply(step, self._value, r)
+                if step.kind is StepKind.CAST:
+                    passing = self._mode != "eager" and index < len(passes) - 1
+                    self._span, self._dtype = cast(before, self._dtype, step.dtype, passing), step.dtype
+                else:
+                    self._span = self._arithmetic.stored(self._after(step, r, index), self._dtype)
+            if self._signs is not None:
+                self._signs.follow(step, before, self._span, r)
+        return self._rounded()
+
+    def _met(self, step: Step, residuals: Iterator[torch.Tensor]) -> torch.Tensor | None:
+        """The operand that a step meets, in float64: the bias or the next residual; ``None`` where it meets none."""
+        if step.kind is StepKind.BIAS:
+            return as_added(self._given.problem, self._given.operands)
+        return widened(next(residuals)) if step.kind is StepKind.BINARY else None
+
+    def _after(self, step: Step, r: torch.Tensor | None, index: int) -> Span:
+        """The enclosure behind a pass that computes, before it is stored."""
+        problem, operands, contract = self._given.problem, self._given.operands, self._given.contract
+        span, arithmetic, dtype = self._span, self._arithmetic, self._dtype
+        fused_bias = step.kind is StepKind.BIAS and contract.epilogue != "eager"
+        if fused_bias and index == 0 and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
             assert r is not None
             # A compiler may turn product-plus-bias into one addmm whose partial sums start at the bias.
             theta = contract.theta(problem.shape.k, 1, out=problem.dtypes.out) - contract.input_error
             span = span.widen(r.abs() * theta)
-        arithmetic = Arithmetic(_working(dtype), contract.epilogue)
-        before = span
-        span = step_span(step, before, r, arithmetic, dtype)
-        if step.kind is StepKind.BIAS and problem.autocast and contract.epilogue != "eager":
+        found = step_span(step, span, r, arithmetic, dtype)
+        if fused_bias and problem.autocast:
             assert operands.bias is not None
             # As with a cast on the way: fused code may add the bias as it is.
-            span = union(span, step_span(step, before, widened(operands.bias), arithmetic, dtype))
-        span = arithmetic.stored(span, dtype)
-        if signs is not None:
-            signs.follow(step, before, span, r)
+            found = found.union(step_span(step, span, widened(operands.bias), arithmetic, dtype))
+        return found
 
-    target = problem.result_dtype
-    last = span.round(target)
-    lo, hi = last.lo, last.hi
-    if free is not None:
-        lo = torch.where(free, -math.inf, lo)
-        hi = torch.where(free, math.inf, hi)
-    # Where nothing widened the value its rounding is already there; ``lo`` may have been opened since.
-    expected = last.lo if span.lo is value else round_to(value, target)
-    return Interval(lo, hi, expected, value, start, tier, (span.lo, span.hi))
+    def _join(self, step: Step) -> None:
+        """The activation of the first product times the second.
 
+        The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
+        these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
+        """
+        gate, span, arithmetic, dtype = Step(step.text), self._span, self._arithmetic, self._dtype
+        first, second = (span.map(lambda x: x[0]), span.map(lambda x: x[1]))
+        undefined = undefined_at(gate, first, None)
+        first = arithmetic.stored(step_span(gate, first, None, arithmetic, dtype), dtype)
+        self._value = apply(gate, self._value[0], None) * self._value[1]
+        if first.thin and second.thin:
+            product = Span.of(first.lo * second.lo)
+        else:
+            ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
+            product = Span(ends.amin(0), ends.amax(0))
+            undefined = either(ends.isnan().any(0) & ~ends.isnan().all(0), undefined)
+        self._free = either(undefined, None if self._free is None else self._free[0] | self._free[1])
+        self._span = arithmetic.stored(arithmetic.basic(product), dtype)
 
-def _signs_of(given: Bounding) -> Signs:
-    """The signs that results may have: the interval is computed once more, and they are followed through it."""
-    signs = Signs()
-    _interval(given, signs)
-    return signs
-
-
-def _working(dtype: DType) -> DType:
-    """The type of one operation of an epilogue on values of ``dtype``."""
-    return DTYPES["f64" if dtype.name == "f64" else "f32"]
+    def _rounded(self) -> Interval:
+        problem, value, before = self._given.problem, self._value, self._span
+        target, tier = problem.result_dtype, self._product.tier
+        if problem.step("requant") is not None:
+            last, before = requantised(problem, before)
+            expected, value = (span.lo for span in requantised(problem, Span.of(value)))
+        else:
+            last = before.round(target)
+            # Where nothing widened the value its rounding is already there.
+            expected = last.lo if before.lo is value else round_to(value, target)
+        lo, hi = last.lo, last.hi
+        if self._free is not None:
+            lo, hi = torch.where(self._free, -math.inf, lo), torch.where(self._free, math.inf, hi)
+        return Interval(lo, hi, expected, value, self._product.value, tier, before)
 
 
 def _of_one(given: Bounding) -> Interval:
     """Results of ``linears`` of which one has gone through the steps, and the others have not."""
-    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
+    problem = given.problem
     flags = tuple(f for f in problem.flags if f not in {"steps.first", "steps.last"})
-    plain = dataclasses.replace(problem, epilogue=_own_steps(problem), flags=flags)
-    bare = interval(plain, operands, reference, contract)
-    done = interval(dataclasses.replace(problem, flags=flags), operands, reference, contract)
-    one = torch.tensor([problem.is_one_of("steps", i) for i in range(problem.several)]).reshape(-1, 1, 1)
-
-    def pick(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.where(one, a, b)
-
-    tier: Tier = next(t for t in ("statistical", "hard", "exact") if t in {bare.tier, done.tier})
-    (done_lo, done_hi), (bare_lo, bare_hi) = done._before, bare._before
-    return Interval(
-        pick(done.lo, bare.lo),
-        pick(done.hi, bare.hi),
-        pick(done.expected, bare.expected),
-        pick(done.value, bare.value),
-        bare.product,
-        tier,
-        (pick(done_lo, bare_lo), pick(done_hi, bare_hi)),
+    own = tuple(step for step in problem.epilogue if step not in problem.passes)
+    bare, done = (
+        interval(
+            dataclasses.replace(problem, epilogue=epilogue, flags=flags),
+            given.operands,
+            given.reference,
+            given.contract,
+        )
+        for epilogue in (own, problem.epilogue)
     )
+    one = torch.tensor([problem.is_one_of("steps", i) for i in range(problem.several)]).reshape(-1, 1, 1)
+    tier: Tier = next(t for t in ("statistical", "hard", "exact") if t in {bare.tier, done.tier})
 
+    def of(field: str, of_done: Interval | Span = done, of_bare: Interval | Span = bare) -> torch.Tensor:
+        return torch.where(one, getattr(of_done, field), getattr(of_bare, field))
 
-def _own_steps(problem: Problem) -> tuple[Step, ...]:
-    """The epilogue without its passes."""
-    return tuple(step for step in problem.epilogue if step not in problem.passes)
-
-
-def _joined(
-    step: Step, value: torch.Tensor, span: Span, arithmetic: Arithmetic, dtype: DType
-) -> tuple[torch.Tensor, Span, torch.Tensor]:
-    """The activation of the first product times the second: its value, its enclosure, and where nothing can be said.
-
-    The two ranges are independent, so the product's ends are among the four products of their ends.  Where some of
-    these are NaN (0 * Inf) and others not, it depends on roundings whether the result is one.
-    """
-    gate = Step(step.text)
-
-    def of(x: Span, index: int) -> Span:
-        lo = x.lo[index]
-        return Span(lo, lo if x.thin else x.hi[index])
-
-    first, second = of(span, 0), of(span, 1)
-    undefined = undefined_at(gate, first, None)
-    first = arithmetic.stored(step_span(gate, first, None, arithmetic, dtype), dtype)
-    value = apply(gate, value[0], None) * value[1]
-    if first.thin and second.thin:
-        lo = first.lo * second.lo
-        product = Span(lo, lo)
-        free = torch.zeros_like(lo, dtype=torch.bool)
-    else:
-        ends = torch.stack([a * b for a in (first.lo, first.hi) for b in (second.lo, second.hi)])
-        product = Span(ends.amin(0), ends.amax(0))
-        free = ends.isnan().any(0) & ~ends.isnan().all(0)
-    if undefined is not None:
-        free = free | undefined
-    return value, arithmetic.stored(arithmetic.basic(product), dtype), free
-
-
-def _product_span(given: Bounding, value: torch.Tensor) -> tuple[Span, Tier]:
-    """The product with its own bias and scale, before any pass, and the tier that bounds it."""
-    problem, operands, reference, contract = given.problem, given.operands, given.reference, given.contract
-    out = problem.dtypes.out
-    addend = addend_of(problem, operands)
-    scale = scale_of(operands)
-    span, tier = _sum_span(given, addend, value)
-    # Autocast's rounding of the bias is a cast on the way, too, and fused code may leave it out.
-    unrounded = None
-    if problem.autocast and contract.epilogue != "eager":
-        unrounded = addend_of(problem, operands, stored=True)
-    if unrounded is not None:
-        as_it_is = with_addend(problem, operands, reference.c, unrounded)
-        span = union(span, _sum_span(given, unrounded, as_it_is)[0])
-    plain = addend is None and scale is None and problem.alpha == 1.0
-    if contract.epilogue == "fused" or (plain and not problem.passes):
-        return span, tier  # without any further step the last rounding is the only one in every contract
-    if plain or problem.op.rounds_once:
-        return Arithmetic(out, contract.epilogue).stored(span, out), tier
-    # Eager kernels are free to round the product to a tensor of the output's dtype before they scale it or add to it
-    # (a plain callable does, and so do some paths of ATen and oneDNN), or to do it all in the accumulator.
-    alone, _ = error_of(given, None, None, reference.c)
-    parts = (Span(reference.c, reference.c) if alone is None else around(reference.c, alone)).hull(out)
-    # A product with a factor is rounded to f32 before it is rounded to a half type: near a tie that makes a difference.
-    basic = Arithmetic(DTYPES["f64" if out.name == "f64" else "f32"], contract.epilogue).basic
-    if scale is not None:
-        parts = times(parts, scale).hull(out)
-    if problem.alpha != 1.0:
-        alpha = problem.alpha if out.name == "f64" else as_f32(problem.alpha)
-        parts = basic(times(parts, torch.tensor(alpha, dtype=torch.float64))).hull(out)
-    if addend is not None:
-        term = Span(addend, addend)
-        if unrounded is not None:
-            term = union(term, Span(unrounded, unrounded))
-        term = (term if problem.beta == 1.0 else basic(term)).hull(out)
-        if problem.shape.k == 0:
-            # ATen scales the bias alone there, by a beta that it rounds to the tensor's dtype first.
-            beta = float(round_to(torch.tensor(problem.beta, dtype=torch.float64), out))
-            other = Span(x := addend * (beta / problem.beta), x).widen(x.abs() * 2.0**-51).hull(out)
-            term = Span(torch.minimum(term.lo, other.lo), torch.maximum(term.hi, other.hi))
-        parts = Span(parts.lo + term.lo, parts.hi + term.hi)
-    merged = Span(torch.minimum(span.lo, parts.lo), torch.maximum(span.hi, parts.hi))
-    if torch.equal(merged.lo, merged.hi):
-        merged = Span(merged.lo, merged.lo)
-    return Arithmetic(out, contract.epilogue).stored(merged, out), tier
-
-
-def _sum_span(
-    given: Bounding,
-    addend: torch.Tensor | None,
-    value: torch.Tensor,
-) -> tuple[Span, Tier]:
-    """``value``, the product with ``addend`` and scale, and what its sum may be off; the tier that says so."""
-    error, tier = error_of(given, addend, scale_of(given.operands), value)
-    return (Span(value, value) if error is None else around(value, error)), tier
+    before = Span(of("lo", done.before, bare.before), of("hi", done.before, bare.before))
+    return Interval(of("lo"), of("hi"), of("expected"), of("value"), bare.product, tier, before)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 _matmul: Final = torch._C._VariableFunctions.matmul
 
 
-# -- the reference -------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """The product of a problem's operands in wider arithmetic, before alpha, bias, scales and epilogue.
@@ -71,13 +68,18 @@ class Reference:
     @functools.cached_property
     def largest(self) -> float:
         """The largest finite G: what every partial sum in any order stays below.  0 for an empty output."""
-        if self.big.numel() == 0:
-            return 0.0
-        largest = float(self.big.amax())
-        if math.isfinite(largest):
-            return largest
-        finite = self.big[self.big.isfinite()]
-        return float(finite.amax()) if finite.numel() else 0.0
+        return largest_of(self.big)
+
+
+def largest_of(x: torch.Tensor) -> float:
+    """The largest finite magnitude, 0 where there is none."""
+    if not x.numel():
+        return 0.0
+    largest = float(x.abs().amax())
+    if math.isfinite(largest):
+        return largest
+    finite = x[x.isfinite()]
+    return float(finite.abs().amax()) if finite.numel() else 0.0
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
@@ -126,20 +128,20 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     :func:`_beyond_float64`.
     """
     given = as_multiplied(problem, operands)
-    a, b = widened(given[0]), widened(given[1])
-    groups = operands.groups
+    a, b = map(widened, given)
+    groups, slack = operands.groups, None
     if problem.dtypes.out.name == "f64":
         if groups:
             parts = [_beyond_float64(a[first:last], b[index]) for index, (first, last) in enumerate(groups)]
-            c, slack = torch.cat([c for c, _ in parts]), torch.cat([slack for _, slack in parts])
+            c, slack = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         else:
             c, slack = _beyond_float64(a, b)
         return Reference(c, 0.0, slack, *given, groups)
-    integers = not (problem.dtypes.a.is_float or problem.dtypes.b.is_float)
     if operands.quantisation is not None:
-        return Reference(_multiply(a, b, groups), (problem.shape.k - 1) * 2.0**-53, _dequantised(a, operands), *given)
-    own_theta = 0.0 if integers else max(0, problem.shape.k - 1) * 2.0**-53
-    return Reference(_multiply(a, b, groups), own_theta, None, *given, groups)
+        slack = _dequantised(a, operands)
+    rounded = problem.dtypes.a.is_float or problem.dtypes.b.is_float
+    own_theta = max(0, problem.shape.k - 1) * 2.0**-53 if rounded else 0.0
+    return Reference(_multiply(a, b, groups), own_theta, slack, *given, groups)
 
 
 def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
@@ -215,20 +217,13 @@ def addend_of(problem: Problem, operands: Operands, *, stored: bool = False) -> 
     return found.mul_(problem.beta)
 
 
-def scale_of(operands: Operands) -> torch.Tensor | None:
-    """What multiplies the product, float64: the scales of B's columns, (N,), or those of A and B, (M, N) or ()."""
-    return operands.scale
-
-
-def with_addend(problem: Problem, operands: Operands, c: torch.Tensor, addend: torch.Tensor | None) -> torch.Tensor:
+def with_addend(
+    problem: Problem, c: torch.Tensor, scale: torch.Tensor | None, addend: torch.Tensor | None
+) -> torch.Tensor:
     """alpha * c * scale + addend in float64."""
-    scale = scale_of(operands)
     value = c if problem.alpha == 1.0 else c * problem.alpha
-    if scale is not None:
-        value = value * scale
-    if addend is not None:
-        value = value + addend
-    return value
+    value = value if scale is None else value * scale
+    return value if addend is None else value + addend
 
 
 def grid(x: float) -> float:

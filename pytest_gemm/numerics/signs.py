@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_gemm.numerics.reference import Reference, addend_of, as_added, underflowed, widened
+from pytest_gemm.numerics.error import Bounding
+from pytest_gemm.numerics.reference import underflowed
 from pytest_gemm.numerics.span import Span
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
-if TYPE_CHECKING:
-    from pytest_gemm.operands.tensors import Operands
 
-
-@dataclasses.dataclass
 class Signs:
     """Which signs a value may have on its way through the epilogue, also where it is zero.
 
@@ -28,34 +21,42 @@ class Signs:
     Where all of them are -0, or only nearly zero in the accumulator, the sign depends on where the sum begins, and
     where alpha is negative on what it is applied to.  Of functions only relu says more: of a negative number it is +0.
 
+    Args:
+        given: whose results they are.
+        span: the enclosure of the product with its own bias and scale.
+        value: the same without any error.
+
     Attributes:
         minus, plus: where the sign bit may be set, and where it may not be; bool, of the result's shape.
     """
 
-    minus: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
-    plus: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+    minus: torch.Tensor
+    plus: torch.Tensor
 
-    def begin(
-        self, problem: Problem, operands: Operands, reference: Reference, span: Span, value: torch.Tensor
-    ) -> None:
-        """The signs of the product with its own bias and scale, ``value``, which is enclosed in ``span``."""
+    def __init__(self, given: Bounding, span: Span, value: torch.Tensor) -> None:
+        problem, reference, addend = given.problem, given.reference, given.addend
+        self._from(span, problem.dtypes.out.is_float)
         if not problem.dtypes.out.is_float:
-            self.minus, self.plus = span.lo < 0.0, ~(span.hi < 0.0)
             return
-        self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
-        addend = addend_of(problem, operands)
         silent = reference.big == 0.0
         # Ends of -0 and +0 are numbers on both sides of zero that were rounded: the sum is only nearly zero.
         thin = (span.lo == 0.0) & (span.hi == 0.0) & (span.lo.signbit() == span.hi.signbit())
         zero = (value == 0.0) & (silent | thin)
         unsure = torch.full_like(zero, problem.alpha <= 0.0)
         if problem.dtypes.out.name == "f64":
-            unsure |= silent & underflowed(problem, operands)
+            unsure |= silent & underflowed(problem, given.operands)
         if problem.shape.k or addend is not None:
             unsure |= silent & reference.opposed
         if addend is not None:
             unsure &= (addend == 0.0) & addend.signbit()
         self.minus, self.plus = torch.where(zero, unsure, self.minus), self.plus | zero
+
+    def _from(self, span: Span, has_zeros: bool) -> None:
+        """The signs of the ends; integers have no negative zero."""
+        if has_zeros:
+            self.minus, self.plus = span.lo.signbit(), ~span.hi.signbit()
+        else:
+            self.minus, self.plus = span.lo < 0.0, ~(span.hi < 0.0)
 
     def follow(self, step: Step, before: Span, after: Span, r: torch.Tensor | None) -> None:
         """The signs after a pass that met ``r``."""
@@ -67,18 +68,12 @@ class Signs:
             assert r is not None
             term = -r if step.name == "sub" else r
             zero = (before.lo == -term) & (before.hi == -term)
-            self.minus = torch.where(zero, minus & (term == 0.0) & term.signbit(), after.lo.signbit())
-            self.plus = torch.where(zero, plus | (term != 0.0) | ~term.signbit(), ~after.hi.signbit())
+            self._from(after, True)
+            self.minus = torch.where(zero, minus & (term == 0.0) & term.signbit(), self.minus)
+            self.plus = torch.where(zero, plus | (term != 0.0) | ~term.signbit(), self.plus)
         elif step.name == "relu":
             self.minus, self.plus = minus & ~(before.hi < 0.0), torch.ones_like(plus)
         elif step.kind is not StepKind.CAST:
             self.minus, self.plus = ~(after.lo > 0.0), ~(after.hi < 0.0)
         elif not step.dtype.is_float:
-            self.minus, self.plus = after.lo < 0.0, ~(after.hi < 0.0)
-
-
-def met(step: Step, problem: Problem, operands: Operands, residuals: Iterator[torch.Tensor]) -> torch.Tensor | None:
-    """The operand that a step meets, in float64: the bias or the next residual; ``None`` where it meets none."""
-    if step.kind is StepKind.BIAS:
-        return as_added(problem, operands)
-    return widened(next(residuals)) if step.kind is StepKind.BINARY else None
+            self._from(after, False)

@@ -189,12 +189,12 @@ def test_what_is_added_to_codes_may_be_rounded_in_either_order_and_not_at_all_by
     f32, codes = torch.float32, torch.arange(256, dtype=torch.float64)
     step = Problem.parse("qlinear:u8-i8-u8:nt:1x1x1:sum-0.3_5:quant.static+requant").step("sum")
     assert step is not None
-    span = epilogue._accumulated(step, codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
+    span = epilogue.accumulated(step, codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
     scale = torch.tensor(0.3, dtype=f32)
     for value in ((codes.to(f32) - 5) * scale, codes.to(f32) * scale - scale * 5):
         assert bool(((span.lo <= value.double()) & (value.double() <= span.hi)).all())
     assert float((span.hi - span.lo).max()) < 1e-4
-    thin = epilogue._accumulated(Step("sum", "0.25_5"), codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
+    thin = epilogue.accumulated(Step("sum", "0.25_5"), codes, span_module.Arithmetic(DTYPES["f32"], "fused"))
     assert thin.thin
     assert torch.equal(thin.lo, (codes - 5) / 4)
 
