@@ -579,7 +579,18 @@ def test_a_selection_that_makes_a_case_slower_has_to_recur(
     selects: list[str], verdict: Verdict, told: str, tmp_path: Path
 ) -> None:
     # Autotuning on a busy machine takes a slow candidate now and then: nothing in the kernels has changed.
-    stored = entry.Baseline(CASE, tuple(10.0 + 1e-3 * i for i in range(8)), selected=("old",))
+    stored = entry.Baseline(
+        backend=CASE.backend,
+        problem=CASE.problem,
+        subject_us=tuple(10.0 + 1e-3 * i for i in range(8)),
+        selected=("old",),
+        spread=0.0,
+        contract="",
+        software={},
+        commit="",
+        date="",
+        epochs=(),
+    )
     config: Any = SimpleNamespace(speed=SpeedConfig(baselines=tmp_path))
     runner = Selecting(selects)
     measurement = controller._Measurement(config, runner, "cuda", [(CASE.backend, CASE.problem)], None)

@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import fnmatch
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.speed.baseline.record import record_sessions
-from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, percent, time_text
-from pytest_gemm.speed.data import Sample, Session, read_session
+from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, names, percent, time_text
+from pytest_gemm.speed.data import Session, read_session
 from pytest_gemm.storage.cache import last_recording
 from pytest_gemm.text import did_you_mean, show, table
-
-if TYPE_CHECKING:
-    pass
-
 
 # -- comparing two states of the store -----------------------------------------------------------------------------
 
@@ -194,15 +188,16 @@ def _prune(given: argparse.Namespace) -> list[str]:
     store = Store(given.dir, given.hardware)
     if not store.place.is_dir():
         raise BaselineError(store.place, 0, "does not exist", f"known: {', '.join(hardware_keys(given.dir)) or 'none'}")
-    names = [str(case) for case in store.load_all()]
-    for pattern in given.cases:
-        if pattern not in names and not fnmatch.filter(names, pattern):
-            hint = did_you_mean(pattern, names)
-            raise BaselineError(store.place, 0, f"no case {pattern!r}{hint}", "nothing was deleted")
-    gone = store._delete(
-        lambda case: any(str(case) == one or fnmatch.fnmatchcase(str(case), one) for one in given.cases), None
-    )
-    return [f"deleted {case}" for case in gone]
+    cases = store.load_all()
+    for pattern in _unknown(given.cases, cases):
+        hint = did_you_mean(pattern, map(str, cases))
+        raise BaselineError(store.place, 0, f"no case {pattern!r}{hint}", "nothing was deleted")
+    return [f"deleted {case}" for case in store.delete(lambda case: any(names(one, case) for one in given.cases))]
+
+
+def _unknown(patterns: Sequence[str], cases: Iterable[CaseId]) -> list[str]:
+    """The patterns that no case answers to."""
+    return [pattern for pattern in patterns if not any(names(pattern, case) for case in cases)]
 
 
 def _resolve(given: argparse.Namespace) -> list[str]:
@@ -251,15 +246,14 @@ def _accept(given: argparse.Namespace) -> list[str]:
         ValueError: when no case of the recording answers to a name.
     """
     whole, lines = _complete_sessions(given.samples)
-    cases = sorted({str(sample.case) for one in whole for sample in one.samples})
-    for pattern in given.cases:
-        if pattern not in cases and not fnmatch.filter(cases, pattern):
-            raise ValueError(f"no case {pattern!r} in {given.samples}{did_you_mean(pattern, cases)}")
-
-    def meant(sample: Sample) -> bool:
-        return any(str(sample.case) == one or fnmatch.fnmatchcase(str(sample.case), one) for one in given.cases)
-
-    some = [msgspec.structs.replace(one, samples=tuple(filter(meant, one.samples))) for one in whole]
+    cases = sorted({sample.case for one in whole for sample in one.samples})
+    for pattern in _unknown(given.cases, cases):
+        raise ValueError(f"no case {pattern!r} in {given.samples}{did_you_mean(pattern, map(str, cases))}")
+    meant = {case for case in cases if any(names(one, case) for one in given.cases)}
+    some = [
+        msgspec.structs.replace(one, samples=tuple(sample for sample in one.samples if sample.case in meant))
+        for one in whole
+    ]
     given.status = _store(given, some, lines, accept=given.cases, reason=given.reason)
     return lines
 
@@ -314,7 +308,7 @@ def _store(
         told = [
             line.replace("--gemm-record=force", "--force") for line in (*done.lines(), *dict.fromkeys(refused.values()))
         ]
-        stored_any = bool(done.new or done.changed)
+        stored_any = bool(done.stored)
         lines += [f"baselines in {store.place}:" if stored_any else f"nothing was recorded in {store.place}:", *told]
         status |= bool(refused) or not stored_any
     return int(status)

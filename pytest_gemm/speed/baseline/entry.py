@@ -47,7 +47,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         date: ISO 8601, of its first recording.
         commit: that was measured then, "" where unknown.
         contract: hash of how it was timed.
-        subject_us: median over the sessions of the subject's figure, in microseconds a call.
+        subject_us: median over the sessions of the subject's estimate, in microseconds a call.
         comparator_us: the same of the comparator, ``None`` without one.
         reason: why the epoch began; "" for the first.
     """
@@ -60,19 +60,52 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     reason: str = ""
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A line of a file; see :class:`Baseline` for the meaning of its keys, which stand in this order."""
+class Baseline(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    rename={
+        "candidate": "choice",
+        "shown_us": "median_us",
+        "minimum_effect": "detectable",
+        "selected": "picked",
+    },
+):
+    """What is stored of a case on one hardware key: one line of the file, with its keys in this order.
 
+    Attributes:
+        backend: name of the file, which is not repeated in the line.
+        problem, candidate: the rest of the case.
+        comparator: name of the comparator, "" without one.
+        shown_us: the median for readers of the file; 0.0 in memory, see :attr:`median_us`.
+        tflops: 1e12 operations a second at the median, ``None`` where unknown.
+        gbs: 1e9 bytes a second at the median, ``None`` where unknown.
+        roofline: share of the attainable rate, ``None`` without them.
+        minimum_effect: smallest slow-down that the gate finds with a power of 95%, as a fraction, or ``None``.
+        spread: median over the sessions of the relative spread within the process (``Sample.spread``).
+        selected: candidates that the backend selected, sorted.
+        subject_us: the subject's estimate of each session (``Sample.estimate``), in microseconds a call.
+        comparator_us: the comparator's of each session, as long as ``subject_us``; empty without one.
+        contract: hash of how it was timed; estimates of two contracts are not compared.
+        software: versions by name.
+        commit: that was measured, "" where unknown.
+        date: ISO 8601, of the first session.
+        epochs: where each epoch of the case began, oldest first; empty before it is recorded.
+    """
+
+    backend: str = ""
     problem: Annotated[str, msgspec.Meta(min_length=1)]
-    choice: str = ""
+    candidate: str = ""
     comparator: str = ""
-    median_us: _Time
+    shown_us: _Time = 0.0
     tflops: _Time | None = None
     gbs: _Time | None = None
     roofline: _Time | None = None
-    detectable: _Time | None = None
+    minimum_effect: _Time | None = None
     spread: _Share
-    picked: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
     subject_us: Annotated[tuple[_Time, ...], msgspec.Meta(min_length=1)]
     comparator_us: tuple[_Time, ...] = ()
     contract: str
@@ -81,48 +114,14 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     date: str
     epochs: Annotated[tuple[Epoch, ...], msgspec.Meta(min_length=1)]
 
-
-@dataclasses.dataclass(frozen=True)
-class Baseline:
-    """What is stored of a case on one hardware key: one line of the file.
-
-    Attributes:
-        case: which; the backend is the file's name and not repeated in the line.
-        subject_us: the subject's figure of each session (``Sample.estimate``), in microseconds a call.
-        comparator: name of the comparator, "" without one.
-        comparator_us: its figure of each session, as long as ``subject_us``; empty without one.
-        spread: median over the sessions of the relative spread within the process (``Sample.spread``).
-        selected: choices that the backend chose, sorted.
-        tflops: 1e12 operations a second at the median, ``None`` where unknown.
-        gbs: 1e9 bytes a second at the median, ``None`` where unknown.
-        roofline: share of the attainable rate, ``None`` without them.
-        minimum_effect: smallest slow-down that the gate finds with a power of 95%, as a fraction, or ``None``.
-        contract: hash of how it was timed; figures of two contracts are not compared.
-        software: versions by name.
-        commit: that was measured, "" where unknown.
-        date: ISO 8601, of the first session.
-        epochs: where each epoch of the case began, oldest first; empty before it is recorded.
-    """
-
-    case: CaseId
-    subject_us: tuple[float, ...]
-    comparator: str = ""
-    comparator_us: tuple[float, ...] = ()
-    spread: float = 0.0
-    selected: tuple[str, ...] = ()
-    tflops: float | None = None
-    gbs: float | None = None
-    roofline: float | None = None
-    minimum_effect: float | None = None
-    contract: str = ""
-    software: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    commit: str = ""
-    date: str = ""
-    epochs: tuple[Epoch, ...] = ()
+    @property
+    def case(self) -> CaseId:
+        """Which case it is of."""
+        return CaseId(self.backend, self.problem, self.candidate)
 
     @property
     def median_us(self) -> float:
-        """Median over the sessions of the subject's figure, in microseconds a call."""
+        """Median over the sessions of the subject's estimate, in microseconds a call."""
         return statistics.median(self.subject_us)
 
     @property
@@ -136,11 +135,6 @@ class Baseline:
     def epoch(self) -> int:
         """Number of the current epoch, from 1."""
         return max(1, len(self.epochs))
-
-    @property
-    def first(self) -> Epoch:
-        """The very first recording."""
-        return self.epochs[0] if self.epochs else self.beginning()
 
     @property
     def start(self) -> Epoch:
@@ -189,30 +183,25 @@ class Baseline:
     def without_comparator(self) -> Baseline:
         """The same as if the subject had been timed alone."""
         epochs = tuple(replace(epoch, comparator_us=None) for epoch in self.epochs)
-        return dataclasses.replace(self, comparator="", comparator_us=(), epochs=epochs)
+        return replace(self, comparator="", comparator_us=(), epochs=epochs)
 
     def line(self) -> str:
         """The baseline as one line of JSON, without a newline; :meth:`parse` reads it.
 
         Times have five digits, rates four, fractions three.
         """
-        line = _Line(
-            problem=self.case.problem,
-            choice=self.case.candidate,
-            comparator=self.comparator,
-            median_us=_median(self.subject_us),
+        line = replace(
+            self,
+            backend="",
+            shown_us=_median(self.subject_us),
             tflops=_short(self.tflops, 4),
             gbs=_short(self.gbs, 4),
             roofline=_short(self.roofline, 3),
-            detectable=_short(self.minimum_effect, 3),
+            minimum_effect=_short(self.minimum_effect, 3),
             spread=_short(self.spread, 3),
-            picked=self.selected,
             subject_us=tuple(map(_short, self.subject_us)),
             comparator_us=tuple(map(_short, self.comparator_us)),
-            contract=self.contract,
             software=dict(sorted(self.software.items())),
-            commit=self.commit,
-            date=self.date,
             epochs=tuple(map(_shortened, self.epochs or (self.beginning(),))),
         )
         return json.dumps(msgspec.to_builtins(line), ensure_ascii=False)
@@ -231,8 +220,8 @@ class Baseline:
             BaselineError: when it is not a baseline.
         """
         try:
-            line = msgspec.convert(json.loads(text, object_pairs_hook=_unique), _Line)
-            problem = canonical_line(line.problem)
+            line = msgspec.convert(json.loads(text, object_pairs_hook=_unique), cls)
+            found = replace(line, backend=backend, problem=canonical_line(line.problem), shown_us=0.0)
         except json.JSONDecodeError as error:
             what = f"torn or broken at column {error.colno}: {error.msg.removesuffix(' starting at')}"
             raise BaselineError(path, number, what, RESTORE) from None
@@ -241,22 +230,9 @@ class Baseline:
         except ValueError as error:
             remedy = _NEWER if "unknown field" in str(error) else RESTORE
             raise BaselineError(path, number, str(error), remedy) from None
-        found = cls(
-            CaseId(backend, problem, line.choice),
-            minimum_effect=line.detectable,
-            selected=line.picked,
-            **{name: getattr(line, name) for name in _SAME},
-        )
-        if wrong := _contradiction(found, line.median_us):
+        if wrong := _contradiction(line):
             raise BaselineError(path, number, wrong, RESTORE)
         return found
-
-
-# Fields of a baseline that have the same name in a line.
-_SAME: Final = (
-    *("subject_us", "comparator", "comparator_us", "spread", "tflops", "gbs", "roofline"),
-    *("contract", "software", "commit", "date", "epochs"),
-)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -267,15 +243,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _contradiction(found: Baseline, median_us: float) -> str:
+def _contradiction(line: Baseline) -> str:
     """How two values of a line contradict each other; "" for a line that is consistent."""
-    subject, comparator = len(found.subject_us), len(found.comparator_us)
+    subject, comparator = len(line.subject_us), len(line.comparator_us)
+    if line.backend:
+        return "unknown field `backend`, which is the name of the file"
     if comparator and comparator != subject:
         return f"subject_us and comparator_us have {subject} and {comparator} sessions"
-    if bool(found.comparator) != bool(comparator):
+    if bool(line.comparator) != bool(comparator):
         return "comparator and comparator_us need each other"
-    if not math.isclose(median_us, found.median_us, rel_tol=10.0 ** (1 - _DIGITS)):
-        return f"median_us is {median_us:g}, but the median of subject_us is {found.median_us:g}"
+    if not math.isclose(line.shown_us, line.median_us, rel_tol=10.0 ** (1 - _DIGITS)):
+        return f"median_us is {line.shown_us:g}, but the median of subject_us is {line.median_us:g}"
     return ""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Verdict
@@ -101,19 +102,6 @@ def _software_note(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 # -- from sessions -------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Entries:
-    """Baselines made of sessions.
-
-    Attributes:
-        baselines: sorted by case.
-        left_out: cases that cannot be recorded, with the reason.
-    """
-
-    baselines: tuple[Baseline, ...] = ()
-    left_out: Mapping[CaseId, Reason] = dataclasses.field(default_factory=dict)
-
-
 def recordable(
     sessions: Sequence[Session], *, k: int = SESSIONS, disturbed: float = 0.2, force: bool = False
 ) -> Reason | None:
@@ -183,10 +171,10 @@ def record_sessions(
         return Recorded(), dict.fromkeys(timed, f"not recorded: {objection}{forced}")
     least = min(len(sessions), k)
     # One disturbed session of a dozen is left out, and the case is recorded all the same.
-    entries = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
+    baselines, left_out = from_sessions(sessions, k=max(1, least - least // 4), policy=policy)
     slower = got_slower(store.load_all({key.backend for key in timed}), sessions, policy)
-    done = store.record(entries.baselines, slower=slower.keys(), accept=accept, reason=reason)
-    refused = {key: f"not recorded: {key}: {why}" for key, why in entries.left_out.items()}
+    done = store.record(baselines, slower=slower.keys(), accept=accept, reason=reason)
+    refused = {key: f"not recorded: {key}: {why}" for key, why in left_out.items()}
     return done, refused | {one.new.case: f"not recorded: {one.new.case}: {one.reason}" for one in done.refused}
 
 
@@ -195,17 +183,20 @@ def from_sessions(
     *,
     k: int = SESSIONS,
     policy: Policy | None = None,
-) -> Entries:
-    """Baselines of the cases of several sessions, one figure a session.
+) -> tuple[list[Baseline], dict[CaseId, Reason]]:
+    """Baselines of the cases of several sessions, one estimate a session.
 
     Args:
         sessions: of one group, all of one hardware key, contract and commit (:func:`recordable` checks that).
         k: undisturbed sessions that a case needs; one with fewer is left out.  More are all used.
         policy: of the gate, for the minimum detectable effect.
+
+    Returns:
+        The baselines, sorted by case, and why the other cases cannot be recorded.
     """
     samples: dict[CaseId, list[Sample]] = {}
     for session in sessions:
-        last = {sample.case: sample for sample in session.samples}  # one figure a session, whatever it repeated
+        last = {sample.case: sample for sample in session.samples}  # one estimate a session, whatever it repeated
         for case, sample in last.items():
             samples.setdefault(case, []).append(sample)
     baselines: list[Baseline] = []
@@ -224,12 +215,12 @@ def from_sessions(
         from pytest_gemm.speed.gate.stored import minimum_effect
 
         seen = minimum_effect({one.case: one.stored() for one in baselines}, policy)
-        baselines = [dataclasses.replace(one, minimum_effect=seen.get(one.case)) for one in baselines]
-    return Entries(tuple(baselines), left_out)
+        baselines = [replace(one, minimum_effect=seen.get(one.case)) for one in baselines]
+    return baselines, left_out
 
 
 def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
-    """Why a case has fewer figures than it needs: the most frequent cause in full."""
+    """Why a case has fewer estimates than it needs: the most frequent cause in full."""
     causes = Counter(
         f"disturbed: {sample.disturbed}" if sample.is_timed else f"{sample.status}: {sample.reason or 'no reason'}"
         for sample in samples
@@ -241,13 +232,16 @@ def _too_few(samples: Sequence[Sample], good: int, k: int) -> Reason:
 
 def _entry(samples: Sequence[Sample], session: Session, peaks: Peaks) -> Baseline:
     """The baseline of one case."""
-    problem = Problem.parse(samples[0].case.problem)
+    case = samples[0].case
+    problem = Problem.parse(case.problem)
     work = roofline.work(problem)
     comparators = [sample.comparator_estimate for sample in samples]
     subject_us = tuple(sample.estimate / MICRO for sample in samples)
     seconds = statistics.median(subject_us) * MICRO
     return Baseline(
-        case=samples[0].case,
+        backend=case.backend,
+        problem=case.problem,
+        candidate=case.candidate,
         subject_us=subject_us,
         comparator=samples[0].comparator_name if samples[0].comparator else "",
         comparator_us=tuple(one / MICRO for one in comparators if one is not None),
@@ -260,4 +254,5 @@ def _entry(samples: Sequence[Sample], session: Session, peaks: Peaks) -> Baselin
         software=session.software,
         commit=session.commit,
         date=session.date,
+        epochs=(),
     )

@@ -23,86 +23,86 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason
-from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, command, parse, read_text
+from pytest_gemm.speed.baseline.entry import Baseline, BaselineError, Kept, parse, read_text
 from pytest_gemm.storage import files
 
 # -- what a recording did ------------------------------------------------------------------------------------------
 
-Kind = Literal["updated", "accepted", "restarted"]
+Kind = Literal["new", "updated", "accepted", "restarted", "refused"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A line that a recording replaced.
+    """What became of a case that was measured.
 
     Attributes:
-        old, new: what stood there, and what stands there now.
-        kind: ``updated`` within the epoch, ``accepted`` for a slow-down with a reason, ``restarted`` where the two
-            are not comparable; the last two began an epoch.
+        kind: ``new`` without an old line, ``updated`` within the epoch, ``accepted`` for a slow-down with a reason,
+            ``restarted`` where the two are not comparable; the last two began an epoch.  ``refused``: the case got
+            slower and was not accepted, so that its old line stays.
+        new: what was measured.
+        old: what stood there; ``None`` for a new case.
     """
 
-    old: Baseline
-    new: Baseline
     kind: Kind
+    new: Baseline
+    old: Baseline | None = None
 
     @property
-    def change(self) -> float:
-        """Relative change of the median time, 0.05 for 5% slower."""
-        return self.new.median_us / self.old.median_us - 1.0
+    def reason(self) -> Reason:
+        """Why a slower case is refused, and the command that would store it."""
+        accept = f"pytest-gemm baseline accept {shlex.quote(str(self.new.case))} --reason 'why it may be slower'"
+        return Reason("slower", f"got slower, {self._times}; its old line stays", f"to store it: {accept}")
+
+    @property
+    def _times(self) -> str:
+        now, then = self.new.median_us, self.old.median_us if self.old else self.new.median_us
+        times = f"{time_text(then)} -> {time_text(now)}"
+        return times if self.kind == "restarted" else f"{times} ({percent(now / then - 1.0)})"
 
     def __str__(self) -> str:
-        times = f"{self.new.case}: {time_text(self.old.median_us)} -> {time_text(self.new.median_us)}"
+        case = f"{self.kind} {self.new.case}: "
+        if self.kind == "new":
+            return f"{case}{time_text(self.new.median_us)}"
+        if self.kind == "refused":
+            return f"{case}{self.reason}"
         if self.kind == "restarted":
-            return f"{times}, not comparable: {self.new.reason}; epoch {self.new.epoch} begins"
-        accepted = f", accepted: {self.new.reason}" if self.kind == "accepted" else ""
-        return f"{times} ({percent(self.change)}){accepted}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A case that was measured and not stored: its old line stays.
-
-    Attributes:
-        old: what stays.
-        new: what was measured.
-        reason: why, and the options that would store it.
-    """
-
-    old: Baseline
-    new: Baseline
-    reason: Reason
+            return f"{case}{self._times}, not comparable: {self.new.reason}; epoch {self.new.epoch} begins"
+        return f"{case}{self._times}" + (f", accepted: {self.new.reason}" if self.kind == "accepted" else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What a recording did, each in the order of the cases.
+    """What a recording did.
 
     Attributes:
-        new: cases that had no baseline.
-        changed: cases that had one.
-        refused: cases whose old line stays, because they got slower without being accepted.
+        changes: the new cases, those that had a line, and the refused ones, each in the order of the cases.
         idle_accepts: patterns of ``pytest-gemm baseline accept`` that no slower case answers to.
     """
 
-    new: tuple[Baseline, ...] = ()
-    changed: tuple[Change, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    changes: tuple[Change, ...] = ()
     idle_accepts: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> list[Change]:
+        """Cases whose old line stays, because they got slower without being accepted."""
+        return [one for one in self.changes if one.kind == "refused"]
+
+    @property
+    def stored(self) -> list[Change]:
+        """Cases that have a new line."""
+        return [one for one in self.changes if one.kind != "refused"]
 
     def lines(self) -> list[str]:
         """What happened to each case, for the terminal."""
-        return [
-            *(f"new {one.case}: {time_text(one.median_us)}" for one in self.new),
-            *(f"{one.kind} {one}" for one in self.changed),
-            *(f"refused {one.new.case}: {one.reason}" for one in self.refused),
-            *(f"{one} names no case that got slower" for one in self.idle_accepts),
-        ]
+        return [*map(str, self.changes), *(f"{one} names no case that got slower" for one in self.idle_accepts)]
 
 
 def time_text(us: float) -> str:
@@ -234,54 +234,39 @@ class Store:
             if count > 1:
                 raise ValueError(f"{case} is to be recorded {count} times at once: one baseline a case")
         reason = " ".join(reason.split())
-        accepting = _Accepting(tuple(accept), reason)
-        new: list[Baseline] = []
-        changed: list[Change] = []
-        refused: list[Refusal] = []
+        changes: list[Change] = []
         if given:
             with self._lock():
-                files = {backend: self._kept(backend) for backend in dict.fromkeys(one.case.backend for one in given)}
+                files = {backend: self._kept(backend) for backend in dict.fromkeys(one.backend for one in given)}
                 for one in given:
-                    kept = files[one.case.backend]
-                    old = kept[one.case].baseline if one.case in kept else None
-                    result = accepting.decide(old, one, slower=one.case in slower)
-                    if isinstance(result, Refusal):
-                        refused.append(result)
-                        continue
-                    if isinstance(result, Change):
-                        changed.append(result)
-                        final = result.new
-                    else:
-                        new.append(result)
-                        final = result
-                    kept[final.case] = Kept(final, final.line(), 0)
-                touched = {one.case.backend for one in new} | {one.new.case.backend for one in changed}
-                for backend in sorted(touched):
+                    kept = files[one.backend].get(one.case)
+                    accepted = reason if any(names(pattern, one.case) for pattern in accept) else ""
+                    old = kept.baseline if kept else None
+                    changes.append(_change(old, one, slower=one.case in slower, reason=accepted))
+                stored = [one.new for one in changes if one.kind != "refused"]
+                for one in stored:
+                    files[one.backend][one.case] = Kept(one, one.line(), 0)
+                for backend in sorted({one.backend for one in stored}):
                     self._write(backend, files[backend])
-        return Recorded(tuple(new), tuple(changed), tuple(refused), accepting.idle)
+        changes.sort(key=lambda one: (one.kind == "refused", one.kind != "new"))
+        got_slower = [one.new.case for one in changes if one.kind in ("accepted", "refused")]
+        idle = [pattern for pattern in accept if not any(names(pattern, case) for case in got_slower)]
+        return Recorded(tuple(changes), tuple(idle))
 
-    def unused(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
-        """Cases with a baseline that the suite no longer has.
+    def prune(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
+        """Delete the baselines of cases that the suite no longer has, and return these cases.
 
         Args:
             wanted: every case of the suite; a run that was narrowed down cannot tell.
             backends: whose baselines are looked at, by default all that are here.
-        """
-        return sorted(set(self.load_all(backends)) - set(wanted))
-
-    def prune(self, wanted: Collection[CaseId], backends: Iterable[str] | None = None) -> list[CaseId]:
-        """Delete the baselines that :meth:`unused` lists, and return their cases.
 
         Raises:
             BaselineError: when a file cannot be read or written.
         """
-        return self._delete(lambda case: case not in wanted, backends)
+        return self.delete(lambda case: case not in wanted, backends)
 
-    def prune_command(self, cases: Iterable[CaseId]) -> str:
-        """The command that deletes the baselines of these cases."""
-        return command("prune", self.folder, self.hardware, *map(str, cases))
-
-    def _delete(self, unwanted: Callable[[CaseId], bool], backends: Iterable[str] | None) -> list[CaseId]:
+    def delete(self, unwanted: Callable[[CaseId], bool], backends: Iterable[str] | None = None) -> list[CaseId]:
+        """Delete the baselines of some cases, and return these."""
         if not self.place.is_dir():
             return []
         gone: list[CaseId] = []
@@ -341,50 +326,23 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-class _Accepting:
-    """The rules of recording: what replaces a line, and what has to be accepted first."""
+def _change(old: Baseline | None, new: Baseline, *, slower: bool, reason: str) -> Change:
+    """What becomes of a measured case; ``reason``: why it may have got slower, "" where that is not accepted."""
+    if old is None:
+        return Change("new", replace(new, epochs=(new.beginning(),)))
 
-    def __init__(self, patterns: Sequence[str], reason: str) -> None:
-        self.patterns = patterns
-        self.reason = reason
-        self.used: set[str] = set()
+    def begun(kind: Kind, why: str) -> Change:
+        return Change(kind, replace(new, epochs=(*old.epochs, new.beginning(why))), old)
 
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """Patterns that no slower case answered to."""
-        return tuple(pattern for pattern in self.patterns if pattern not in self.used)
-
-    def decide(self, old: Baseline | None, new: Baseline, *, slower: bool) -> Baseline | Change | Refusal:
-        """What becomes of a measured case."""
-        if old is None:
-            return dataclasses.replace(new, epochs=(new.beginning(),))
-        if old.contract != new.contract:
-            return _restarted(old, new, f"timed in another way ({old.contract or '-'} -> {new.contract or '-'})")
-        if slower:
-            name = str(new.case)
-            answers = {p for p in self.patterns if p == name or fnmatch.fnmatchcase(name, p)}
-            self.used |= answers
-            if not answers or not self.reason:
-                return _refusal(old, new)
-            return Change(old, _begun(old, new, self.reason), "accepted")
-        if old.comparator != new.comparator:
-            reason = f"comparator changed ({old.comparator or 'none'} -> {new.comparator or 'none'})"
-            return _restarted(old, new, reason)
-        return Change(old, dataclasses.replace(new, epochs=old.epochs), "updated")
+    if old.contract != new.contract:
+        return begun("restarted", f"timed in another way ({old.contract or '-'} -> {new.contract or '-'})")
+    if slower:
+        return begun("accepted", reason) if reason else Change("refused", new, old)
+    if old.comparator != new.comparator:
+        return begun("restarted", f"comparator changed ({old.comparator or 'none'} -> {new.comparator or 'none'})")
+    return Change("updated", replace(new, epochs=old.epochs), old)
 
 
-def _begun(old: Baseline, new: Baseline, reason: str) -> Baseline:
-    """``new`` as the beginning of an epoch after those of ``old``."""
-    return dataclasses.replace(new, epochs=(*old.epochs, new.beginning(reason)))
-
-
-def _restarted(old: Baseline, new: Baseline, reason: str) -> Change:
-    return Change(old, _begun(old, new, reason), "restarted")
-
-
-def _refusal(old: Baseline, new: Baseline) -> Refusal:
-    change = (
-        f"{time_text(old.median_us)} -> {time_text(new.median_us)} ({percent(new.median_us / old.median_us - 1.0)})"
-    )
-    accept = f"pytest-gemm baseline accept {shlex.quote(str(new.case))} --reason 'why it may be slower'"
-    return Refusal(old, new, Reason("slower", f"got slower, {change}; its old line stays", f"to store it: {accept}"))
+def names(pattern: str, case: CaseId) -> bool:
+    """Whether a pattern of the command line, or a name, is of this case."""
+    return pattern == str(case) or fnmatch.fnmatchcase(str(case), pattern)
