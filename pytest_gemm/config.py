@@ -5,8 +5,10 @@ The table of options is in ``options.toml``.  A field that holds the value of an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import traceback
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,9 +18,10 @@ import pytest
 from pytest_gemm import values
 from pytest_gemm.api import settings as api_settings
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.api.registry import Registry
+from pytest_gemm.api.registry import Registry, RegistryError
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.api.settings import Setting, settings_of
+from pytest_gemm.backends.builtin import BUILTIN
 from pytest_gemm.case_id import MODES, Device
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.machine import isa, processor
@@ -29,11 +32,11 @@ from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
-from pytest_gemm.text import did_you_mean, shown
+from pytest_gemm.text import described, did_you_mean, shown
 from pytest_gemm.values import Given, Parser, cores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 SPEED_WORKER: Final = "gemm-speed-worker"
@@ -306,7 +309,8 @@ def _apply_settings(given: Mapping[str, Given], registry: Registry) -> dict[str,
     found = {owner: {key: setting(given, owner, key, keys) for key in keys} for owner, keys in declared.items()}
     for owner in found.keys() - ENGINE.keys():
         configurable: Any = registry[owner]
-        configurable.configure(found[owner])
+        with _foreign(f"configure() of {owner}"):
+            configurable.configure(found[owner])
     return found
 
 
@@ -338,16 +342,38 @@ def ledger(config: pytest.Config, registry: Registry | None = None) -> Ledger:
     return values.parsed(text, lambda path: Ledger.load(Path(path) if path else default, names))
 
 
-def read(config: pytest.Config, registry: Registry) -> GemmConfig:
-    """Read and check everything.
+@contextlib.contextmanager
+def _foreign(what: str) -> Iterator[None]:
+    """The block calls a user's code: whatever it raises is a usage error with its place."""
+    try:
+        yield
+    except (KeyboardInterrupt, pytest.UsageError):
+        raise
+    except RegistryError as error:
+        raise pytest.UsageError(f"{what}: {error}") from None
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"  {last.filename}:{last.lineno}, in {last.name}"
+        raise pytest.UsageError(f"{what} raised {described(error)}\n{place}") from None
 
-    Args:
-        config: pytest's.
-        registry: with all backends registered; they are given their settings.
+
+def _registered(config: pytest.Config) -> Registry:
+    """All backends: those that come with the package, whose modules import no torch, and the user's."""
+    registry = Registry()
+    for backend in BUILTIN:
+        registry.add(backend())
+    with _foreign("pytest_gemm_register_backends"):
+        config.hook.pytest_gemm_register_backends(registry=registry)
+    return registry
+
+
+def read(config: pytest.Config) -> GemmConfig:
+    """Register the backends, give them their settings, read and check everything.
 
     Raises:
         pytest.UsageError: one paragraph that names the option, the value and what would be right.
     """
+    registry = _registered(config)
     values.check_ini_names(config)
     texts = {option.name: values.value(config, option.name) for option in OPTIONS if option.repeat != "append"}
     given = settings_given(config)

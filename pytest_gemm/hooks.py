@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import gc
 import os
 import sys
@@ -19,9 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gemm import config as config_module
-from pytest_gemm import effect, records, reports, selection, startup, supervisor, xdist
-from pytest_gemm import items as items_module
-from pytest_gemm.api.registry import Registry
+from pytest_gemm import effect, records, reports, selection, supervisor, xdist
 from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Diaries, Diary, Words
@@ -67,32 +66,27 @@ class GemmRun:
             pytest.UsageError: for wrong input.
         """
         self._config = config
-        self._child = config.stash.get(startup.CHILD, None)
-        self._is_worker = startup.is_worker(config)
+        self._child = config.stash.get(supervisor.CHILD, None)
+        self._is_worker = hasattr(config, "workerinput")
+        self._closing = contextlib.ExitStack()
         self._diaries: Diaries | None = None
         self._termination: Termination | None = None
-        self._stderr: int | None = None
         self._harvest: list[precompile.Harvest] | None = None
-        self._measured: list[Any] | None = (
-            None  # of speed.runner.Measured, which a run of no timed test does not import
-        )
+        self._measured: list[Any] | None = None  # of speed.runner.Measured; a run without timed tests imports none
         self._fuzzer: Any = None  # a fuzzing.server.TrialWorker, likewise
         self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
         self._fuzzed: list[str] = []
         self._shown_header = False
-        registry = Registry()
-        startup.register_builtin(registry)
-        with startup.usage("pytest_gemm_register_backends"):
-            config.hook.pytest_gemm_register_backends(registry=registry)
-        with startup.usage("configure() of a backend"):
-            self.settings = config_module.read(config, registry)
+        self.settings = config_module.read(config)
         effect.check_backends(self.settings)
         config.stash[CONFIG] = self.settings
         self.watch = self._make_watch()
-        self.state = RunState(self.settings, narrowed=startup.is_narrowed(config, self.settings))
+        self.state = RunState(self.settings, narrowed=selection.is_narrowed(config, self.settings))
         if self._child is not None:
             self._child.note(
-                options={n: effect.rerun_options(self.settings, n, timed=False) for n in registry.names()},
+                options={
+                    n: effect.rerun_options(self.settings, n, timed=False) for n in self.settings.registry.names()
+                },
                 root=str(config.rootpath),
                 here=str(config.invocation_params.dir),
                 threads=self.settings.threads,
@@ -106,45 +100,48 @@ class GemmRun:
                 raise pytest.UsageError(str(error)) from None
             self.state.open_record(config.invocation_params.args)
             self._termination = Termination()
+            self._closing.callback(self._termination.close)
 
     def pytest_unconfigure(self) -> None:
         """Stop watching; what was written down for this run alone goes."""
-        if self._termination is not None:
-            self._termination.close()
-        if self.watch.diary.stacks is not None:
-            faulthandler.disable()  # it writes into the diary
-        self.watch.close()
-        self.watch.diary.close()
-        if self._stderr is not None:
-            os.close(self._stderr)
-        if self._diaries is not None and self._child is None:
-            self._diaries.close()
-        for judges in (self._fuzzer, self._guarded):
-            if judges is not None:
-                judges.close()
+        self._closing.close()
 
     def _make_watch(self) -> Watch:
         """The watch of this process.  What a worker leaves behind is read by the process that started it."""
-        config, settings, child = self._config, self.settings, self._child
+        config, child = self._config, self._child
         timed = not (config.getoption("usepdb", False) or config.getoption("trace", False))
-        limits = (settings.timeout, settings.compile_timeout) if timed else (0.0, 0.0)
+        limits = self.settings.limits if timed else (0.0, 0.0)
         dumps = config.pluginmanager.has_plugin("faulthandler") and not float(
             config.getini("faulthandler_timeout") or 0
         )
         if self._is_worker or child is not None:
             given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
-            folder = Path(given["gemm_diaries"]) if "gemm_diaries" in given else None
-            folder = folder if child is None else child.diaries.folder
+            folder = child.diaries.folder if child is not None else self._folder(given)
             name, replaceable = given.get("workerid", supervisor.PROCESS), given.get("gemm_replaces", False)
             diary = Diary(folder, name, replaceable=replaceable)
+            watch = Watch(*limits, diary, stacks=diary.stacks if dumps else None)
             if diary.stacks is not None and dumps:
                 faulthandler.enable(file=diary.stacks, all_threads=False)
-            return Watch(*limits, diary, stacks=diary.stacks if dumps else None)
-        with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
-            self._stderr = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
-        return Watch(*limits, Diary(), last_call=self._last_call, stacks=self._stderr if dumps else None)
+        else:
+            stderr = None
+            with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
+                stderr = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
+                self._closing.callback(os.close, stderr)
+            last_call = functools.partial(self._last_call, stderr)
+            diary = Diary()
+            watch = Watch(*limits, diary, last_call=last_call, stacks=stderr if dumps else None)
+        self._closing.callback(diary.close)
+        self._closing.callback(watch.close)
+        if diary.stacks is not None:
+            self._closing.callback(faulthandler.disable)  # it writes into the diary
+        return watch
 
-    def _last_call(self, outcome: Outcome) -> None:
+    @staticmethod
+    def _folder(given: Mapping[str, Any]) -> Path | None:
+        """Where a worker of xdist and the controller exchange files, as ``workerinput`` has it; ``None`` elsewhere."""
+        return Path(given["gemm_folder"]) if "gemm_folder" in given else None
+
+    def _last_call(self, stderr: int | None, outcome: Outcome) -> None:
         """Report a case that has no end from a process that ends with it; the main thread hangs and capture is on."""
         diary, state = self.watch.diary, self.state
         words, name = diary.words, selection.test_name(diary.words.test)
@@ -162,8 +159,8 @@ class GemmRun:
             *state.summary(),
             *state.incomplete(),
         ]
-        if self._stderr is not None:
-            os.write(self._stderr, ("\n\n" + "\n".join(lines) + "\n").encode())
+        if stderr is not None:
+            os.write(stderr, ("\n\n" + "\n".join(lines) + "\n").encode())
 
     def _explained(self, outcomes: Sequence[Outcome], words: Words | None) -> tuple[list[Outcome], LedgerUse]:
         """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
@@ -172,8 +169,8 @@ class GemmRun:
 
     def _rerun(self, nodeid: str) -> text.Rerun:
         """How to run a test again of which only the id is known."""
-        case = selection.split_id(nodeid)
-        given = effect.rerun_options(self.settings, case[0] if case else "", timed=False)
+        case = selection.case_id(nodeid)
+        given = effect.rerun_options(self.settings, case.backend if case else "", timed=False)
         return selection.rerun(nodeid, self._config.rootpath, self._config.invocation_params.dir, given)
 
     def _display(self) -> terminal_module.Display:
@@ -189,13 +186,14 @@ class GemmRun:
 
             self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
             self._fuzzer = TrialWorker(settings)  # before a backend is asked whether it is available
+            self._closing.callback(self._fuzzer.close)
         if settings.guard == "pages" and self._judges_here():
             from pytest_gemm.run.guarded import GuardedJudge
 
             self._guarded = GuardedJudge(settings)  # likewise
+            self._closing.callback(self._guarded.close)
         if not self._is_worker:
             self.state.missing = selection.missing(settings)
-            config.pluginmanager.register(_Collector(self), "gemm-collector")
 
     def _judges_here(self) -> bool:
         """Whether tests of cases run in this process: it is no controller of workers."""
@@ -212,7 +210,7 @@ class GemmRun:
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
         """The header, where a GEMM test was collected."""
-        return self.header() if any(items_module.parameter(item) is not None for item in items) else None
+        return self.header() if any(selection.parameter_of(item) is not None for item in items) else None
 
     def generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give a marked test its cases."""
@@ -230,7 +228,7 @@ class GemmRun:
             found = selection.select(request, settings)
         except selection.MarkerError as error:
             pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
-        metafunc.parametrize("gemm_case", found, ids=[pick.id for pick in found], indirect=True)
+        metafunc.parametrize("gemm_case", found, ids=[str(one.case) for one in found], indirect=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
@@ -238,9 +236,9 @@ class GemmRun:
         self._choose(items)
         # The fixture is asked for late, so the tests of a function do not have it among their names by themselves.
         names = {
-            id(found): found
+            id(item.fixturenames): item.fixturenames
             for item in items
-            if items_module.timed(item) and "benchmark" not in (found := items_module.names(item))
+            if isinstance(item, pytest.Function) and selection.timed(item) and "benchmark" not in item.fixturenames
         }
         for found in names.values():
             found.append("benchmark")
@@ -252,7 +250,7 @@ class GemmRun:
 
     def _choose(self, items: list[pytest.Item]) -> None:
         """Take out the placeholders of marked tests that no problem was selected for."""
-        kept = [item for item in items if not items_module.is_placeholder(item)]
+        kept = [item for item in items if not selection.is_placeholder(item)]
         if self.settings.fuzz:
             kept = [item for item in kept if "gemm_fuzz" in getattr(item, "fixturenames", ())]
             if items and not kept and selection.available(self.settings):
@@ -263,7 +261,7 @@ class GemmRun:
         if gone := set(items) - set(kept):
             items[:] = kept
             self._config.hook.pytest_deselected(items=list(gone))
-        if self._is_worker and (timed_items := [case for case in map(items_module.timed, items) if case is not None]):
+        if self._is_worker and (timed_items := [case for case in map(selection.timed, items) if case is not None]):
             from pytest_gemm.speed import controller
 
             controller.share(self._exchange(), "cases", timed_items)
@@ -277,38 +275,39 @@ class GemmRun:
             self._child.note(collected=len(session.items))
         if self._is_worker:
             return
-        ids = [item.nodeid for item in session.items]
-        timed = [case for case in map(items_module.timed, session.items) if case is not None]
-        self._check_cases(ids, len(timed))
-        if not self._config.option.collectonly:
-            self._precompile(ids)
-            self._measure(timed)
+        timed = [case for case in map(selection.timed, session.items) if case is not None]
+        self._prepare([item.nodeid for item in session.items], timed)
 
     def collected_by(self, node: Any, ids: Sequence[str]) -> None:
         """With xdist: the first worker to have collected names all tests.  The others wait, and so does the first."""
         if self._child is not None:
             self._child.note(collected=len(ids))
-        if not self._shown_header and any(map(selection.split_id, ids)):
+        if not self._shown_header and any(map(selection.case_id, ids)):
             self._shown_header = True
             terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None:
                 terminal.ensure_newline()
                 terminal.write_line(self.header())
-        if self._measured is None and (folder := node.workerinput.get("gemm_speed")):
-            from pytest_gemm.speed import controller
-
-            timed = controller.shared(Path(folder), "cases")
-            self._check_cases(ids, len(timed))
+        folder = self._folder(node.workerinput)
+        if self._measured is not None or folder is None:
             self._precompile(ids)
-            controller.share(Path(folder), "measured", self._measure(timed))
-        else:
-            self._precompile(ids)
+            return
+        from pytest_gemm.speed import controller
 
-    def _check_cases(self, ids: Sequence[str], timed: int) -> None:
-        """Refuse an option that no collected test heeds, unless tests are missing for a reason that the run gives."""
+        controller.share(folder, "measured", self._prepare(ids, controller.shared(folder, "cases")))
+
+    def _prepare(self, ids: Sequence[str], timed: Collection[tuple[str, str, str]]) -> list[Any]:
+        """Compile what the collected tests need, and time; returns what was measured.
+
+        An option that no collected test heeds is refused, unless tests are missing for a reason that the run gives.
+        """
         if not self.state.missing:
-            cases = sum(selection.split_id(one) is not None for one in ids)
-            effect.check_cases(self.settings, tests=len(ids), cases=cases, timed=timed)
+            cases = sum(selection.case_id(one) is not None for one in ids)
+            effect.check_cases(self.settings, tests=len(ids), cases=cases, timed=len(timed))
+        if self._config.option.collectonly:
+            return []
+        self._precompile(ids)
+        return self._measure(timed)
 
     def _measure(self, timed: Collection[tuple[str, str, str]]) -> list[Any]:
         """Have sessions time the cases before the first test asks for them."""
@@ -331,13 +330,15 @@ class GemmRun:
 
     def _exchange(self) -> Path:
         """In a worker of xdist: the folder in which the controller leaves what was measured."""
-        return Path(self._config.workerinput["gemm_speed"])  # type: ignore[attr-defined]  # xdist's
+        folder = self._folder(self._config.workerinput)  # type: ignore[attr-defined]  # xdist's
+        assert folder is not None
+        return folder
 
     def _precompile(self, ids: Iterable[str]) -> None:
         if self._harvest is not None:
             return
-        found = (selection.split_id(nodeid) for nodeid in ids)
-        cases = [case for case in found if case is not None and case[0] in self.settings.registry.names()]
+        names = self.settings.registry.names()
+        cases = [case for case in map(selection.case_id, ids) if case is not None and case.backend in names]
         display = self._display()
         if self.settings.compile_only:
             for reason in selection.without_part(self.settings):
@@ -370,6 +371,8 @@ class GemmRun:
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
         """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
         self._diaries = Diaries() if self._child is None else self._child.diaries
+        if self._child is None:
+            self._closing.callback(self._diaries.close)
         note = xdist.pin(config, specs)
         if note:
             self.state.notes.append(note)
@@ -378,7 +381,7 @@ class GemmRun:
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker of this machine where to keep its diary, and whether another one would take its test over."""
         if node.gateway.spec.popen and self._diaries is not None:
-            node.workerinput["gemm_diaries"] = node.workerinput["gemm_speed"] = str(self._diaries.folder)
+            node.workerinput["gemm_folder"] = str(self._diaries.folder)
             node.workerinput["gemm_replaces"] = xdist.replaces_workers(node.config)
 
     @pytest.hookimpl(optionalhook=True)
@@ -426,11 +429,11 @@ class GemmRun:
 
     def case(self, request: pytest.FixtureRequest) -> Case:
         """The case of a test that carries the marker."""
-        pick = getattr(request, "param", None)
-        if pick is None:
+        parameter = getattr(request, "param", None)
+        if parameter is None:
             pytest.fail("gemm_case needs the marker: @pytest.mark.gemm(problems=[...])", pytrace=False)
         try:
-            return selection.case_of(pick, self.settings)
+            return selection.case_of(parameter, self.settings)
         except selection.MarkerError as error:
             pytest.fail(f"{request.node.nodeid}: {error}", pytrace=False)
 
@@ -441,7 +444,7 @@ class GemmRun:
 
         self.watch.diary.begin(node.nodeid)
         check = GemmCheck(
-            *(self.settings, judge, self.watch.diary, node.originalname, items_module.target(node), self._guarded),
+            *(self.settings, judge, self.watch.diary, node.originalname, selection.target(node), self._guarded),
             timed="gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
@@ -493,8 +496,8 @@ class GemmRun:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach what was judged to the report: attributes of plain data travel through xdist."""
         made: Any = yield  # pytest keeps and ships extra attributes
-        if call.when == "setup" and (case := items_module.parameter(item)) is not None:
-            made.gemm_asked = case.backend
+        if call.when == "setup" and (asked := selection.parameter_of(item)) is not None:
+            made.gemm_asked = asked.case.backend
         if (judged := item.stash.get(_JUDGED, None)) is not None:
             verdicts: list[str] = item.stash.get(_VERDICTS, [])
             reports.attach(made, item, call.when, judged, verdicts)
@@ -511,6 +514,29 @@ class GemmRun:
         said = message(warning_message.message) if isinstance(warning_message.message, Warning) else ""
         if said and said != str(warning_message.message):
             warning_message.message = pytest.PytestWarning(said)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Let the parent know which test runs."""
+        if self._child is not None:
+            self._child.note(test=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take in what a test judged, in the process that writes the summary."""
+        if self._is_worker:
+            return
+        state = self.state
+        if self._child is not None:
+            self._child.noted(report)
+        if asked := getattr(report, "gemm_asked", ""):
+            state.asked.add(asked)
+        judged = getattr(report, "gemm", None)
+        if judged is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
+            state.reruns += 1
+        elif judged is not None:
+            state.absorb(judged["outcomes"], judged["use"], judged["process"])
+            state.lose(judged.get("lost", {}))
+            if self._diaries is not None:
+                self._diaries.unfinished.discard(report.nodeid)
 
     # -- end
 
@@ -566,31 +592,3 @@ class GemmRun:
         running: Any = self._config.pluginmanager.get_plugin("session")
         if state.lost and running.exitstatus == pytest.ExitCode.OK:  # a page that was written just now, for instance
             running.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-class _Collector:
-    """Gathers reports in the process that writes the summary; not registered in xdist's workers."""
-
-    def __init__(self, run: GemmRun) -> None:
-        self._run = run
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Let the parent know which test runs."""
-        if (child := self._run._child) is not None:
-            child.note(test=nodeid)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take in what a test judged."""
-        run, state = self._run, self._run.state
-        if run._child is not None:
-            run._child.noted(report)
-        if asked := getattr(report, "gemm_asked", ""):
-            state.asked.add(asked)
-        judged = getattr(report, "gemm", None)
-        if judged is not None and str(report.outcome) == "rerun":  # pytest-rerunfailures: another attempt follows
-            state.reruns += 1
-        elif judged is not None:
-            state.absorb(judged["outcomes"], judged["use"], judged["process"])
-            state.lose(judged.get("lost", {}))
-            if run._diaries is not None:
-                run._diaries.unfinished.discard(report.nodeid)

@@ -88,9 +88,9 @@ class _Supervision:
         """Fork; and hand the status over to the parent when pytest has come to its end."""
         child = None
         if not config.option.help and is_used(config):
-            from pytest_gemm import startup
+            from pytest_gemm import supervisor
 
-            child = startup.supervised(config)
+            child = supervisor.supervised(config)
         if child is None:
             return (yield)
         try:
@@ -107,9 +107,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A crash is a result; and below a compute-sanitizer the run is another process's."""
     if config.option.help or not options.is_any_given(config):
         return None
-    from pytest_gemm import startup
+    from pytest_gemm import supervisor
 
-    return startup.begin(config)
+    return supervisor.begin(config)
 
 
 @pytest.hookimpl(trylast=True)  # after every conftest that registers a backend

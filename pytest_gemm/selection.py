@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
-from pytest_gemm.case_id import CandidateSelection, CaseId, Mode
+from pytest_gemm.case_id import MODES, CandidateSelection, CaseId, Mode
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
@@ -67,20 +68,11 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pick:
-    """A parameter of a test: a problem on a backend, before anything heavy is made of it."""
+class Parameter:
+    """A parameter of a test: a case and the distributions of its marker, before anything heavy is made of it."""
 
-    backend: str
-    problem: Problem
-    distributions: tuple[str, ...]
-    mode: Mode = Mode.OWN
-    isa: str = ""
-    threads: int = 0
-
-    @property
-    def id(self) -> str:
-        """The test's id, stable as the problem is: ``cpp-mm:f32:nn:8x8x8``, ``cpp@aoti@avx2@2t-mm:f32:nn:8x8x8``."""
-        return str(CaseId(self.backend, self.problem.line, mode=self.mode, isa=self.isa, threads=self.threads))
+    case: CaseId
+    distributions: tuple[str, ...] = ()
 
 
 def read_marker(marker: pytest.Mark | None) -> Request:
@@ -121,36 +113,36 @@ _KEYWORDS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def select(request: Request, config: GemmConfig) -> list[Pick]:
-    """The picks of a test, problem by problem so that backends of one problem are neighbours.
+def select(request: Request, config: GemmConfig) -> list[Parameter]:
+    """The parameters of a test, problem by problem so that backends of one problem are neighbours.
 
     Raises:
         MarkerError: when the marker's problems cannot be read.
     """
     ready = available(config)
-    wanted = {b.name: _problems(request, config, config.device_of(b)) for b in ready}
-    together = dict.fromkeys(problem for problems in wanted.values() for problem in problems)
-    members = {name: frozenset(problems) for name, problems in wanted.items()}
-    # What is timed is timed in each backend's own way: a baseline is of that.
-    timed = request.shapes is not None
-    modes = ("",) if timed else config.modes or ("",)
-    levels = {b.name: ("",) if timed else _levels(b, config) for b in ready}
-    counts = {b.name: (0,) if timed or config.device_of(b) != "cpu" else config.thread_axis or (0,) for b in ready}
+    wanted = {b.name: dict.fromkeys(p.line for p in _problems(request, config, config.device_of(b))) for b in ready}
+    together = dict.fromkeys(line for lines in wanted.values() for line in lines)
     return [
-        Pick(b.name, p, request.distributions, Mode(mode), isa, count)
-        for p in together
+        Parameter(dataclasses.replace(axes, problem=line), request.distributions)
+        for line in together
         for b in ready
-        if p in members[b.name]
-        for mode in modes
-        for isa in levels[b.name]
-        for count in counts[b.name]
+        if line in wanted[b.name]
+        for axes in _axes(b, config, timed=request.shapes is not None)
     ]
 
 
-def _levels(backend: Backend, config: GemmConfig) -> tuple[str, ...]:
-    """The instruction sets at which a backend is judged; one that generates no code for the CPU is judged once."""
-    leveled = honours(backend, Capability.ISA) and config.device_of(backend) == "cpu"
-    return (config.isas or ("",)) if leveled else ("",)
+def _axes(backend: Backend, config: GemmConfig, *, timed: bool) -> list[CaseId]:
+    """A backend's cases of any problem: by mode, by instruction set where it generates code, by number of threads.
+
+    What is timed is timed in the backend's own way: a baseline is of that.
+    """
+    if timed:
+        return [CaseId(backend.name, "")]
+    on_cpu = config.device_of(backend) == "cpu"
+    isas = config.isas if on_cpu and honours(backend, Capability.ISA) else ()
+    counts = config.thread_axis if on_cpu else ()
+    axes = itertools.product(config.modes or ("",), isas or ("",), counts or (0,))
+    return [CaseId(backend.name, "", mode=Mode(mode), isa=isa, threads=count) for mode, isa, count in axes]
 
 
 def available(config: GemmConfig) -> list[Backend]:
@@ -231,8 +223,8 @@ def _own_problems(request: Request, config: GemmConfig, device: str) -> list[Pro
         raise MarkerError(f"in the gemm marker's problems: {error}") from None
 
 
-def case_of(pick: Pick, config: GemmConfig) -> Case:
-    """The case of a pick; from here on torch is needed.
+def case_of(parameter: Parameter, config: GemmConfig) -> Case:
+    """The case of a parameter; from here on torch is needed.
 
     Raises:
         MarkerError: when a distribution named by the marker does not exist.
@@ -241,47 +233,79 @@ def case_of(pick: Pick, config: GemmConfig) -> Case:
     from pytest_gemm.operands.distributions import DISTRIBUTIONS as KNOWN
     from pytest_gemm.operands.distributions import distributions_for
 
-    for name in pick.distributions:
+    for name in parameter.distributions:
         if name not in KNOWN:
             hint = did_you_mean(name, KNOWN)
             raise MarkerError(f"the gemm marker has an unknown distribution {name!r}{hint}; known: {', '.join(KNOWN)}")
-    backend = config.registry[pick.backend]
-    apply = distributions_for(pick.problem)
+    asked = parameter.case
+    backend, problem = config.registry[asked.backend], Problem.parse(asked.problem)
+    apply = distributions_for(problem)
     wanted = tuple(name for name in config.distributions if name in apply) or config.distributions
-    distributions = pick.distributions or wanted or apply[: DISTRIBUTIONS[config.level]]
+    distributions = parameter.distributions or wanted or apply[: DISTRIBUTIONS[config.level]]
     device = config.device_of(backend)
-    case = Case(backend, pick.problem, distributions, config.seed, device, CandidateSelection(config.choices))
-    return dataclasses.replace(case, mode=pick.mode, isa=pick.isa, threads=pick.threads)
+    case = Case(backend, problem, distributions, config.seed, device, CandidateSelection(config.choices))
+    return dataclasses.replace(case, mode=asked.mode, isa=asked.isa, threads=asked.threads)
 
 
-def split_id(nodeid: str) -> tuple[str, Problem] | None:
-    """Backend name and problem of a test's node id, ``None`` when it is none of ours; see :func:`axes_of` too."""
-    _, bracket, rest = nodeid.partition("[")
-    if not bracket:
+# -- collected tests -------------------------------------------------------------------------------------------
+
+
+def parameter_of(item: pytest.Item) -> Parameter | None:
+    """The parameter of a test over cases, ``None`` of any other."""
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get("gemm_case") if callspec is not None else None
+    return found if isinstance(found, Parameter) else None
+
+
+def is_placeholder(item: pytest.Item) -> bool:
+    """Whether pytest made it up for a marked test that no problem was selected for."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    kinds = {"gemm_fuzz": str, "gemm_case": Parameter}
+    return any(name in params and not isinstance(params[name], kind) for name, kind in kinds.items())
+
+
+def timed(item: pytest.Item) -> tuple[str, str, str] | None:
+    """Backend, problem line and function of a test whose case is timed, ``None`` of any other."""
+    if not isinstance(item, pytest.Function) or "gemm_speed" not in item.fixturenames:
         return None
-    head, colon, tail = rest.rstrip("]").partition(":")
-    name, dash, op = head.rpartition("-")
-    backend = name.partition("@")[0]
-    if not (colon and dash):
-        return None
+    found = parameter_of(item)
+    return (found.case.backend, found.case.problem, item.originalname) if found is not None else None
+
+
+def target(item: pytest.Function) -> str:
+    """How to name this test on pytest's command line."""
+    path, here, name = item.path, item.config.invocation_params.dir, item.originalname
+    if path.is_relative_to(here):
+        return f"{path.relative_to(here).as_posix()}::{name}"
+    if item.module.__name__.startswith("pytest_gemm."):
+        return f"--pyargs {item.module.__name__}::{name}"
+    return f"{path}::{name}"
+
+
+def is_narrowed(config: pytest.Config, settings: GemmConfig) -> bool:
+    """Whether the user asked for less than whole suites."""
+    selected = any(config.getoption(name, None) for name in ("keyword", "markexpr", "lf", "deselect", "maxfail"))
+    return bool(selected or settings.problems or settings.ops or any("::" in arg for arg in config.args))
+
+
+# -- tests of which only the node id is known: those of other processes --------------------------------------------
+
+
+def case_id(nodeid: str) -> CaseId | None:
+    """The case in a test's node id, as ``str`` of a :class:`CaseId` has it; ``None`` when there is none."""
+    head, _, tail = nodeid.partition("[")[2].removesuffix("]").partition(":")
+    name, _, op = head.rpartition("-")
+    backend, *axes = name.split("@")
+    found: dict[str, Any] = {}
+    for axis in axes:
+        key = "isa" if axis in ISAS else "mode" if axis in MODES else "threads"
+        if key == "threads" and not re.fullmatch(r"\d+t", axis):
+            return None
+        found[key] = Mode(axis) if key == "mode" else axis if key == "isa" else int(axis[:-1])
     try:
-        return backend, Problem.parse(f"{op}:{tail}")
+        return CaseId(backend, Problem.parse(f"{op}:{tail}").line, **found) if backend else None
     except ProblemError:
         return None
-
-
-def axes_of(nodeid: str) -> tuple[str, str, int]:
-    """The mode, the instruction set and the threads in a test's node id; "", "" and 0 where there is none."""
-    head = nodeid.partition("[")[2].partition(":")[0]
-    mode, isa, threads = "", "", 0
-    for word in head.rpartition("-")[0].split("@")[1:]:
-        if re.fullmatch(r"\d+t", word):
-            threads = int(word[:-1])
-        elif word in ISAS:
-            isa = word
-        else:
-            mode = word
-    return mode, isa, threads
 
 
 def rerun(nodeid: str, root: Path, here: Path, options: tuple[str, ...]) -> Rerun:
@@ -313,15 +337,12 @@ def crashed(nodeid: str, words: Words | None, earlier: Sequence[Outcome], status
         earlier: what was judged of the test before.
         status: exit status of the process, negative for a signal, ``None`` where it is unknown.
     """
-    found = split_id(nodeid)
-    if found is None:
+    case = case_id(nodeid)
+    if case is None:
         return ()
-    backend, problem = found
     if words is None or words.test != nodeid or words.activity is None:
         # Between the cases, or in none: the test's own code, its fixtures, a kernel that struck late.
-        mode, isa, threads = axes_of(nodeid)
-        doing = Activity(CaseId(backend, problem.line, mode=Mode(mode), isa=isa, threads=threads), Phase.TEST)
-        last: tuple[Outcome, ...] = (death(Words(activity=doing), status),)
+        last: tuple[Outcome, ...] = (death(Words(activity=Activity(case, Phase.TEST)), status),)
     elif words.ended == "lost-device":  # it has written down the case itself
         last = ()
     else:

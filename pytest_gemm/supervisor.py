@@ -5,18 +5,20 @@ nothing of the tests.  So pytest forks at its start, before anything heavy is im
 
     parent                        child
     waits, passes signals on      is pytest: collects, judges, reports
-          |<-- journal, diary ------|   what was judged, and what it is doing
-          |<-- exit status ---------|   through a pipe, when pytest has come to its end
+          |<-- notes ---------------|   which test runs, what was judged, at last the exit status
+          |<-- journal -------------|   what the test is doing
 
-A child that is gone without that word has been ended by what it was doing.  The parent says which case that was, what
-had been judged and what had failed, and ends with 1.  The child is pytest in every other way: it has the terminal, the
-process group, and its own exit handlers.  When the parent dies the child is killed.
+A child that is gone without a noted exit status has been ended by what it was doing.  The parent says which case that
+was, what had been judged and what had failed, and ends with 1.  The child is pytest in every other way: it has the
+terminal, the process group, and its own exit handlers.  When the parent dies the child is killed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fcntl
+import itertools
 import json
 import os
 import signal
@@ -26,18 +28,19 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, NoReturn
 
 import pytest
 
-from pytest_gemm import records, selection
+from pytest_gemm import config as config_module
+from pytest_gemm import options, records, selection, values, xdist
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.isolation.journal import Diaries, Words, manner
+from pytest_gemm.isolation import sanitizer
+from pytest_gemm.isolation.journal import Diaries, manner
 from pytest_gemm.outcome import Outcome
-from pytest_gemm.run import terminal
+from pytest_gemm.run import state, terminal
 from pytest_gemm.text import printable
 
 # The name of the child's diary.
@@ -48,36 +51,50 @@ _PR_SET_PDEATHSIG: Final = 1
 # Characters of one earlier failure that are shown again.
 _FAILURE: Final = 4000
 
-# What the ledger says of outcomes, whose process had these last words.
-Explained = Callable[[Sequence[Outcome], Words | None, Mapping[str, Any]], list[Outcome]]
+
+def begin(config: pytest.Config) -> int | None:
+    """Run pytest again below a compute-sanitizer where ``--gemm-guard`` names a tool; let workers of xdist crash.
+
+    Raises:
+        pytest.UsageError: for an option that makes no sense below such a tool, naming it.
+    """
+    tool = values.value(config, "guard")
+    if tool not in options.TOOLS:
+        xdist.allow_crashes(config)
+        return None
+    if values.value(config, "device") == "cpu":
+        raise values.wrong(tool, "it watches kernels of a GPU: leave out --gemm-device=cpu")
+    for name in ("record", "against"):
+        if values.value(config, name) not in {"", "no"}:
+            raise values.wrong(tool, f"kernels below it are many times slower: leave out --gemm-{name}")
+    given = config.invocation_params
+    return sanitizer.run(tool, [str(one) for one in given.args], given.dir)
 
 
-def wanted(config: pytest.Config) -> bool:
-    """Whether this process is pytest's own program and can be forked: a debugger and threads would stay behind."""
-    if sys.platform != "linux" or hasattr(config, "workerinput") or threading.active_count() > 1:
-        return False
+def supervised(config: pytest.Config) -> Child | None:
+    """Fork where another process is to watch this run; ``None`` where this one goes on unwatched.
+
+    Only pytest's own program can be forked: a debugger and threads would stay behind.  A session that times is
+    watched by the run that started it.
+    """
+    if config.pluginmanager.has_plugin(config_module.SPEED_WORKER) or sys.platform != "linux":
+        return None
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False) or sys.gettrace() is not None
-    return not debugged and _is_program() and not _is_traced()
+    if hasattr(config, "workerinput") or threading.active_count() > 1 or debugged or not _is_program() or _is_traced():
+        return None
+    given = config_module.settings_given(config)
+    if config_module.setting(given, "run", "supervise", config_module.ENGINE["run"]) == "no":
+        return None
+    child = config.stash[CHILD] = _start(config)
+    return child
 
 
 def _is_program() -> bool:
     """Whether pytest was started from a shell; a program that calls ``pytest.main()`` must not be forked."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not (frame.f_code.co_name.endswith("main") and _module(frame) == "_pytest.config"):
-        frame = frame.f_back
-    above = []
-    while frame is not None:
-        above.append((frame.f_code.co_name.lstrip("_"), _module(frame)))
-        frame = frame.f_back
-    return ("console_main", "_pytest.config") in above and {m for _, m in above} <= {"_pytest.config", *_STARTS}
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
-
-
-# Modules that a program begins in.
-_STARTS: Final = ("__main__", "runpy")
+    frames = [(f.f_code.co_name.lstrip("_"), f.f_globals.get("__name__")) for f, _ in traceback.walk_stack(None)]
+    above = list(itertools.dropwhile(lambda one: not (one[0].endswith("main") and one[1] == "_pytest.config"), frames))
+    starts = {"_pytest.config", "__main__", "runpy"}
+    return ("console_main", "_pytest.config") in above and {module for _, module in above} <= starts
 
 
 def _is_traced() -> bool:
@@ -98,15 +115,15 @@ class Child:
 
     Attributes:
         diaries: where it writes down what it is doing; its parent removes the folder.
+        notes: descriptor of a file in memory that both processes have.
     """
 
     diaries: Diaries
-    journal: int
-    pipe: int
+    notes: int
 
     def note(self, **entry: object) -> None:
         """Write down a fact of the run, in one system call."""
-        os.write(self.journal, json.dumps(entry).encode() + b"\n")
+        os.write(self.notes, json.dumps(entry).encode() + b"\n")
 
     def noted(self, made: pytest.TestReport) -> None:
         """Write down the end of a test."""
@@ -118,19 +135,18 @@ class Child:
 
     def finished(self, status: int) -> None:
         """pytest has come to its end.  The process is named, for a kernel may have made copies of it."""
-        os.write(self.pipe, f"{os.getpid()} {status}\n".encode())
+        self.note(process=os.getpid(), status=status)
 
 
-def start(explained: Explained) -> Child:
-    """Fork, and return in the child; the parent waits for it and ends as it does.
+CHILD = pytest.StashKey[Child]()
+"""Where a process that is watched by another one keeps what it tells that one."""
 
-    Args:
-        explained: what the ledger says of the outcomes of a case that ended the child; called in the parent.
-    """
+
+def _start(config: pytest.Config) -> Child:
+    """Fork, and return in the child; the parent waits for it and ends as it does."""
     diaries = Diaries()
-    path = diaries.folder / "journal"
-    journal = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    read_end, write_end = os.pipe()
+    notes = os.memfd_create("pytest-gemm-notes")  # which no kernel can remove
+    fcntl.fcntl(notes, fcntl.F_SETFL, os.O_APPEND)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -141,16 +157,14 @@ def start(explained: Explained) -> Child:
         warnings.simplefilter("ignore")  # Python 3.12 warns of threads, of which there are none of Python's
         child = os.fork()
     if child == 0:
-        os.close(read_end)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Child(diaries, journal, write_end)
+        return Child(diaries, notes)
     final = 1
     try:
-        os.close(write_end)
-        final = _watched(child, read_end, diaries, explained)
+        final = _watched(child, notes, diaries, config)
     except BaseException:  # no copy of pytest may go on
         _say([traceback.format_exc()])
     finally:
@@ -161,14 +175,15 @@ def start(explained: Explained) -> Child:
 # -- in the parent -----------------------------------------------------------------------------------
 
 
-def _watched(child: int, pipe: int, diaries: Diaries, explained: Explained) -> int:
+def _watched(child: int, notes: int, diaries: Diaries, config: pytest.Config) -> int:
     """Wait for the child, and say what is to be said; returns the status to end with."""
     started = time.monotonic()
     status, sent = _wait(child)
-    final = _handed(child, pipe)
+    run = _Run(config, diaries, notes)
+    final = run.status_of(child)
     if final is None:
         ended = status < 0 and -status in sent  # by somebody
-        _say(_Journal(diaries).lines(status, None if ended else explained, time.monotonic() - started))
+        _say(run.lines(status, time.monotonic() - started, from_outside=ended))
         if ended:
             diaries.close()
             _end_by(-status)
@@ -191,18 +206,6 @@ def _wait(child: int) -> tuple[int, set[int]]:
             return os.waitstatus_to_exitcode(status), sent
 
 
-def _handed(child: int, pipe: int) -> int | None:
-    """The exit status that the child has handed over; ``None`` where it did not come to that."""
-    os.set_blocking(pipe, False)  # a copy of the child may hold the other end
-    try:
-        words = os.read(pipe, 1 << 12).split()
-    except BlockingIOError:
-        return None
-    handed = dict(zip(words[::2], words[1::2], strict=False))
-    status = handed.get(str(child).encode())
-    return int(status) if status is not None else None
-
-
 def _end_by(number: int) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -216,74 +219,87 @@ def _say(lines: Sequence[str]) -> None:
         text = text[os.write(2, text) :]
 
 
-class _Journal:
+class _Run:
     """What the child has left behind."""
 
-    def __init__(self, diaries: Diaries) -> None:
-        self.run: dict[str, Any] = {}
-        self.ended: dict[str, dict[str, Any]] = {}
-        self.begun: list[str] = []
-        self.collected = 0
-        self.words = diaries.words(PROCESS)
-        for entry in _entries(diaries.folder / "journal"):
+    def __init__(self, config: pytest.Config, diaries: Diaries, notes: int) -> None:
+        self._config = config
+        self._facts: dict[str, Any] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        self._statuses: dict[int, int] = {}
+        self._words = diaries.words(PROCESS)
+        begun: list[str] = []
+        for entry in _entries(notes):
             if "end" in entry:
-                self.ended[entry["test"]] = entry
+                self._ended[entry["test"]] = entry
+            elif "status" in entry:
+                self._statuses[entry["process"]] = entry["status"]
             elif "test" in entry:
-                self.begun.append(entry["test"])
+                begun.append(entry["test"])
             else:
-                self.run.update(entry)
-        test = self.words.test if self.words else ""
-        self.last = test or next((one for one in reversed(self.begun) if one not in self.ended), "")
-        self.earlier = diaries.outcomes(test) if test else ()
+                self._facts.update(entry)
+        test = self._words.test if self._words else ""
+        self._last = test or next((one for one in reversed(begun) if one not in self._ended), "")
+        self._earlier = diaries.outcomes(test) if test else ()
 
-    def lines(self, status: int, explained: Explained | None, seconds: float) -> list[str]:
+    def status_of(self, child: int) -> int | None:
+        """The exit status that the child has noted; ``None`` where it did not come to that."""
+        return self._statuses.get(child)
+
+    def lines(self, status: int, seconds: float, *, from_outside: bool) -> list[str]:
         """What the parent says of a child that did not come to its end.
 
         Args:
             status: how it ended, negative for a signal.
-            explained: asks the ledger; ``None`` where the run was ended from outside, so that no case is the cause.
             seconds: how long the run took.
+            from_outside: the run was ended by somebody, so that no case is the cause.
         """
-        judged = [records.from_record(record) for entry in self.ended.values() for record in entry["outcomes"]]
-        failures = [entry for entry in self.ended.values() if entry["failure"]]
+        judged = [records.from_record(record) for entry in self._ended.values() for record in entry["outcomes"]]
+        failures = [entry for entry in self._ended.values() if entry["failure"]]
         lines = [line for entry in failures for line in (f"FAILED {entry['test']}", entry["failure"], "")]
-        if explained is None:
+        if from_outside:
             lines.append(f"The run was ended by {manner(status)}.")
         else:
-            crashed = explained(selection.crashed(self.last, self.words, self.earlier, status), self.words, self.run)
-            where = f" in {self.last}" if self.last and not crashed else ""
-            lines += [text_module.failure(o, self._rerun()) for o in crashed if o.status.is_failure or o.known_failure]
-            if not crashed and self.words is not None and self.words.stack:
-                lines.append(self.words.stack)
-            late = self.words is not None and self.words.ended == "timed-out"
-            gone = (
-                "Nothing else ends it" if late else f"The process that ran the tests is gone{where}: {manner(status)}"
-            )
-            lines += end_lines(gone, self._behind())
+            crashed = self._crashed(status)
             judged += crashed
-            if record := self.run.get("record"):
+            lines += self._crash_lines(crashed, status)
+            if record := self._facts.get("record"):
                 with Path(record).open("a", encoding="utf-8") as file:
-                    file.writelines(records.record_line(records.to_record(o)) for o in crashed)
+                    file.writelines(records.record_line(records.to_record(outcome)) for outcome in crashed)
         lines += ["", *terminal.summary(judged, missing={}, stale_entries=(), processes=1, wall_seconds=seconds)]
-        counts = Counter(entry["end"] for entry in self.ended.values())
-        said = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-        return [*lines, f"{said or 'no test'} before the end, in {seconds:.2f} s"]
+        counts = Counter(entry["end"] for entry in self._ended.values())
+        ends = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        return [*lines, f"{ends or 'no test'} before the end, in {seconds:.2f} s"]
 
-    def _behind(self) -> int:
-        return max(0, int(self.run.get("collected", 0)) - len({*self.ended, *([self.last] if self.last else [])}))
+    def _crashed(self, status: int) -> list[Outcome]:
+        """The outcomes of the last test, as the ledger leaves them; this process has read no configuration."""
+        found = selection.crashed(self._last, self._words, self._earlier, status)
+        known, facts = self._words.environment if self._words else None, self._facts
+        ledger = config_module.ledger(self._config)
+        return state.explain_for_worker(found, known, ledger, facts.get("devices", {}), facts.get("threads", 1))[0]
+
+    def _crash_lines(self, crashed: Sequence[Outcome], status: int) -> list[str]:
+        words = self._words
+        lines = [text_module.failure(o, self._rerun()) for o in crashed if o.status.is_failure or o.known_failure]
+        if not crashed and words is not None and words.stack:
+            lines.append(words.stack)
+        where = f" in {self._last}" if self._last and not crashed else ""
+        gone = f"The process that ran the tests is gone{where}: {manner(status)}"
+        late = words is not None and words.ended == "timed-out"
+        begun = {*self._ended, *([self._last] if self._last else [])}
+        behind = max(0, int(self._facts.get("collected", 0)) - len(begun))
+        return lines + end_lines("Nothing else ends it" if late else gone, behind)
 
     def _rerun(self) -> text_module.Rerun:
-        root, here = Path(self.run.get("root", ".")), Path(self.run.get("here", "."))
-        case = selection.split_id(self.last)
-        options = self.run.get("options", {}).get(case[0] if case else "", ())
-        return selection.rerun(self.last, root, here, tuple(options))
+        root, here = Path(self._facts.get("root", ".")), Path(self._facts.get("here", "."))
+        case = selection.case_id(self._last)
+        options = self._facts.get("options", {}).get(case.backend if case else "", ())
+        return selection.rerun(self._last, root, here, tuple(options))
 
 
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal, without half a line of a process that died in it."""
-    if not path.exists():  # a kernel has removed it
-        return
-    for line in path.read_bytes().split(b"\n")[:-1]:
+def _entries(notes: int) -> Iterator[dict[str, Any]]:
+    """The lines of the notes, without half a line of a process that died in it."""
+    for line in os.pread(notes, os.fstat(notes).st_size, 0).split(b"\n")[:-1]:
         entry = json.loads(line)
         assert isinstance(entry, dict)
         yield entry

@@ -16,7 +16,8 @@ import pytest
 
 from pytest_gemm.isolation.journal import Diaries
 from pytest_gemm.options import is_any_given
-from pytest_gemm.selection import split_id
+from pytest_gemm.problem.problem import Problem
+from pytest_gemm.selection import case_id
 
 
 def scope(nodeid: str) -> str:
@@ -24,10 +25,10 @@ def scope(nodeid: str) -> str:
 
     Backends are left out, so that they share operands and references.  A test that is not ours is alone.
     """
-    found = split_id(nodeid)
-    if found is None:
+    case = case_id(nodeid)
+    if case is None:
         return nodeid
-    _, problem = found
+    problem = Problem.parse(case.problem)
     return (problem.with_m(0) if problem.has("m.dynamic") else problem).line
 
 

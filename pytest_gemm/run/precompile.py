@@ -15,7 +15,7 @@ import dataclasses
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol, runtime_checkable
@@ -25,7 +25,7 @@ import pytest
 from pytest_gemm.api.protocols import Availability, Backend
 from pytest_gemm.api.request import BuildRequest, Selection
 from pytest_gemm.backends.cutlass.compile_farm import Counts, Farm, Job, Store
-from pytest_gemm.case_id import CandidateSelection, Device
+from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Unsupported
@@ -162,22 +162,21 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
 # -- in the process that runs the tests ----------------------------------------------------------------
 
 
-def run(config: GemmConfig, wanted: Iterable[tuple[str, Problem]], display: Display) -> list[Harvest]:
+def run(config: GemmConfig, cases: Sequence[CaseId], display: Display) -> list[Harvest]:
     """Compile what the selected cases need, backend by backend.
 
     Args:
         config: of the run.
-        wanted: backend's name and problem of each case.
+        cases: of the tests.
         display: for the progress.
 
     Raises:
         pytest.UsageError: when nothing else was asked for and it is not known for which device to compile.
     """
     found = []
-    cases = list(wanted)
-    for name in dict.fromkeys(name for name, _ in cases):
+    for name in dict.fromkeys(case.backend for case in cases):
         backend = config.registry[name]
-        problems = list(dict.fromkeys(problem for other, problem in cases if other == name))
+        problems = list(dict.fromkeys(case.problem for case in cases if case.backend == name))
         if not isinstance(backend, Compiling) or (len(problems) < _WORTH_WHILE and not config.compile_only):
             continue
         architecture = architecture_of(config)
@@ -195,14 +194,14 @@ def run(config: GemmConfig, wanted: Iterable[tuple[str, Problem]], display: Disp
 
 
 def compile_for(
-    config: GemmConfig, backend: Compiling, problems: Sequence[Problem], architecture: str, display: Display
+    config: GemmConfig, backend: Compiling, problems: Sequence[str], architecture: str, display: Display
 ) -> Harvest:
     """Compile what one backend needs for these problems.
 
     Args:
         config: of the run.
         backend: whose kernels.
-        problems: each once.
+        problems: lines, each once.
         architecture: as nvcc has it.
         display: for the progress.
     """
@@ -211,7 +210,7 @@ def compile_for(
     store = Store(backend.store.folder, config.compile_timeout)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(config.jobs, -(-len(problems) // _CHUNK)), mp_context=context, initializer=_start)
-    todo = [problem.line for problem in problems]
+    todo = list(problems)
     harvest.needs = {line: set() for line in todo}
     try:
         with Farm(store, config.jobs) as farm:

@@ -560,7 +560,7 @@ def one_asks(warm: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def harvest(backend: CutlassBackend, settings: Any, *lines: str) -> precompile.Harvest:
-    return precompile.compile_for(settings, backend, [*map(Problem.parse, lines)], "90a", progress_module.Display(None))
+    return precompile.compile_for(settings, backend, lines, "90a", progress_module.Display(None))
 
 
 @pytest.mark.slow

@@ -142,10 +142,14 @@ def test_what_all_left_out_is_said_in_the_summary() -> None:
 
 def test_only_what_generates_code_for_the_cpu_has_variants() -> None:
     mine = CallableBackend("mine", torch.matmul, frozenset({"f32"}), True, None, True)
-    asked: Any = SimpleNamespace(isas=("avx2", ""), device_of=lambda _: "cpu")
-    assert selection._levels(CppBackend(), asked) == ("avx2", "")
+    asked: Any = SimpleNamespace(isas=("avx2", ""), modes=(), thread_axis=(), device_of=lambda _: "cpu")
+
+    def levels(backend: CppBackend | CallableBackend | AtenBackend) -> list[str]:
+        return [case.isa for case in selection._axes(backend, asked, timed=False)]
+
+    assert levels(CppBackend()) == ["avx2", ""]
     for other in (mine, AtenBackend()):
-        assert selection._levels(other, asked) == ("",)
+        assert levels(other) == [""]
         assert unsupported(other, MM, DEFAULT) is None
         reason = unsupported(other, MM, BuildRequest(isa="avx2"))
         assert reason is not None
@@ -153,11 +157,9 @@ def test_only_what_generates_code_for_the_cpu_has_variants() -> None:
 
 
 def test_a_level_shows_in_id_report_rerun_line_junit_and_record() -> None:
-    assert selection.Pick("cpp", MM, (), isa="avx512_vnni").id == f"cpp@avx512_vnni-{MM.line}"
-    nodeid = f"test_it.py::test_product[{selection.Pick('cpp', MM, (), Mode.CPP_WRAPPER, 'avx2').id}]"
-    assert selection.split_id(nodeid) == ("cpp", MM)
-    assert selection.axes_of(nodeid) == ("cpp-wrapper", "avx2", 0)
-    assert selection.axes_of(f"test_it.py::test_product[cpp@aoti-{MM.line}]") == ("aoti", "", 0)
+    assert str(CaseId("cpp", MM.line, isa="avx512_vnni")) == f"cpp@avx512_vnni-{MM.line}"
+    case = CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER, isa="avx2")
+    assert selection.case_id(f"test_it.py::test_product[{case}]") == case
     text = text_module.failure(TWIN, text_module.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti@avx2: incorrect" in text
     assert text.endswith("--gemm-isa=avx2")

@@ -354,7 +354,7 @@ def test_a_rerun_judges_the_distributions_that_it_names_where_they_apply() -> No
         distributions=("specials", "rand"),
     )
     for line, names in (("mm:f32:nn:4x4x4", ("specials", "rand")), ("mm:f32:nn:4x4x0", ("rand",))):
-        case = selection.case_of(selection.Pick("blocked", Problem.parse(line), ()), cast("GemmConfig", asked))
+        case = selection.case_of(selection.Parameter(CaseId("blocked", line)), cast("GemmConfig", asked))
         assert case.distributions == names
 
 

@@ -139,12 +139,10 @@ def test_somebody_else_s_product_shows_in_a_program_of_cpp(call: str, name: str)
 
 
 def test_a_mode_shows_in_id_report_rerun_line_and_record() -> None:
-    pick = selection.Pick("cpp", MM, (), Mode.CPP_WRAPPER)
-    assert pick.id == f"cpp@cpp-wrapper-{MM.line}"
-    nodeid = f"test_it.py::test_product[{pick.id}]"
-    assert selection.split_id(nodeid) == ("cpp", MM)
-    assert selection.axes_of(nodeid) == ("cpp-wrapper", "", 0)
-    assert selection.axes_of(f"test_it.py::test_product[cpp-{MM.line}]") == ("", "", 0)
+    case = CaseId("cpp", MM.line, mode=Mode.CPP_WRAPPER)
+    assert str(case) == f"cpp@cpp-wrapper-{MM.line}"
+    assert selection.case_id(f"test_it.py::test_product[{case}]") == case
+    assert selection.case_id(f"test_it.py::test_product[cpp-{MM.line}]") == CaseId("cpp", MM.line)
     text = text_module.failure(MODED, text_module.Rerun("test_it.py"))
     assert f"{MM.line} on cpp@aoti: incorrect" in text
     assert text.endswith("--gemm-modes=aoti")

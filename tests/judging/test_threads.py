@@ -73,11 +73,11 @@ def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
 
 
 def test_threads_show_in_id_report_rerun_line_and_record() -> None:
-    pick = selection.Pick("cpp", MM, (), Mode.AOTI, threads=7)
-    nodeid = f"test_it.py::test_product[{pick.id}]"
-    assert pick.id == f"cpp@aoti@7t-{MM.line}"
-    assert (selection.split_id(nodeid), selection.axes_of(nodeid)) == (("cpp", MM), ("aoti", "", 7))
-    assert selection.axes_of(f"x[cpp@2t-{MM.line}]") == ("", "", 2)
+    case = CaseId("cpp", MM.line, mode=Mode.AOTI, threads=7)
+    assert str(case) == f"cpp@aoti@7t-{MM.line}"
+    assert selection.case_id(f"test_it.py::test_product[{case}]") == case
+    assert selection.case_id(f"x[cpp@2t-{MM.line}]") == CaseId("cpp", MM.line, threads=2)
+    assert selection.case_id(f"x[cpp@2u-{MM.line}]") is None
     text = text_module.failure(ODD, text_module.Rerun("test_it.py", ("--gemm-threads=1",)))
     assert f"{MM.line} on cpp@aoti@7t: incorrect" in text
     assert text.count("--gemm-threads") == text.count("--gemm-threads=7") == 1
