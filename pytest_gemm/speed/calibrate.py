@@ -13,7 +13,7 @@ import dataclasses
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
 from pytest_gemm.speed.gate.estimates import Screened
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.speed.report.templates import render
 from pytest_gemm.speed.resampling import Resample, Sessions, pair_run, stored_run, suite_run
 from pytest_gemm.text import show, table
 
@@ -37,6 +38,9 @@ CLASSES: Final = ("< 0.3 ms", "0.3 to 3 ms", ">= 3 ms")
 STORED: Final = "gate, stored baseline"
 AGAINST: Final = "gate, base against head"
 SUITE: Final = "gate, stored, 200 cases"
+
+_PEERS: Final = ("mean:5%", "U test", "asv", "1.20x")  # rules of other tools
+_RULES: Final = (*_PEERS, STORED, SUITE, AGAINST)  # as templates/calibration.md.jinja explains them
 
 _POWER_RUNS: Final = 100  # planting is a run for every slow-down; this many bound a share of 0.95 to within 0.05
 _ROUNDS: Final = 4  # a quarter of the cases is slowed down at once, so that the median case stays what it is
@@ -75,6 +79,14 @@ class Score:
         self.flagged += slower
         self.judged += judged
 
+    def count(self, screened: Screened, judgements: Mapping[CaseId, Judgement]) -> None:
+        """Count a run of the gate."""
+        verdicts = Counter(judgement.verdict for judgement in judgements.values())
+        self.add(verdicts[Verdict.SLOWER], len(judgements))
+        self.faster += verdicts[Verdict.FASTER]
+        self.undecided += verdicts[Verdict.UNDECIDED]
+        self.confirmed += len(screened.wanted)
+
     def plant(self, change: float, kind: str, *, found: bool) -> None:
         """Count a planted slow-down."""
         self.planted[change, kind] += 1
@@ -88,10 +100,10 @@ class Score:
 
 @dataclasses.dataclass
 class CaseFacts:
-    """What the sessions say of one case.
+    """What the sessions show of one case.
 
     Attributes:
-        seconds: median over the sessions of their figures.
+        seconds: median over the sessions of their estimates.
         raw, ratio: session-to-session scale of the logarithm of the time and of the ratio (1.4826 MAD).
         weights: how often each share of the comparator was chosen.
         stored, against: minimum detectable effects that the gate stated, one a run.
@@ -147,15 +159,14 @@ def load(folder: Path) -> list[Session]:
     sessions = [s for s in sessions if s.complete and s.samples]
     if not sessions:
         raise SessionError(folder, 0, "no complete session (*.jsonl) in it", "see why the sessions ended")
-    facts: tuple[tuple[str, Callable[[Session], Collection[str]]], ...] = (
-        ("hardware", lambda s: {s.hardware}),
-        ("contract", lambda s: {s.contract}),
-        ("device", lambda s: {sample.device for sample in s.samples}),
-    )
-    for name, of in facts:
-        values = sorted({value for s in sessions for value in of(s)})
-        if len(values) > 1:
-            raise SessionError(folder, 0, f"sessions of more than one {name}: {', '.join(values)}", "study each alone")
+    for name, found in (
+        ("hardware", {s.hardware for s in sessions}),
+        ("contract", {s.contract for s in sessions}),
+        ("device", {sample.device for s in sessions for sample in s.samples}),
+    ):
+        if len(found) > 1:
+            text = f"sessions of more than one {name}: {', '.join(sorted(found))}"
+            raise SessionError(folder, 0, text, "study each alone")
     return sorted(sessions, key=lambda s: (s.date, s.index))
 
 
@@ -163,7 +174,7 @@ def load(folder: Path) -> list[Session]:
 
 
 def _peers(now: Sequence[Sample], then: Sample, changes: Sequence[float]) -> list[dict[str, bool]]:
-    """What the other rules say when a stored session is compared with the head's, slower by each of the changes.
+    """Which of the other rules flag a case that is slower than in a stored session by each of the changes.
 
     Args:
         now: three sessions of the head; all but the last rule look at the first alone.
@@ -193,33 +204,10 @@ def _peers(now: Sequence[Sample], then: Sample, changes: Sequence[float]) -> lis
     ]
 
 
-RULES: Final = {
-    "mean:5%": "pytest-benchmark's `--benchmark-compare-fail=mean:5%`: mean of one session's readings more than 5% "
-    "above the mean of a stored session's",
-    "U test": "Mann-Whitney U test, two-sided at 0.05, on the readings of one session each, and a higher median",
-    "asv": "asv's `continuous`: median more than 1.1 times the stored one and its U test below 0.002, one session each",
-    "1.20x": "the median more than 1.20 times that of a stored session, in each of three sessions",
-    STORED: "this gate, against stored sessions",
-    SUITE: "the same on suites of 200 cases, composed of several samples",
-    AGAINST: "this gate, on pairs of neighbouring sessions",
-}
-"""What each rule is, in words."""
-
-
 # -- the study ---------------------------------------------------------------------------------------------------
 
 
-def _count(score: Score, screened: Screened, judgements: Mapping[CaseId, Judgement]) -> None:
-    verdicts = Counter(j.verdict for j in judgements.values())
-    score.add(verdicts[Verdict.SLOWER], len(judgements))
-    score.faster += verdicts[Verdict.FASTER]
-    score.undecided += verdicts[Verdict.UNDECIDED]
-    score.confirmed += len(screened.wanted)
-
-
-def calibrate(
-    sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, stored: int = 12, policy: Policy | None = None
-) -> Study:
+def calibrate(sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, stored: int = 12) -> Study:
     """Draw A/A runs from the sessions, plant slow-downs, and count.
 
     Args:
@@ -227,12 +215,11 @@ def calibrate(
         runs: A/A runs to draw; the first 100 of them get the planted slow-downs too.
         seed: of the draws.
         stored: sessions of a baseline.
-        policy: of the gate; by default the device's own.
 
     Raises:
         ValueError: when there are too few sessions for one draw.
     """
-    policy = policy or Policy.for_device(sessions[0].samples[0].device)
+    policy = Policy.for_device(sessions[0].samples[0].device)
     needed = stored + policy.screen_sessions + policy.confirm_sessions
     if len(sessions) < needed:
         raise ValueError(
@@ -257,7 +244,7 @@ def calibrate(
         for case, weight in screened.weights.items():
             study.cases[case].weights[weight] += 1
         _peer_run(study, table, order, stored, plant=plant)
-        _count(study.scores[SUITE], *suite_run(table, rng, policy, stored).idle())
+        study.scores[SUITE].count(*suite_run(table, rng, policy, stored).idle())
         if pairs >= policy.screen_pairs + policy.confirm_pairs:
             _gate_run(study, AGAINST, pair_run(table, rng, policy), plant=plant)
     return study
@@ -269,14 +256,15 @@ def _facts(table: Sessions, case: CaseId) -> CaseFacts:
 
     some = [by[case] for by in table.samples if case in by]
     ratios = [s.estimate / s.comparator_estimate for s in some if s.comparator_estimate is not None]
-    figures = [s.estimate for s in some]
-    return CaseFacts(statistics.median(figures), scale(figures), scale(ratios) if len(ratios) == len(some) else None)
+    estimates = [s.estimate for s in some]
+    ratio = scale(ratios) if len(ratios) == len(some) else None
+    return CaseFacts(statistics.median(estimates), scale(estimates), ratio)
 
 
 def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screened:
     score = study.scores[name]
     screened, judgements = draw.idle()
-    _count(score, screened, judgements)
+    score.count(screened, judgements)
     for case, judgement in screened.judgements.items():
         if judgement.minimum_effect is not None:
             facts = study.cases[case]
@@ -284,8 +272,8 @@ def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screen
     if plant:
         cases = list(study.cases)
         for change in PLANTED:
-            for turn in range(_ROUNDS):
-                slowed = cases[turn::_ROUNDS]
+            for first in range(_ROUNDS):
+                slowed = cases[first::_ROUNDS]
                 found = draw.finds(slowed, change, screened)
                 for case in slowed:
                     score.plant(change, study.cases[case].kind, found=case in found)
@@ -294,150 +282,123 @@ def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screen
 
 def _peer_run(study: Study, table: Sessions, order: Sequence[int], k: int, *, plant: bool) -> None:
     slower: Counter[str] = Counter()
-    judged = 0
     for case, facts in study.cases.items():
         then = next(by[case] for n in order[:k] if case in (by := table.samples[n]))
         now = [by[case] for n in order[k:] if case in (by := table.samples[n])][:3]
-        judged += 1
         idle, *slowed = _peers(now, then, (0.0, *(PLANTED if plant else ())))
         slower.update(rule for rule, red in idle.items() if red)
-        for change, says in zip(PLANTED, slowed, strict=False):
-            for rule, red in says.items():
+        for change, flagged in zip(PLANTED, slowed, strict=False):
+            for rule, red in flagged.items():
                 study.scores[rule].plant(change, facts.kind, found=red)
-    for rule in ("mean:5%", "U test", "asv", "1.20x"):
-        study.scores[rule].add(slower[rule], judged)
+    for rule in _PEERS:
+        study.scores[rule].add(slower[rule], len(study.cases))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------
+
+
+def page(study: Study) -> str:
+    """The study as Markdown."""
+    scores = {name: study.scores[name] for name in _RULES if name in study.scores}
+    runs = next(iter(scores.values())).runs
+    kinds = Counter(facts.kind for facts in study.cases.values())
+    shares = [f"{100 * change:g}%" for change in PLANTED]
+    power = {
+        kind: (kinds[kind], _table(("rule", *shares), (_power(name, kind, score) for name, score in scores.items())))
+        for kind in CLASSES
+        if kinds[kind]
+    }
+    return render(
+        "calibration.md.jinja",
+        study=study,
+        scores=scores,
+        runs=runs,
+        planted=min(runs, _POWER_RUNS),
+        alarms=_table(
+            ("rule", "slower per run", "failed runs", "95% bound", "faster per run", "undecided", "confirmed per run"),
+            (_alarms(name, score) for name, score in scores.items()),
+        ),
+        power=power,
+        cases=_table(
+            ("case", "time", "spread, time", "spread, ratio", "weight", "MDE, stored", "MDE, base-head"),
+            (_case_row(case, facts) for case, facts in sorted(study.cases.items())),
+        ),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(table(head, filter(None, rows), range(1, len(head)), markdown=True))
 
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if whole else "-"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [*table(head, rows, range(1, len(head)), markdown=True), ""]
-
-
-def page(study: Study) -> str:
-    """The study as Markdown."""
-    policy, scores = study.policy, {name: study.scores[name] for name in RULES if name in study.scores}
-    runs = next(iter(scores.values())).runs
-    planted = min(runs, _POWER_RUNS)
-    about = (
-        f"{len(study.cases)} cases, {study.sessions} sessions of the same code on `{study.hardware}`; {runs} runs "
-        f"sampled from them ({study.stored_sessions} sessions stored, {policy.screen_sessions} to screen, "
-        f"{policy.confirm_sessions} to confirm; {policy.screen_pairs} + {policy.confirm_pairs} pairs base against "
-        f"head), slow-downs planted in {planted} of these. A slow-down of {100 * policy.delta:g}% is tolerated. The "
-        "samples share sessions, so the bounds hold for this period on this machine."
-    )
-    lines = [
-        "# False alarms and power of the gate",
-        "",
-        about,
-        "",
-        *(f"- **{name}**: {RULES[name]}" for name in scores),
-        "",
+def _alarms(name: str, score: Score) -> list[str]:
+    found = [
+        name,
+        f"{score.flagged / score.runs:.3g}",
+        f"{_share(score.red, score.runs)} ({score.red} of {score.runs})",
+        f"< {100 * score.red_bound:.1f}%",
     ]
-    if AGAINST not in scores:
-        needed = policy.screen_pairs + policy.confirm_pairs
-        lines += [f"Base against head is left out: it needs {needed} pairs and has {study.pairs}.", ""]
-    if study.left_out:
-        missing = ", ".join(f"{case} ({count} of {study.sessions})" for case, count in study.left_out.items())
-        lines += [f"Left out for missing estimates: {missing}.", ""]
-    lines += ["## False alarms", "", "The code is the same: each `slower` case is a false alarm.", ""]
-    lines += _table(
-        ("rule", "slower per run", "failed runs", "95% bound", "faster per run", "undecided", "confirmed per run"),
-        (
-            (
-                name,
-                f"{score.flagged / score.runs:.3g}",
-                f"{_share(score.red, score.runs)} ({score.red} of {score.runs})",
-                f"< {100 * score.red_bound:.1f}%",
-                *(
-                    (
-                        f"{score.faster / score.runs:.3g}",
-                        _share(score.undecided, score.judged),
-                        f"{score.confirmed / score.runs:.2g}",
-                    )
-                    if name.startswith("gate")
-                    else ("-", "-", "-")
-                ),
-            )
-            for name, score in scores.items()
-        ),
-    )
-    lines += ["## Power", "", "Share of the planted slow-downs that were found.", ""]
-    for kind in CLASSES:
-        number = sum(facts.kind == kind for facts in study.cases.values())
-        if number:
-            lines += [f"### {kind} ({number} cases)", ""]
-            lines += _table(
-                ("rule", *(f"{100 * change:g}%" for change in PLANTED)),
-                (
-                    (name, *(_share(score.found[c, kind], score.planted[c, kind]) for c in PLANTED))
-                    for name, score in scores.items()
-                    if score.planted
-                ),
-            )
-    columns = (
-        "Spread: session-to-session scale (1.4826 MAD) of the estimate. Weight: the share of the comparator that was "
-        "subtracted most often. MDE: the minimum detectable effect (power 95%), median over the runs."
-    )
-    lines += ["## Cases", "", columns, ""]
-    lines += _table(
-        ("case", "time", "spread, time", "spread, ratio", "weight", "MDE, stored", "MDE, base-head"),
-        (_case_row(case, facts) for case, facts in sorted(study.cases.items())),
-    )
-    return "\n".join(lines)
+    if name in _PEERS:
+        return [*found, "-", "-", "-"]
+    faster, undecided = f"{score.faster / score.runs:.3g}", _share(score.undecided, score.judged)
+    return [*found, faster, undecided, f"{score.confirmed / score.runs:.2g}"]
 
 
-def _case_row(case: CaseId, facts: CaseFacts) -> tuple[str, ...]:
-    def middle(values: Sequence[float]) -> str:
-        return f"{100 * statistics.median(values):.1f}%" if values else "-"
+def _power(name: str, kind: str, score: Score) -> list[str]:
+    shares = [_share(score.found[change, kind], score.planted[change, kind]) for change in PLANTED]
+    return [name, *shares] if score.planted else []
 
-    return (
+
+def _case_row(case: CaseId, facts: CaseFacts) -> list[str]:
+    def percent(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{100 * value:.{digits}f}%"
+
+    return [
         f"`{case}`",
         f"{1e3 * facts.seconds:.3g} ms",
-        f"{100 * facts.raw:.2f}%",
-        "-" if facts.ratio is None else f"{100 * facts.ratio:.2f}%",
+        percent(facts.raw, 2),
+        percent(facts.ratio, 2),
         f"{facts.weights.most_common(1)[0][0]:g}" if facts.weights else "-",
-        middle(facts.stored),
-        middle(facts.against),
-    )
+        percent(_median(facts.stored), 1),
+        percent(_median(facts.against), 1),
+    ]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _as_json(study: Study) -> dict[str, Any]:
     """The study as plain data."""
+
+    def score_of(score: Score) -> dict[str, Any]:
+        power = [
+            {"slow_down": change, "class": kind, "found": score.found[change, kind], "planted": count}
+            for (change, kind), count in sorted(score.planted.items())
+        ]
+        counts = {name: value for name, value in vars(score).items() if isinstance(value, int)}
+        return {**counts, "red_bound": score.red_bound, "power": power}
+
+    def case_of(facts: CaseFacts) -> dict[str, Any]:
+        return {
+            "seconds": facts.seconds,
+            "class": facts.kind,
+            "spread_time": facts.raw,
+            "spread_ratio": facts.ratio,
+            "detectable_stored": _median(facts.stored),
+            "detectable_against": _median(facts.against),
+        }
+
     return {
         "hardware": study.hardware,
         "sessions": study.sessions,
         "stored_sessions": study.stored_sessions,
         "policy": dataclasses.asdict(study.policy),
-        "rules": {
-            name: {
-                **{
-                    key: getattr(score, key)
-                    for key in ("runs", "red", "red_bound", "flagged", "faster", "undecided", "judged", "confirmed")
-                },
-                "power": [
-                    {"slow_down": change, "class": kind, "found": score.found[change, kind], "planted": count}
-                    for (change, kind), count in sorted(score.planted.items())
-                ],
-            }
-            for name, score in study.scores.items()
-        },
-        "cases": {
-            str(case): {
-                "seconds": facts.seconds,
-                "class": facts.kind,
-                "spread_time": facts.raw,
-                "spread_ratio": facts.ratio,
-                "detectable_stored": statistics.median(facts.stored) if facts.stored else None,
-                "detectable_against": statistics.median(facts.against) if facts.against else None,
-            }
-            for case, facts in study.cases.items()
-        },
+        "rules": {name: score_of(score) for name, score in study.scores.items()},
+        "cases": {str(case): case_of(facts) for case, facts in study.cases.items()},
         "left_out": {str(case): count for case, count in study.left_out.items()},
     }
 
