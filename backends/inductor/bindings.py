@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from pytest_gemm.backends.inductor import compilation, selection
-from pytest_gemm.problem.ops.woq_int8 import THIRDS
+from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -143,7 +142,7 @@ def size_of(trial: Trial) -> tuple[int, ...]:
         len(trial.problems),
         len(problem.steps) + len(problem.flags),
         list(OPS).index(problem.op.name),
-        sum(_DTYPES.index(d.name) for d in (problem.dtypes.a, problem.dtypes.b, problem.dtypes.out)),
+        sum(_order(problem.dtypes)[1:]),
         list(Layout).index(problem.layout),
         len(trial.distributions),
         sum(SIZES.index(size) if size in SIZES else size for size in sizes),
@@ -166,14 +165,18 @@ def forms(backend: Backend | None = None, ops: Iterable[str] = ()) -> tuple[Form
     wanted = frozenset(ops) or frozenset(OPS)
     found = []
     for op in (op for op in OPS.values() if op.name in wanted):
-        triples = [names for names in itertools.product(_DTYPES, repeat=3) if op.dtypes(*names)]
-        for names in sorted(triples, key=lambda names: len(set(names))):
-            dtypes = DTypes.parse(names)
+        for dtypes in sorted((DTypes.parse(text.split("-")) for text in op.dtypes), key=_order):
             layouts = tuple(
                 layout for layout in op.layouts if backend is None or _supports(backend, op, dtypes, layout)
             )
             found += [Form(op, dtypes, layouts)] if layouts else []
     return tuple(found)
+
+
+def _order(dtypes: DTypes) -> tuple[int, ...]:
+    """Where dtypes stand in the order in which they shrink."""
+    names = (dtypes.a.name, dtypes.b.name, dtypes.out.name)
+    return len(set(names)), *map(_DTYPES.index, names)
 
 
 def _supports(backend: Backend, op: Op, dtypes: DTypes, layout: Layout) -> bool:

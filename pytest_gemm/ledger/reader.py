@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -34,6 +33,8 @@ _OLDEST: Final = Version("2.11")
 # How many known words a message lists.
 _LISTED: Final = 24
 _STATUSES: Final = {status.value: status for status in Status if status.is_failure}
+# What the dtypes of a problem can be, as its line has them.
+_DTYPES: Final = tuple(dict.fromkeys((*DTYPES, *(line for op in OPS.values() for line in op.dtypes))))
 _LAYOUTS: Final = tuple(layout.value for layout in Layout)
 
 Words = Callable[[], Collection[str]]
@@ -125,13 +126,6 @@ def _no_match(bare: str, known: Collection[str]) -> WrongValue:
 
 
 @functools.cache
-def _dtypes() -> tuple[str, ...]:
-    """What the dtypes of a problem can be, as its line has them."""
-    triples = itertools.product(DTYPES, repeat=3)
-    return (*DTYPES, *("-".join(three) for three in triples if any(op.dtypes(*three) for op in OPS.values())))
-
-
-@functools.cache
 def _isas() -> tuple[str, ...]:
     """Names of instruction sets: those that matter to a matrix product, and all that this machine has."""
     return tuple(dict.fromkeys((*ISA_NAMES, *cpu().flags)))
@@ -161,9 +155,7 @@ def _check_line(bare: str) -> None:
     if _is_pattern(bare):
         # A "*" may stand for several fields, so only those before the first one have their place.
         fixed = re.split(r"[*\[]", bare)[0].split(":")[:-1]
-        for (field, known), word in zip(
-            (("op", OPS), ("dtypes", _dtypes()), ("layout", _LAYOUTS)), fixed, strict=False
-        ):
+        for (field, known), word in zip((("op", OPS), ("dtypes", _DTYPES), ("layout", _LAYOUTS)), fixed, strict=False):
             if not any(fnmatch.fnmatchcase(name, word) for name in known):
                 problem = f"{shown(bare)}: {field} {shown(word)} matches nothing{did_you_mean(word, known)}"
                 raise WrongValue(problem, "write for example mm:bf16:*")
@@ -267,7 +259,7 @@ _KEYS: Final[Mapping[str, Key]] = {
 }
 _WHERE: Final[Mapping[str, Key]] = {
     "op": _globs(lambda: OPS, single=True),
-    "dtypes": _globs(_dtypes, single=True),
+    "dtypes": _globs(lambda: _DTYPES, single=True),
     "layout": _globs(lambda: _LAYOUTS, single=True),
     "epilogue": _globs(check=_check_step),
     "flags": _globs(lambda: FLAGS),

@@ -15,7 +15,6 @@ from pytest_gemm.problem.dtypes import DType
 from pytest_gemm.problem.errors import GRAMMAR, ProblemError
 from pytest_gemm.problem.facts import Facts, by
 from pytest_gemm.problem.ops import OPS, Op
-from pytest_gemm.problem.ops.woq_int8 import THIRDS
 from pytest_gemm.problem.steps import Step, StepKind
 from pytest_gemm.storage.datafile import TableFile
 from pytest_gemm.storage.errors import FileError
@@ -51,8 +50,8 @@ def check(p: Facts) -> None:
         ProblemError: for the first contradiction, and for the first token that would have no effect; without a line.
     """
     op = p.op
-    if not op.dtypes(p.dtypes.a.name, p.dtypes.b.name, p.dtypes.out.name):
-        raise ProblemError("dtypes", f"{p.dtypes} makes no {op.name}", f"{op.name} takes {op.dtypes_help}")
+    if str(p.dtypes) not in op.dtypes:
+        raise ProblemError("dtypes", f"{op.name} does not take {p.dtypes}", f"it takes {' '.join(op.dtypes)}")
     if p.layout not in op.layouts:
         raise ProblemError("layout", f"{op.name} cannot be {p.layout}", f"allowed: {' '.join(map(str, op.layouts))}")
     _check_shape(p)
@@ -197,11 +196,6 @@ def _broadcast(p: Facts, flag: str) -> _Rules:
     yield batch < 2, f"{flag}: one matrix for a batch of {batch}", f"give a batch of 2 or more, or drop {flag}"
 
 
-def _concat(p: Facts, _: str) -> _Rules:
-    n = p.shape.n
-    yield n % THIRDS != 0, f"program.concat: N={n} is not the columns of {THIRDS} equal weights", "a multiple of 3"
-
-
 def _multi_output(p: Facts, flag: str) -> _Rules:
     yield not p.chain, f"{flag} needs a step: it returns the value before the last one", "add one, for example relu"
 
@@ -276,7 +270,6 @@ _RULES: Final[Mapping[str, Callable[[Facts, str], _Rules]]] = {
     "program.multi_output": _multi_output,
     "program.branching": _branching,
     "program.chained": _chained,
-    "program.concat": _concat,
     **dict.fromkeys(("bias.first", "bias.last", "steps.first", "steps.last"), _of_one_product),
 }
 

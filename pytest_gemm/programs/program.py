@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from pytest_gemm.operands import views
 from pytest_gemm.operands.dtypes import torch_dtype
-from pytest_gemm.problem.ops.woq_int8 import THIRDS
+from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 

@@ -303,7 +303,7 @@ _LEAST_CALLS: Final = 3
 
 def _square(name: str, layout: str, size: int) -> Problem | None:
     """The square product of a dtype; ``None`` where no op multiplies it."""
-    template = _LINES.get(name) or ("mm:" + name + ":{layout}:{size}" if OPS["mm"].dtypes(name, name, name) else "")
+    template = _LINES.get(name) or ("mm:" + name + ":{layout}:{size}" if name in OPS["mm"].dtypes else "")
     return Problem.parse(template.format(layout=layout, size=f"{size}x{size}x{size}")) if template else None
 
 

@@ -1,4 +1,4 @@
-"""Products without scales: mm, addmm, bmm, baddbmm, linear, int_mm, mixed_mm."""
+"""Products without scales: mm, addmm, bmm, baddbmm, linear, linears, int_mm, mixed_mm."""
 
 from __future__ import annotations
 
@@ -6,54 +6,74 @@ from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
 from pytest_gemm.problem.ops.op import (
-    FLOAT_HELP,
     FLOATS,
+    FLOATS_AND_AUTOCAST,
     OUTPUTS,
     PRECISION,
-    UNIFORM_HELP,
+    Complaints,
+    Matmul,
     Op,
-    any_float,
+    Problem,
+    Tensor,
+    Tensors,
     dtype_of,
-    uniform_float,
 )
+from pytest_gemm.problem.steps import StepKind
 
 _BATCHED: Final = ("a.broadcast", "b.broadcast", "a.batch_middle", "b.batch_middle")
 _ALL: Final = ("b.alias_t", "b.argument", *OUTPUTS)
+_WEIGHTS: Final = (Layout.NT, Layout.TT)
+# Each weight of linears is an argument of the program.
+_MOST: Final = 64
 
 
-def _one_integer_side(a: str, b: str, out: str) -> bool:
-    return (a in FLOATS and b in {"i8", "u8"} and out == a) or (b in FLOATS and a in {"i8", "u8"} and out == b)
+def _addmm(name: str) -> Any:
+    def native(torch: Any, p: Problem, t: Tensors) -> Tensor:
+        return getattr(torch, name)(t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha)
+
+    return native
 
 
-def _mixed(torch: Any, p: Any, t: dict[str, Any]) -> Any:
+def _linear(torch: Any, _: Problem, t: Tensors) -> Tensor:
+    return torch.nn.functional.linear(t["a"], t["b"], t.get("bias"))
+
+
+def _mixed(torch: Any, p: Problem, t: Tensors) -> Tensor:
     out = dtype_of(torch, p)
     a, b = t["a"], t["b"]
     return torch.mm(a if p.dtypes.a.is_float else a.to(out), b if p.dtypes.b.is_float else b.to(out))
 
 
-PRODUCTS: Final = (
+def _around_one_of_linears(_: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
+    """One of the linears: ``b`` and ``bias`` are its own."""
+    c = matmul(t["a"].flatten(0, -2), t["b"].mT)
+    c = c + t["bias"] if "bias" in t else c
+    return c.unflatten(0, (2, -1)) if p.has("a.3d") else c
+
+
+def _check_linears(p: Problem) -> Complaints:
+    shape = p.shape
+    if not 2 <= (shape.batch or 0) <= _MOST:
+        allowed = f"write for example 2x{shape.m}x{shape.n}x{shape.k}"
+        yield "shape", 0, f"linears are two or more products, up to {_MOST}", allowed
+    for index, step in enumerate(p.epilogue):
+        if step.kind is StepKind.VIEW or (step.kind is StepKind.BINARY and step.extent):
+            yield "epilogue", index, f"linears do not take {step}", f"drop {step}"
+
+
+OPS: Final = (
     Op(
         "mm",
         "never",
-        any_float,
-        FLOAT_HELP,
+        FLOATS_AND_AUTOCAST,
         lambda torch, _, t: torch.mm(t["a"], t["b"]),
         flags=(*_ALL, *PRECISION, "program.chained", "b.alias"),
     ),
-    Op(
-        "addmm",
-        "never",
-        any_float,
-        FLOAT_HELP,
-        lambda torch, p, t: torch.addmm(t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha),
-        addend=True,
-        flags=(*_ALL, *PRECISION),
-    ),
+    Op("addmm", "never", FLOATS_AND_AUTOCAST, _addmm("addmm"), addend=True, flags=(*_ALL, *PRECISION)),
     Op(
         "bmm",
         "always",
-        any_float,
-        FLOAT_HELP,
+        FLOATS_AND_AUTOCAST,
         lambda torch, _, t: torch.bmm(t["a"], t["b"]),
         constant_b=False,
         flags=(*_ALL, *PRECISION, *_BATCHED, "program.chained", "b.alias"),
@@ -61,9 +81,8 @@ PRODUCTS: Final = (
     Op(
         "baddbmm",
         "always",
-        uniform_float,
-        UNIFORM_HELP,
-        lambda torch, p, t: torch.baddbmm(t["bias"], t["a"], t["b"], beta=p.beta, alpha=p.alpha),
+        FLOATS,
+        _addmm("baddbmm"),
         constant_b=False,
         addend=True,
         flags=(*_ALL, *PRECISION, *_BATCHED),
@@ -71,31 +90,33 @@ PRODUCTS: Final = (
     Op(
         "linear",
         "optional",
-        any_float,
-        FLOAT_HELP,
-        lambda torch, _, t: torch.nn.functional.linear(t["a"], t["b"], t.get("bias")),
-        layouts=(Layout.NT, Layout.TT),
+        FLOATS_AND_AUTOCAST,
+        _linear,
+        layouts=_WEIGHTS,
         own_bias=True,
         weight=True,
         flags=(*_ALL, *PRECISION, "program.chained", "a.4d"),
     ),
-)
-
-INT_MM: Final = Op(
-    "int_mm",
-    "never",
-    lambda a, b, out: (a, b, out) == ("i8", "i8", "i32"),
-    "i8-i8-i32",
-    lambda torch, _, t: torch._int_mm(t["a"], t["b"]),
-    flags=_ALL,
-)
-
-MIXED_MM: Final = Op(
-    "mixed_mm",
-    "never",
-    _one_integer_side,
-    "float-i8-float or i8-float-float, for example f16-i8-f16",
-    _mixed,
-    converts=True,
-    flags=("b.argument", *OUTPUTS, *PRECISION),
+    # Several linears of one input, each with its own weight and bias.
+    Op(
+        "linears",
+        "always",
+        FLOATS_AND_AUTOCAST,
+        _linear,
+        _around_one_of_linears,
+        layouts=_WEIGHTS,
+        own_bias=True,
+        several=True,
+        check=_check_linears,
+        flags=("b.argument", "a.3d", "out.2d", "bias.first", "bias.last", "steps.first", "steps.last"),
+    ),
+    Op("int_mm", "never", ("i8-i8-i32",), lambda torch, _, t: torch._int_mm(t["a"], t["b"]), flags=_ALL),
+    Op(
+        "mixed_mm",
+        "never",
+        tuple(line for x in FLOATS for i in ("i8", "u8") for line in (f"{x}-{i}-{x}", f"{i}-{x}-{x}")),
+        _mixed,
+        converts=True,
+        flags=("b.argument", *OUTPUTS, *PRECISION),
+    ),
 )

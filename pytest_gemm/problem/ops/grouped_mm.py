@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
-from pytest_gemm.problem.ops.op import OUTPUTS, UNIFORM_HELP, Matmul, Op, Tensor, Tensors, uniform_float
+from pytest_gemm.problem.ops.op import FLOATS, OUTPUTS, Matmul, Op, Problem, Tensor, Tensors
 
 
-def _by_group(torch: Any, _: Any, t: Tensors, matmul: Matmul) -> Tensor:
+def _by_group(torch: Any, _: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     """The rows of each group times that group's B; ``matmul`` is not called for a group without rows."""
     a, b = t["a"], t["b"]
     pieces, first = [a.new_empty((0, b.shape[-1]))], 0
@@ -22,8 +22,7 @@ def _by_group(torch: Any, _: Any, t: Tensors, matmul: Matmul) -> Tensor:
 OP: Final = Op(
     "grouped_mm",
     "always",
-    uniform_float,
-    UNIFORM_HELP,
+    FLOATS,
     lambda torch, _, t: torch.nn.functional.grouped_mm(t["a"], t["b"], offs=t["offs"]),
     _by_group,
     constant_b=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -17,24 +18,20 @@ Matmul = Callable[[Tensor, Tensor], Tensor]
 # What may be wrong with a problem of the op: the field, the index of the token, the complaint, what would be right.
 Complaints = Iterator[tuple[str, int, str, str]]
 
-FLOATS: Final = frozenset({"f64", "f32", "f16", "bf16"})
+FLOATS: Final = ("f64", "f32", "f16", "bf16")
 HALVES: Final = frozenset({"f16", "bf16"})
-UNIFORM_HELP: Final = "one of f64 f32 f16 bf16"
-FLOAT_HELP: Final = f"{UNIFORM_HELP}, f32-f32-bf16 or f32-f32-f16 (converted first, as autocast does)"
+# One float type, or f32 that the program converts to a half type, as autocast does.
+FLOATS_AND_AUTOCAST: Final = (*FLOATS, "f32-f32-bf16", "f32-f32-f16")
 
 # Flags of every op whose program has one product and one result at its end, and of those with a weight in the program.
 OUTPUTS: Final = ("r0.alias", "program.multi_output", "program.branching")
 PRECISION: Final = ("math.tf32", "math.half_partials")
 
 
-def uniform_float(a: str, b: str, out: str) -> bool:
-    """One float type."""
-    return a == b == out and a in FLOATS
-
-
-def any_float(a: str, b: str, out: str) -> bool:
-    """One float type, or f32 that the program converts to a half type."""
-    return uniform_float(a, b, out) or (a == b == "f32" and out in HALVES)
+def triples(a: str, b: str, out: str) -> tuple[str, ...]:
+    """Every combination of dtypes of A, B and the product, which are separated by spaces, as a problem line has it."""
+    found = itertools.product(a.split(), b.split(), out.split())
+    return tuple(three[0] if len({*three}) == 1 else "-".join(three) for three in found)
 
 
 def around_dense(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
@@ -59,14 +56,6 @@ def dtype_of(torch: Any, p: Problem) -> Any:
     return getattr(torch, p.dtypes.out.torch_name)
 
 
-def _nothing(*_: Any) -> Any:
-    return iter(())
-
-
-def _f32(_: str) -> str:
-    return "f32"
-
-
 @dataclasses.dataclass(frozen=True)
 class Op:
     """An operation under its ATen-style name: one table entry with all that is known about it.
@@ -77,8 +66,7 @@ class Op:
     Attributes:
         name: the key of ``OPS``.
         batch: ``"never"``, ``"always"`` or ``"optional"``.
-        dtypes: whether a triple of dtype names makes sense (a backend may still refuse it).
-        dtypes_help: the same in words, with an example.
+        dtypes: what the dtypes of a problem can be, as its line has them; a backend may support fewer.
         native: the product with its own addend, as a user writes it.
         around: the same with a given matrix product, everything around it in eager PyTorch.
         constant_b: whether B is a weight, constant for the compiler, unless a flag says otherwise.
@@ -104,8 +92,7 @@ class Op:
 
     name: str
     batch: str
-    dtypes: Callable[[str, str, str], bool]
-    dtypes_help: str
+    dtypes: tuple[str, ...]
     native: Callable[[Any, Problem, Tensors], Tensor]
     around: Callable[[Any, Problem, Tensors, Matmul], Tensor] = around_dense
     constant_b: bool = True
@@ -117,7 +104,7 @@ class Op:
     weight: bool = False
     converts: bool = False
     weight_scales: bool = False
-    scale_dtype: Callable[[str], str] = _f32
+    scale_dtype: Callable[[str], str] = lambda _: "f32"
     int8: bool = False
     zero_points: bool = False
     fused_steps: bool = False
@@ -126,7 +113,7 @@ class Op:
     grouped: bool = False
     pack: Callable[[Any, Problem, Tensor], Tensor] | None = None
     derived: Callable[[Any, Problem, Tensors], Tensors] | None = None
-    check: Callable[[Problem], Complaints] = _nothing
+    check: Callable[[Problem], Complaints] = lambda _: iter(())
 
     @property
     def batched(self) -> bool:

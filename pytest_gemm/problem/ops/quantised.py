@@ -1,21 +1,26 @@
-"""qlinear: ``onednn::qlinear_pointwise``, one kernel with its steps and the requantisation of its result."""
+"""Products of which A and B are quantised: qlinear, da8w8 and scaled_mm.
+
+- qlinear: ``onednn::qlinear_pointwise``, one kernel with its steps and the requantisation of its result.
+- da8w8: a linear whose input and weight are int8 with scales, as torchao writes it in eager PyTorch.
+- scaled_mm: fp8 operands with scales for the whole tensor, or for each row of A and column of B.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from pytest_gemm.problem.layout import Layout
-from pytest_gemm.problem.ops.op import Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of
+from pytest_gemm.problem.ops.op import OUTPUTS, Complaints, Matmul, Op, Problem, Tensor, Tensors, dtype_of, triples
 from pytest_gemm.problem.steps import QLINEAR_BINARY, QLINEAR_UNARY, StepKind
 
 
-def _scale_and_zero(p: Any, t: Tensors) -> Any:
+def _scale_and_zero(p: Problem, t: Tensors) -> Any:
     """A's scale and zero point: numbers of the program where they are static, else tensors."""
     static = p.step("static")
     return static.numbers if static else (t["scale_a"], t["zero_a"])
 
 
-def _native(torch: Any, p: Any, t: Tensors) -> Tensor:
+def _qlinear(torch: Any, p: Problem, t: Tensors) -> Tensor:
     """The overload that the problem's scales and steps need; ``b`` is packed.
 
     A static scale and zero point are numbers of the program, as the quantiser of PyTorch 2 writes them; a dynamic one
@@ -39,7 +44,7 @@ def _native(torch: Any, p: Any, t: Tensors) -> Tensor:
     return overload(*before, other, *after, own, int(own_zero), binary.name, 1.0, name, numbers, algorithm)
 
 
-def _around(torch: Any, p: Any, t: Tensors, matmul: Matmul) -> Tensor:
+def _around_qlinear(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
     """The same with ``matmul`` for the integer product, and everything around it in eager f32."""
     scale, zero = _scale_and_zero(p, t)
     both = t["scale_b"] * scale
@@ -56,7 +61,7 @@ def _around(torch: Any, p: Any, t: Tensors, matmul: Matmul) -> Tensor:
     return (torch.round(x * (1.0 / requant.numbers[0])) + requant.numbers[1]).clamp(info.min, info.max).to(out)
 
 
-def derived(torch: Any, p: Any, t: Tensors) -> Tensors:
+def _derived(torch: Any, p: Problem, t: Tensors) -> Tensors:
     """The products of both scales, and the sums of B's columns that make up for A's zero point.
 
     With the factors that are constants, and the constants in the program's text (``":"`` in front).  Also of ``da8w8``,
@@ -74,7 +79,7 @@ def derived(torch: Any, p: Any, t: Tensors) -> Tensors:
     return found if static else {**found, "b:sums": sums}
 
 
-def _check(p: Problem) -> Complaints:
+def _check_qlinear(p: Problem) -> Complaints:
     """The op is one kernel: a binary step, a unary one, and for an 8-bit result the requantisation at its end."""
     is_integer = not p.dtypes.out.is_float
     # A residual of another shape than the result's is no step of the op.
@@ -100,23 +105,89 @@ def _check(p: Problem) -> Complaints:
                 yield field, index, f"{step}: no zero point of {dtype.name}", f"from {low:g} to {dtype.max_finite:g}"
 
 
-OP: Final = Op(
-    "qlinear",
-    "never",
-    lambda a, b, out: a in {"u8", "i8"} and b == "i8" and out in {"f32", "f16", "bf16", "u8", "i8"},
-    "u8 or i8, i8, and one of f32 f16 bf16 u8 i8, for example u8-i8-f32",
-    _native,
-    _around,
-    own_bias=True,
-    layouts=(Layout.NT,),
-    scales=("static", "dynamic"),
-    weight=True,
-    weight_scales=True,
-    int8=True,
-    zero_points=True,
-    fused_steps=True,
-    pack=lambda torch, _, weight: torch.ops.onednn.qlinear_prepack(weight, None),
-    derived=derived,
-    check=_check,
-    flags=("a.7bit",),
+def _rows(p: Problem, x: Tensor) -> Tensor:
+    """A tensor with a row for each of M, which may be 3-D, as one matrix of rows."""
+    return x if p.shape.batch is None else x.reshape(p.shape.batch * p.shape.m, x.shape[-1])
+
+
+def _around_da8w8(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
+    """The int32 product times A's and B's scales: in their type, which is f32 where the result is f16.
+
+    Where A is 3-D it is reshaped after the scales and before the bias, as a quantised linear does.
+    """
+    shape = p.shape
+    scale_a = _rows(p, t["scale_a"]) if p.step("rowwise") is not None else t["scale_a"]
+    c = matmul(_rows(p, t["a"]), t["b"].mT)
+    x = c.to(getattr(torch, "bfloat16" if p.dtypes.out.name == "bf16" else "float32")) * scale_a * t["scale_b"]
+    x = x if shape.batch is None else x.reshape(shape.batch, shape.m, shape.n)
+    return (x + t["bias"] if "bias" in t else x).to(dtype_of(torch, p))
+
+
+def _scaled_mm(torch: Any, p: Problem, t: Tensors) -> Tensor:
+    return torch._scaled_mm(
+        t["a"],
+        t["b"],
+        scale_a=t["scale_a"],
+        scale_b=t["scale_b"],
+        bias=t.get("bias"),
+        out_dtype=dtype_of(torch, p),
+        use_fast_accum=p.has("math.fast_accumulate"),
+    )
+
+
+def _around_scaled_mm(torch: Any, p: Problem, t: Tensors, matmul: Matmul) -> Tensor:
+    """fp8 holds neither the sum nor the scaled sum: ``matmul`` gives f32, and the result is rounded once."""
+    c = matmul(t["a"], t["b"]).to(torch.float32) * t["scale_a"] * t["scale_b"]
+    return (c + t["bias"].to(torch.float32) if "bias" in t else c).to(dtype_of(torch, p))
+
+
+OPS: Final = (
+    Op(
+        "qlinear",
+        "never",
+        triples("u8 i8", "i8", "f32 f16 bf16 u8 i8"),
+        _qlinear,
+        _around_qlinear,
+        own_bias=True,
+        layouts=(Layout.NT,),
+        scales=("static", "dynamic"),
+        weight=True,
+        weight_scales=True,
+        int8=True,
+        zero_points=True,
+        fused_steps=True,
+        pack=lambda torch, _, weight: torch.ops.onednn.qlinear_prepack(weight, None),
+        derived=_derived,
+        check=_check_qlinear,
+        flags=("a.7bit",),
+    ),
+    Op(
+        "da8w8",
+        "optional",
+        triples("i8", "i8", "f32 f16 bf16"),
+        lambda torch, p, t: _around_da8w8(torch, p, t, torch._int_mm),
+        _around_da8w8,
+        own_bias=True,
+        layouts=(Layout.NT,),
+        scales=("rowwise", "columnwise"),
+        weight=True,
+        weight_scales=True,
+        scale_dtype=lambda out: "bf16" if out == "bf16" else "f32",
+        int8=True,
+        derived=_derived,
+        flags=("b.alias_t", "b.argument", *OUTPUTS),
+    ),
+    Op(
+        "scaled_mm",
+        "never",
+        triples("f8e4m3fn f8e5m2", "f8e4m3fn f8e5m2", "f32 f16 bf16"),
+        _scaled_mm,
+        _around_scaled_mm,
+        constant_b=False,
+        own_bias=True,
+        rounds_once=True,
+        layouts=(Layout.NT,),
+        scales=("tensorwise", "rowwise"),
+        flags=("b.alias_t", "b.argument", *OUTPUTS, "math.fast_accumulate"),
+    ),
 )
