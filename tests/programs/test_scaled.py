@@ -99,7 +99,7 @@ def judged(
         ("scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nn:16x16x16:quant.rowwise", "cannot be nn"),
         ("mm:bf16:nt:16x16x16:quant.rowwise", "these do: da8w8 scaled_mm"),
         ("mm:bf16:nt:16x16x16:math.fast_accumulate", "use scaled_mm"),
-        ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:quant.rowwise", "makes no scaled_mm"),
+        ("scaled_mm:f8e4m3fn-bf16-bf16:nt:16x16x16:quant.rowwise", "scaled_mm does not take f8"),
     ],
 )
 def test_a_line_that_makes_no_scaled_product_is_refused(text: str, words: str) -> None:
