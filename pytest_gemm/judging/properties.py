@@ -14,6 +14,7 @@ tail may be computed in another way.  They are *reported* (:attr:`Property.gated
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Final
@@ -48,6 +49,12 @@ class Bench:
     run: Callable[[Operands], torch.Tensor]
     base: torch.Tensor
 
+    def after(self, change: Callable[[Operands], object]) -> torch.Tensor:
+        """The result on operands that ``change`` has written to."""
+        given = self.make(self.problem)
+        change(given)
+        return self.run(given)
+
 
 @dataclasses.dataclass(frozen=True)
 class Property:
@@ -56,18 +63,18 @@ class Property:
     Attributes:
         name: for reports; a violation's reason code is ``property-NAME``.
         help: what is done, and what is expected.
-        distribution: whose operands are changed.
-        gated: whether a violation is a failure; otherwise it is only told.
         applies: whether it says anything about a problem.
         check: a sentence about the violation, "" where it holds.
+        distribution: whose operands are changed.
+        gated: whether a violation is a failure; otherwise it is only told.
     """
 
     name: str
     help: str
-    distribution: str
-    gated: bool
     applies: Callable[[Problem], bool]
     check: Callable[[Bench], str]
+    distribution: str = "rand"
+    gated: bool = True
 
 
 # -- comparing -------------------------------------------------------------------------------------
@@ -99,14 +106,9 @@ def _differences(actual: torch.Tensor, expected: torch.Tensor, where: torch.Tens
 def _free(p: Problem) -> bool:
     """A and B are floats that can be written to one without the other, and the result has elements and sums."""
     # Several products share one A, and several results one artifact.
-    shared = p.b_is_a or p.has("a.broadcast") or p.has("b.broadcast") or p.has("r0.alias") or p.has("program.chained")
-    shared = shared or p.op.several
+    shared = p.b_is_a or p.op.several or any(map(p.has, ("a.broadcast", "b.broadcast", "r0.alias", "program.chained")))
     floats = p.dtypes.a.name in _PLAIN and p.dtypes.b.name in _PLAIN
     return floats and not shared and not p.shape.is_empty and p.shape.k >= 1
-
-
-def _no_bias(p: Problem) -> bool:
-    return p.step("bias") is None
 
 
 def _bare(p: Problem) -> bool:
@@ -116,7 +118,7 @@ def _bare(p: Problem) -> bool:
 
 def _only(p: Problem, *names: str) -> bool:
     """No bias, and no step but these."""
-    return _free(p) and _no_bias(p) and all(step.name in names for step in p.steps)
+    return _free(p) and all(step.name in names for step in p.steps)
 
 
 def _rows_alike(p: Problem) -> bool:
@@ -140,64 +142,50 @@ def _sums_of_ones_fit(p: Problem) -> bool:
 
 
 def _negated(bench: Bench) -> str:
-    given = bench.make(bench.problem)
-    given.a.neg_()
-    return _differences(bench.run(given), -bench.base)
+    return _differences(bench.after(lambda o: o.a.neg_()), -bench.base)
 
 
 def _scaled(bench: Bench) -> str:
     """Where the smaller of both results is normal in every type on the way, and the larger one finite."""
-    given = bench.make(bench.problem)
-    given.a.mul_(4.0)
-    expected = bench.base * 4.0
     types = [bench.problem.dtypes.out] + [s.dtype for s in bench.problem.epilogue if s.kind is StepKind.CAST]
     least = 2.0 ** max(t.emin for t in types)
     most = min(t.max_finite for t in types)
     wide = bench.base.to(torch.float64).abs()
     sure = ((wide > least) & (wide * 4.0 <= most)) | (wide == 0.0)
-    return _differences(bench.run(given), expected, sure)
+    return _differences(bench.after(lambda o: o.a.mul_(4.0)), bench.base * 4.0, sure)
 
 
 def _zeroed(bench: Bench) -> str:
-    given = bench.make(bench.problem)
-    given.a.zero_()
-    return _differences(bench.run(given), torch.zeros_like(bench.base))
+    return _differences(bench.after(lambda o: o.a.zero_()), torch.zeros_like(bench.base))
 
 
 def _other_k_order(bench: Bench) -> str:
-    given = bench.make(bench.problem)
     if bench.contract.accumulate == "f16":
         return ""  # these sums are exact in f32, and not in any narrower type
-    order = _order(bench.problem.shape.k, given.a.device)
-    given.a.copy_(given.a[..., order].clone())
-    given.b.copy_(given.b[..., order, :].clone())
-    return _differences(bench.run(given), bench.base)
+    order = _order(bench.problem.shape.k, bench.base.device)
+
+    def reorder(given: Operands) -> None:
+        given.a.copy_(given.a[..., order].clone())
+        given.b.copy_(given.b[..., order, :].clone())
+
+    return _differences(bench.after(reorder), bench.base)
 
 
 def _k_in_two(bench: Bench) -> str:
     if bench.contract.accumulate == "f16":
         return ""
-    middle, parts = bench.problem.shape.k // 2, []
-    for kept in (slice(None, middle), slice(middle, None)):
-        given = bench.make(bench.problem)
-        part = torch.zeros_like(given.a)
-        part[..., kept] = given.a[..., kept]
-        given.a.copy_(part)
-        parts.append(bench.run(given))
-    return _differences(parts[0] + parts[1], bench.base)
+    middle = bench.problem.shape.k // 2
+    parts = (slice(None, middle), slice(middle, None))  # of A, each set to zero once
+    upper, lower = (bench.after(lambda o, part=part: o.a[..., part].zero_()) for part in parts)  # type: ignore[misc]  # bound early on purpose
+    return _differences(lower + upper, bench.base)
 
 
-def _special_in_a_row(value: float) -> Callable[[Bench], str]:
-    def check(bench: Bench) -> str:
-        given = bench.make(bench.problem)
-        row = given.a.shape[-2] // 2
-        index = (*(0 for _ in given.a.shape[:-2]), row)
-        given.a[(*index, bench.problem.shape.k // 3)] = value
-        others = torch.ones(bench.base.shape, dtype=torch.bool)
-        others[index] = False
-        return _differences(bench.run(given), bench.base, others)
-
-    return check
+def _special_in_a_row(value: float, bench: Bench) -> str:
+    index = (*(0 for _ in bench.base.shape[:-2]), bench.base.shape[-2] // 2)
+    others = torch.ones(bench.base.shape, dtype=torch.bool)
+    others[index] = False
+    changed = bench.after(lambda o: o.a[(*index, bench.problem.shape.k // 3)].fill_(value))
+    return _differences(changed, bench.base, others)
 
 
 def _nan_in_a_column(bench: Bench) -> str:
@@ -214,26 +202,27 @@ def _many_runs(bench: Bench) -> str:
     if not bench.contract.deterministic:
         return ""
     given = bench.make(bench.problem)
-    for turn in range(_RUNS):
+    for run in range(2, _RUNS + 2):
         if text := _differences(bench.run(given), bench.base):
-            return f"in run {turn + 2} {text}"
+            return f"in run {run} {text}"
     return ""
 
 
 def _rows_in_another_order(bench: Bench) -> str:
-    given = bench.make(bench.problem)
-    order = _order(bench.problem.shape.m, given.a.device)
-    given.a.copy_(given.a[..., order, :].clone())
-    return _differences(bench.run(given), bench.base[..., order, :])
+    order = _order(bench.problem.shape.m, bench.base.device)
+    changed = bench.after(lambda o: o.a.copy_(o.a[..., order, :].clone()))
+    return _differences(changed, bench.base[..., order, :])
 
 
 def _columns_in_another_order(bench: Bench) -> str:
-    given = bench.make(bench.problem)
-    order = _order(bench.problem.shape.n, given.b.device)
-    given.b.copy_(given.b[..., order].clone())
-    if given.bias is not None:
-        given.bias.copy_(given.bias[..., order].clone())
-    return _differences(bench.run(given), bench.base[..., order])
+    order = _order(bench.problem.shape.n, bench.base.device)
+
+    def reorder(given: Operands) -> None:
+        for x in (given.b, given.bias):
+            if x is not None:
+                x.copy_(x[..., order].clone())
+
+    return _differences(bench.after(reorder), bench.base[..., order])
 
 
 def _first_rows_alone(bench: Bench) -> str:
@@ -248,91 +237,54 @@ def _order(count: int, device: torch.device) -> torch.Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(count)).to(device)
 
 
+def _has_rows(p: Problem) -> bool:
+    return _free(p) and p.shape.m >= 2
+
+
 PROPERTIES: Final[tuple[Property, ...]] = (
-    Property(
-        "negated-a",
-        "the product of -A is the negative",
-        "rand",
-        True,
-        lambda p: _only(p, "cast"),
-        _negated,
-    ),
+    Property("negated-a", "the product of -A is the negative", lambda p: _only(p, "cast"), _negated),
     Property(
         "scaled-a",
         "the product of 4 A is four times the product: a power of two changes no rounding",
-        "rand",
-        True,
         # Partial sums in a half type may be subnormal where the result is not.
         lambda p: _only(p, "cast", "relu") and not p.has("math.half_partials"),
         _scaled,
     ),
-    Property("zero-a", "A = 0 gives zeros", "rand", True, _bare, _zeroed),
+    Property("zero-a", "A = 0 gives zeros", _bare, _zeroed),
     Property(
-        "k-order",
-        "on integers whose sums are exact the order of K does not matter",
-        "int-2",
-        True,
-        lambda p: _free(p) and _exact_factors(p) and p.shape.k >= 2,
-        _other_k_order,
+        "k-order", "on integers whose sums are exact the order of K does not matter",
+        lambda p: _free(p) and _exact_factors(p) and p.shape.k >= 2, _other_k_order, "int-2",
     ),
     Property(
-        "k-in-two",
-        "on integers the products of both halves of K add up to the whole",
-        "int-1",
-        True,
-        lambda p: _bare(p) and _sums_of_ones_fit(p),
-        _k_in_two,
+        "k-in-two", "on integers the products of both halves of K add up to the whole",
+        lambda p: _bare(p) and _sums_of_ones_fit(p), _k_in_two, "int-1",
     ),
     Property(
-        "nan-row",
-        "a NaN in one row of A changes no bit of another row",
-        "rand",
-        True,
-        lambda p: _free(p) and p.shape.m >= 2,
-        _special_in_a_row(math.nan),
+        "nan-row", "a NaN in one row of A changes no bit of another row",
+        _has_rows, functools.partial(_special_in_a_row, math.nan),
     ),
     Property(
-        "inf-row",
-        "an infinity in one row of A changes no bit of another row",
-        "rand",
-        True,
-        lambda p: _free(p) and p.shape.m >= 2,
-        _special_in_a_row(math.inf),
+        "inf-row", "an infinity in one row of A changes no bit of another row",
+        _has_rows, functools.partial(_special_in_a_row, math.inf),
     ),
     Property(
-        "nan-column",
-        "a NaN in one column of B changes no bit of another column",
-        "rand",
-        True,
-        lambda p: _free(p) and p.shape.n >= 2,
-        _nan_in_a_column,
+        "nan-column", "a NaN in one column of B changes no bit of another column",
+        lambda p: _free(p) and p.shape.n >= 2, _nan_in_a_column,
     ),
-    Property("ten-runs", "ten more runs give the same bits", "rand", True, _free, _many_runs),
+    Property("ten-runs", "ten more runs give the same bits", _free, _many_runs),
     Property(
-        "row-order",
-        "with A's rows in another order the result's rows are, too",
-        "rand",
-        False,
-        lambda p: _rows_alike(p) and p.shape.m >= 2,
-        _rows_in_another_order,
+        "row-order", "with A's rows in another order the result's rows are, too",
+        lambda p: _rows_alike(p) and p.shape.m >= 2, _rows_in_another_order, gated=False,
     ),
     Property(
-        "column-order",
-        "with B's columns and the bias in another order the result's columns are, too",
-        "rand",
-        False,
-        lambda p: _rows_alike(p) and p.shape.n >= 2,
-        _columns_in_another_order,
+        "column-order", "with B's columns and the bias in another order the result's columns are, too",
+        lambda p: _rows_alike(p) and p.shape.n >= 2, _columns_in_another_order, gated=False,
     ),
     Property(
-        "rows-alone",
-        "through an artifact for any M, the first half of the rows alone gives the same rows",
-        "rand",
-        False,
-        lambda p: _rows_alike(p) and p.has("m.dynamic") and p.shape.m >= 4,
-        _first_rows_alone,
+        "rows-alone", "through an artifact for any M, the first half of the rows alone gives the same rows",
+        lambda p: _rows_alike(p) and p.has("m.dynamic") and p.shape.m >= 4, _first_rows_alone, gated=False,
     ),
-)
+)  # fmt: skip
 
 
 def applicable(problem: Problem) -> tuple[Property, ...]:

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -86,6 +86,11 @@ class ResultVerdict:
 # -- lines -----------------------------------------------------------------------------------------------
 
 
+def _generator(key: str) -> torch.Generator:
+    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
+    return torch.Generator().manual_seed(seed)
+
+
 def lines_of(size: int, key: str) -> torch.Tensor:
     """Which of ``size`` rows (or columns) are judged in full: sorted indices.
 
@@ -100,13 +105,11 @@ def lines_of(size: int, key: str) -> torch.Tensor:
         for edge in (size // tile * tile, size // 2 // tile * tile, tile):
             edges += [edge - 1, edge]
     found = dict.fromkeys(e for e in edges if 0 <= e < size)
-    picked = list(found)[: wanted // 3]
-    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
-    generator = torch.Generator().manual_seed(seed)
-    rest = wanted - len(picked)
+    chosen = list(found)[: wanted // 3]
+    rest = wanted - len(chosen)
     bounds = torch.arange(rest + 1) * size // rest
-    spread = bounds[:-1] + (torch.rand(rest, generator=generator, dtype=torch.float64) * bounds.diff()).long()
-    lines: torch.Tensor = torch.cat([torch.tensor(picked, dtype=torch.int64), spread]).unique()
+    spread = bounds[:-1] + (torch.rand(rest, generator=_generator(key), dtype=torch.float64) * bounds.diff()).long()
+    lines: torch.Tensor = torch.cat([torch.tensor(chosen, dtype=torch.int64), spread]).unique()
     return lines
 
 
@@ -115,10 +118,12 @@ class _Lines:
     """Complete rows or complete columns of a result.
 
     Attributes:
+        whole: the operands of the result.
         index: which, sorted.
         dim: of the result: -2 for rows, -1 for columns.
     """
 
+    whole: Operands
     index: torch.Tensor
     dim: int
 
@@ -138,66 +143,60 @@ class _Lines:
 
     def shape(self, problem: Problem) -> Problem:
         """The problem whose result these lines are."""
-        size = len(self.index)
-        shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": size})
+        shape = dataclasses.replace(problem.shape, **{"m" if self.dim == -2 else "n": len(self.index)})
         # Where operands lie and what they share has been decided; arithmetic has not.
         flags = tuple(f for f in problem.flags if f.startswith("math."))
         steps = tuple(s for s in problem.epilogue if s.kind is not StepKind.VIEW)
         return dataclasses.replace(problem, shape=shape, epilogue=steps, flags=flags)
 
+    @functools.cached_property
+    def operands(self) -> Operands:
+        """The operands of these lines, on the CPU."""
+        whole, rows = self.whole, self.dim == -2
+        found: dict[str, Any] = {
+            name: self.of(x) for name in ("bias", "scale_a", "scale_b") if (x := getattr(whole, name)) is not None
+        }
+        if whole.quantisation is not None and not rows:
+            found["quantisation"] = self.of(whole.quantisation.mT).mT
+        return dataclasses.replace(
+            whole,
+            problem=self.shape(whole.problem),
+            device=Device.CPU,
+            a=self.of(whole.a) if rows else whole.a.detach().cpu(),
+            b=whole.b.detach().cpu() if rows else self.of(whole.b),
+            residuals=tuple(map(self.of, whole.residuals)),
+            buffers=(),
+            **found,
+        )
 
-def part(operands: Operands, lines: _Lines) -> Operands:
-    """The operands of some lines, on the CPU."""
-    rows, groups = lines.dim == -2, operands.quantisation
-    return dataclasses.replace(
-        operands,
-        problem=lines.shape(operands.problem),
-        device=Device.CPU,
-        a=lines.of(operands.a) if rows else operands.a.detach().cpu(),
-        b=operands.b.detach().cpu() if rows else lines.of(operands.b),
-        bias=None if operands.bias is None else lines.of(operands.bias),
-        residuals=tuple(map(lines.of, operands.residuals)),
-        scale_a=None if operands.scale_a is None else lines.of(operands.scale_a),
-        scale_b=None if operands.scale_b is None else lines.of(operands.scale_b),
-        quantisation=groups if groups is None or rows else lines.of(groups.mT).mT,
-        buffers=(),
-    )
+    @functools.cached_property
+    def reference(self) -> reference_module.Reference:
+        """The product of these lines."""
+        return reference_module.reference(self.operands.problem, self.operands)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Slab:
-    """Lines with their operands and their reference."""
-
-    lines: _Lines
-    operands: Operands
-    reference: reference_module.Reference
-
-    @classmethod
-    def of(cls, operands: Operands, lines: _Lines) -> _Slab:
-        given = part(operands, lines)
-        return cls(lines, given, reference_module.reference(given.problem, given))
+    def interval(self, output: Problem, contract: Contract) -> span.Interval:
+        """What these lines of one of the program's results may be."""
+        return interval_module.interval(self.shape(output), self.operands, self.reference, contract)
 
     def judge(
         self, output: Problem, actual: torch.Tensor, contract: Contract, others: Mapping[str, torch.Tensor]
     ) -> _Verdict:
         """Compare these lines of a result; the index of the worst element is that of the whole."""
-        problem, mine = self.lines.shape(output), self.lines.of(actual)
-        interval = interval_module.interval(problem, self.operands, self.reference, contract)
-        same = {name: x for name, x in others.items() if x.shape == actual.shape}
-        cut = {name: self.lines.of(x) for name, x in same.items()} if same else {}
-        found = verdict.compare(mine, interval, problem, self.operands, others=cut, whole=False)
+        mine, interval = self.of(actual), self.interval(output, contract)
+        cut = {name: self.of(x) for name, x in others.items() if x.shape == actual.shape}
+        found = verdict.compare(mine, interval, self.shape(output), self.operands, others=cut, whole=False)
         bad = torch.zeros(0)
         if found.mismatch is not None:
             bad = verdict.rejected(mine.to(torch.float64), interval)
             index = list(found.mismatch.index)
-            index[self.lines.dim] = int(self.lines.index[index[self.lines.dim]])
+            index[self.dim] = int(self.index[index[self.dim]])
             found = dataclasses.replace(found, mismatch=dataclasses.replace(found.mismatch, index=tuple(index)))
         return _Verdict(self, interval, mine, found, bad)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Verdict:
-    slab: _Slab
+    lines: _Lines
     interval: span.Interval
     actual: torch.Tensor
     comparison: verdict.Comparison
@@ -217,12 +216,8 @@ def _batched(b: torch.Tensor) -> torch.Tensor:
     return b.reshape(-1, *b.shape[-2:])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Term:
-    """What is added to the product: a tensor as the program adds it, with its sign."""
-
-    tensor: torch.Tensor
-    sign: int
+# What is added to the product: a tensor as the program adds it, with its sign.
+_Term = tuple[torch.Tensor, int]
 
 
 def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
@@ -239,12 +234,12 @@ def _terms(output: Problem, operands: Operands) -> list[_Term] | str:
     residuals = iter(operands.residuals)
     own = output.op.addend or output.op.own_bias
     if own and operands.bias is not None and output.beta == 1.0:
-        found.append(_Term(operands.bias, 1))
+        found.append((operands.bias, 1))
     for step in output.passes:
         if step.kind is StepKind.BIAS and operands.bias is not None:
-            found.append(_Term(operands.bias, 1))
+            found.append((operands.bias, 1))
         elif step.name in {"add", "sub"}:
-            found.append(_Term(next(residuals), 1 if step.name == "add" else -1))
+            found.append((next(residuals), 1 if step.name == "add" else -1))
         else:
             return f"{step} is not linear"
     return found
@@ -262,13 +257,11 @@ class Sample:
         self._key = f"{operands.problem.line} {operands.distribution} {operands.seed}"
 
     @functools.cached_property
-    def _slabs(self) -> tuple[_Slab, ...]:
-        shape = self._operands.problem.result_shape
-        rows, columns = (lines_of(shape[dim], f"{self._key} {dim}") for dim in (-2, -1))
-        found = [_Slab.of(self._operands, _Lines(rows, -2))]
-        if len(rows) < shape[-2]:
-            found.append(_Slab.of(self._operands, _Lines(columns, -1)))
-        return tuple(found)
+    def _lines(self) -> tuple[_Lines, ...]:
+        operands = self._operands
+        shape = operands.problem.result_shape
+        rows, columns = (_Lines(operands, lines_of(shape[dim], f"{self._key} {dim}"), dim) for dim in (-2, -1))
+        return (rows, columns) if len(rows.index) < shape[-2] else (rows,)
 
     def judge(
         self,
@@ -285,31 +278,26 @@ class Sample:
             contract: the arithmetic that the backend claims.
             others: results of earlier calls, as in :func:`verdict.compare`.
         """
-        first = self._slabs[0]
+        first = self._lines[0]
         if (comparison := verdict.not_comparable(actual, output, self._operands)) is not None:
-            interval = interval_module.interval(first.lines.shape(output), first.operands, first.reference, contract)
+            interval = first.interval(output, contract)
             return ResultVerdict(comparison, interval.tier, None, "", self._operands, actual, interval)
         assert isinstance(actual, torch.Tensor)
-        verdicts = [slab.judge(output, actual, contract, others or {}) for slab in self._slabs]
+        verdicts = [lines.judge(output, actual, contract, others or {}) for lines in self._lines]
         tier = verdicts[0].interval.tier
         suspects, how = self._suspects(output, actual, contract, tier)
-        suspected = suspects is not None and bool(suspects.any())
-        if suspects is not None and suspected:
-            rows = suspects.reshape(-1, suspects.shape[-1]).any(0).nonzero().flatten()
+        if suspects is not None and bool(suspects.any()):
+            rows = _of_any_batch(suspects).nonzero().flatten()
             places = torch.linspace(0, len(rows) - 1, min(_SUSPECTS, len(rows))).round().long()
-            slab = _Slab.of(self._operands, _Lines(rows[places], -2))
-            verdicts.append(slab.judge(output, actual, contract, others or {}))
-        doubt = sensitivity.insensitive(first.lines.shape(output), first.operands, verdicts[0].interval)
-        note = self._note(how)
-        comparison = _together(verdicts, actual, suspects if suspected else None, tier)
+            lines = _Lines(self._operands, rows[places], -2)
+            verdicts.append(lines.judge(output, actual, contract, others or {}))
+        doubt = sensitivity.insensitive(first.shape(output), first.operands, verdicts[0].interval)
+        comparison = _together(verdicts, actual, suspects if len(verdicts) > len(self._lines) else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
-        return ResultVerdict(comparison, tier, doubt, note, shown.slab.operands, shown.actual, shown.interval)
-
-    def _note(self, how: str) -> str:
         shape = self._operands.problem.result_shape
-        lines = [slab.lines for slab in self._slabs]
-        counts = [f"{len(one.index)} of {shape[one.dim]} {one.name}" for one in lines]
-        return f"judged by sample: {' and '.join(counts)}; {how}"
+        counts = " and ".join(f"{len(one.index)} of {shape[one.dim]} {one.name}" for one in self._lines)
+        note = f"judged by sample: {counts}; {how}"
+        return ResultVerdict(comparison, tier, doubt, note, shown.lines.operands, shown.actual, shown.interval)
 
     # -- every element ---------------------------------------------------------------------------
 
@@ -344,19 +332,15 @@ class Sample:
 
     def _random(self, count: int) -> torch.Tensor:
         """Residues, uniform."""
-        seed = int.from_bytes(hashlib.blake2b(f"{self._key} x".encode(), digest_size=7).digest(), "little")
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(0, freivalds.PRIME, (count,), generator=generator)
+        return torch.randint(0, freivalds.PRIME, (count,), generator=_generator(f"{self._key} x"))
 
     def _by_integers(self, output: Problem, actual: torch.Tensor, terms: list[_Term]) -> torch.Tensor | None:
         """Rows that Freivalds' check rejects; ``None`` where the output's type may have to round the sums."""
         operands = self._operands
         quantum = operands.quantum
         out = output.result_dtype
-        most = operands.magnitude_bound + sum(_largest(t.tensor) for t in terms) / (quantum or 1.0)
-        if not most <= (2.0**out.precision if out.is_float else 2.0**31 - 1):
-            return None
-        if self._integers is None:
+        most = operands.magnitude_bound + sum(_largest(x) for x, _ in terms) / (quantum or 1.0)
+        if not most <= (2.0**out.precision if out.is_float else 2.0**31 - 1) or self._integers is None:
             return None
         x, right = self._integers
         bits = freivalds.bits_of(most)
@@ -364,13 +348,13 @@ class Sample:
         # Everything on one side: what the backend returned, without what was added, against the product.
         bad = torch.zeros(matrices.shape[:2], dtype=torch.bool, device=actual.device)
         left = freivalds.times(matrices, quantum, bits, x, bad)
-        for term in terms:
-            added = _matrices_of(term.tensor, matrices)
+        for tensor, sign in terms:
+            added = _matrices_of(tensor, matrices)
             off = torch.zeros(added.shape[:2], dtype=torch.bool, device=actual.device)
             product = freivalds.times(added, quantum, bits, x if added.shape[-1] == len(x) else _total(x), off)
             if left is None or product is None or bool(off.any()):
                 return None
-            left = freivalds.subtract(left, product) if term.sign > 0 else freivalds.add(left, product)
+            left = freivalds.subtract(left, product) if sign > 0 else freivalds.add(left, product)
         return None if left is None else ((left != right) | bad).reshape(actual.shape[:-1]).cpu()
 
     @functools.cached_property
@@ -418,10 +402,10 @@ class Sample:
             factor = error_module.statistical_theta(output, contract, steps) + rest
             error = torch.minimum(error, small * factor + size * contract.input_error)
         total, left = size, freivalds.project(matrices, x)
-        for term in terms:
-            added = _matrices_of(term.tensor, matrices)
+        for tensor, sign in terms:
+            added = _matrices_of(tensor, matrices)
             across = len(x) // added.shape[-1]  # a column stands for all
-            left = left - term.sign * freivalds.project(added, x if across == 1 else x.sum(0, keepdim=True))
+            left = left - sign * freivalds.project(added, x if across == 1 else x.sum(0, keepdim=True))
             norm = _norms(added) * math.sqrt(across)
             error = error + norm * theta
             total = total + norm
@@ -462,6 +446,11 @@ def _largest(x: torch.Tensor) -> float:
 # -- one verdict -----------------------------------------------------------------------------------------
 
 
+def _of_any_batch(x: torch.Tensor) -> torch.Tensor:
+    """Which lines are marked in any matrix of a batch; of ([B,] L), (L,)."""
+    return x.reshape(-1, x.shape[-1]).any(0)
+
+
 def _together(
     verdicts: list[_Verdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
 ) -> verdict.Comparison:
@@ -475,25 +464,18 @@ def _together(
     rows = torch.zeros(actual.shape[:-1], dtype=torch.bool)
     columns = torch.zeros(actual.shape[-1], dtype=torch.bool)
     for v in wrong:
-        lines = v.slab.lines
-        if lines.dim == -2:
-            rows[..., lines.index] |= v.bad.any(-1)
-            columns |= v.bad.reshape(-1, v.bad.shape[-1]).any(0)
-        else:
-            rows |= v.bad.any(-1)
-            columns[lines.index] |= v.bad.reshape(-1, v.bad.shape[-1]).any(0)
+        every, index = slice(None), v.lines.index
+        rows[..., index if v.lines.dim == -2 else every] |= v.bad.any(-1)
+        columns[every if v.lines.dim == -2 else index] |= _of_any_batch(v.bad.any(-2))
     last = wrong[-1]
     count, total = int(last.bad.sum()), last.bad.numel()
-    size, name = len(last.slab.lines.index), last.slab.lines.name
-    scope = (
-        f"elements of {size} {name} that were judged in full"
-        if size > 1
-        else f"elements of 1 {name[:-1]} that was judged in full"
-    )
+    size, name = len(last.lines.index), last.lines.name
+    what = f"{size} {name} that were" if size > 1 else f"1 {name[:-1]} that was"
+    scope = f"elements of {what} judged in full"
     if suspects is not None and last is verdicts[-1] and tier == "exact":
         # Freivalds' check has named every bad row.
         rows |= suspects
-        if int(suspects.reshape(-1, suspects.shape[-1]).any(0).sum()) == len(last.slab.lines.index):
+        if int(_of_any_batch(suspects).sum()) == size:
             total, scope = actual.numel(), "elements"
     found = [v.comparison.mismatch for v in wrong if v.comparison.mismatch is not None]
     worst = max(found, key=lambda one: one.ratio)
