@@ -68,7 +68,7 @@ def sentences(path: Path) -> list[str]:
 def modules() -> list[Path]:
     """All modules of the packages, and the tables of texts of the backends and of the gate."""
     found = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    return sorted([*found, *(ROOT / "backends").rglob("*.toml"), *(ROOT / "pytest_gemm" / "speed").rglob("*.toml")])
+    return sorted([*found, *(ROOT / "backends").rglob("*.toml"), *(ROOT / "pytest_gemm").rglob("*.toml")])
 
 
 def snapshot() -> str:

@@ -1,6 +1,6 @@
 """A run record as a page: ``pytest-gemm results RECORD... > docs/results/mine.md``.
 
-Records of several runs make one page.  Its text is ``templates/page.md.j2``.
+Records of several runs make one page.  Its text is ``templates/page.md.jinja``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def page(records: Sequence[Record], title: str) -> str:
     outcomes = [outcome for record in records for outcome in record.outcomes]
     failures = [o for o in outcomes if o.status.is_failure or o.status is Status.KNOWN_FAILURE]
     unsupported = having(outcomes, "unsupported", "not-run")
-    return template("page.md.j2").render(
+    return template("page.md.jinja").render(
         title=title,
         records=records,
         counts=_counts(outcomes),

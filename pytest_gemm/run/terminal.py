@@ -1,4 +1,4 @@
-"""What a run says at its end: numbers from outcomes here, sentences in ``templates/summary.txt.j2``."""
+"""What a run says at its end: numbers from outcomes here, sentences in ``templates/summary.txt.jinja``."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def summary(
         wall_seconds: duration of the whole run.
     """
     unsupported = by(having(outcomes, "unsupported"), "who", "why")
-    text = template("summary.txt.j2").render(
+    text = template("summary.txt.jinja").render(
         outcomes=outcomes,
         table=_status_table(outcomes),
         judged=[outcome for outcome in outcomes if outcome.ratio is not None],
