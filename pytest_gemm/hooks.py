@@ -445,7 +445,7 @@ class GemmRun:
         self.watch.diary.begin(node.nodeid)
         check = GemmCheck(
             *(self.settings, judge, self.watch.diary, node.originalname, selection.target(node), self._guarded),
-            timed="gemm_speed" in node.fixturenames,
+            "gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
         yield check

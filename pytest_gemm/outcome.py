@@ -216,27 +216,31 @@ class Outcome:
         return (self.candidate,) if self.candidate else self.chosen
 
 
-class Unsupported(Exception):
+class _Refusal(Exception):
+    """An exception with a reason.
+
+    Args:
+        code, text, remedy: of the :class:`Reason`.
+    """
+
+    def __init__(self, code: str, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.reason = Reason(code, text, remedy)
+
+
+class Unsupported(_Refusal):
     """A refusal with a reason, decided before anything runs.  Not a skip, and not a failure.
 
     ``supports()`` returns one; ``prepare()`` may raise one when only the compiler knows.
     """
 
-    def __init__(self, code: str, text: str, remedy: str = "") -> None:
-        super().__init__(text)
-        self.reason = Reason(code, text, remedy)
 
-
-class Pruned(Exception):
+class Pruned(_Refusal):
     """A choice that autotuning would leave out as well: it does not compile for this device, or does not fit it.
 
     ``prepare()`` raises it.  Not a failure of the backend, for Inductor goes on without the candidate; but
     the run says which ones were lost, and why.
     """
-
-    def __init__(self, code: str, text: str, remedy: str = "") -> None:
-        super().__init__(text)
-        self.reason = Reason(code, text, remedy)
 
 
 class Verdict(enum.Enum):

@@ -29,7 +29,6 @@ from pytest_gemm.failures.text import Rerun
 from pytest_gemm.isolation.journal import Words, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
-from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 
 if TYPE_CHECKING:
@@ -85,9 +84,9 @@ class TrialWorker:
         outcome = death(words, end.status)
         details = "\n".join(filter(None, (outcome.details, end.said)))
         outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
-        device = self._config.device_of(backend)
-        env = state.environment_of_worker(words.environment, device, self._config.threads)
-        return state.explain([outcome], Problem.parse(outcome.problem), self._config.ledger, env)[0][0]
+        devices = {backend.name: self._config.device_of(backend)}
+        given = (words.environment, self._config.ledger, devices, self._config.threads)
+        return state.explain_for_worker([outcome], *given)[0][0]
 
     def close(self) -> None:
         """End the processes."""

@@ -10,7 +10,6 @@ that case.  ``docs/faults.md`` has the whole story.  No torch here.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import os
 import signal
@@ -46,19 +45,6 @@ _POLL = 0.1
 _GRACE = 5.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Armed:
-    """One thing that may not come back.
-
-    Attributes:
-        until: when its limit runs out, by ``time.monotonic()``.
-        thread: that does it.
-    """
-
-    until: float
-    thread: int
-
-
 class Watch:
     """Ends the process when something takes longer than its limit: ``with watch(activity): ...``.
 
@@ -86,7 +72,8 @@ class Watch:
         self._compile = compile_
         self._last_call = last_call
         self._backstop = _Backstop(stacks)
-        self._now: _Armed | None = None
+        # When the limit of what may not come back runs out, by time.monotonic(), and the thread that does it.
+        self._now: tuple[float, int] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -101,7 +88,7 @@ class Watch:
         with self._lock:
             self.diary.doing(activity, limit)
             if limit:
-                self._now = _Armed(time.monotonic() + limit, threading.get_ident())
+                self._now = time.monotonic() + limit, threading.get_ident()
                 self._backstop.hold(limit + _GRACE)
             else:
                 self._backstop.drop()
@@ -141,13 +128,13 @@ class Watch:
         while not self._closed.wait(_POLL):
             with self._lock:
                 self._backstop.move_on()
-                if self._now is not None and time.monotonic() >= self._now.until:
-                    self._end(self._now)
+                if self._now is not None and time.monotonic() >= self._now[0]:
+                    self._end(self._now[1])
 
-    def _end(self, late: _Armed) -> None:
+    def _end(self, thread: int) -> None:
         """Say what did not end, and end the process: nothing else ends a kernel."""
         try:
-            self.diary.time_is_up(_stack_of(late.thread))
+            self.diary.time_is_up(_stack_of(thread))
             if self._last_call is not None:
                 self._last_call(death(self.diary.words, None))
         finally:

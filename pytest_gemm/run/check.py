@@ -33,35 +33,36 @@ from pytest_gemm.run.orchestrator import Orchestrator
 from pytest_gemm.text import described, first_line, kind_of, message
 
 
+@dataclasses.dataclass
 class GemmCheck:
     """Judges cases for one test.
 
     Attributes:
+        config: what the run was asked for.
+        judge: judges.
+        diary: what this process writes down.
+        test: name of the test function.
+        target: the test, as pytest's command line names it.
+        guarded: judges with guard pages, where ``--gemm-guard`` asks for it.
+        timed: the test is timed, too.
         judged: plain data of all that was judged, for the report: ``outcomes``, the ledger's ``use``, and what
             was ``lost``: why a file could not be written, by the option that asks for it.
     """
 
-    def __init__(
-        self,
-        config: GemmConfig,
-        judge: Judge,
-        diary: Diary,
-        test: str,
-        target: str,
-        guarded: GuardedJudge | None = None,
-        *,
-        timed: bool = False,
-    ) -> None:
-        self._guarded = guarded
-        self._timed = timed
-        self._backend = ""
-        self._config = config
-        self._run = Orchestrator(config, judge, test)
-        self._diary = diary
-        self._target = target
-        self._use = LedgerUse()
-        self._warm = ""
+    config: GemmConfig
+    judge: Judge
+    diary: Diary
+    test: str
+    target: str
+    guarded: GuardedJudge | None = None
+    timed: bool = False
+
+    def __post_init__(self) -> None:
         self.judged: dict[str, Any] = {"outcomes": [], "use": {}, "lost": {}}
+        self._run = Orchestrator(self.config, self.judge, self.test)
+        self._use = LedgerUse()
+        self._backend = ""
+        self._warm = ""
 
     def __call__(self, case: Case) -> list[Outcome]:
         """Judge ``case`` with all its distributions.
@@ -78,16 +79,16 @@ class GemmCheck:
 
     def properties(self, case: Case) -> list[Outcome]:
         """Judge the properties of ``case``; the test ends as it does for a judgement."""
-        return self._check(case, lambda done: () if "" in done else map(Judged, self._run.judge.relate(case)))
+        return self._check(case, lambda done: () if "" in done else map(Judged, self.judge.relate(case)))
 
     def _check(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Outcome]:
         """Judge in this way, unless the ledger forbids to run the case at all, and end the test."""
         self._backend = case.backend.name
         held = self._run.withheld(case)
         if held is not None:
-            held = dataclasses.replace(held, test=self._run.test)
+            held = dataclasses.replace(held, test=self.test)
             self._keep([held], LedgerUse())
-            if self._config.output is not None and case.distributions:
+            if self.config.output is not None and case.distributions:
                 given = tensors.make(case.problem, case.distributions[0], case.seed, case.device)
                 self._save(case, [Judged(held, Evidence(given))])
             pytest.xfail(f"{held.known_failure}: {held.reason}")
@@ -97,19 +98,19 @@ class GemmCheck:
 
     def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Judged]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
-        earlier = self._diary.open_call(state.environment_of(case))
+        earlier = self.diary.open_call(state.environment_of(case))
         found = list(map(Judged, earlier.outcomes))
         if earlier.complete:
             return found
-        if self._guarded is not None:
-            found = [self._guarded_evidence(case, outcome) for outcome in self._guarded.judge(case)]
+        if self.guarded is not None:
+            found = [self._guarded_evidence(case, outcome) for outcome in self.guarded.judge(case)]
         else:
             for judged in judging(earlier.choices):
                 found.append(judged)
-                self._diary.judged(judged.outcome)
-                if self._run.judge.has_lost(case.device):
-                    self._diary.leave()
-        self._diary.close_call()
+                self.diary.judged(judged.outcome)
+                if self.judge.has_lost(case.device):
+                    self.diary.leave()
+        self.diary.close_call()
         return found
 
     @staticmethod
@@ -129,7 +130,7 @@ class GemmCheck:
         found, use = self._run.explained(case, found)
         outcomes = [judged.outcome for judged in found]
         self._keep(outcomes, use)
-        if not self._run.judge.has_lost(case.device):
+        if not self.judge.has_lost(case.device):
             with _foreign(case):
                 self._save(case, found)
         self._end(outcomes)
@@ -157,7 +158,7 @@ class GemmCheck:
         self._warm = "elsewhere"
         try:
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                pool.submit(run_once, case, self._config.threads).result()
+                pool.submit(run_once, case, self.config.threads).result()
         except BrokenProcessPool:
             reason = Reason("process-died", "the process that compiled and ran it first has died")
             details = ""
@@ -182,7 +183,7 @@ class GemmCheck:
             other = dataclasses.replace(case, problem=problem)
             if self._run.withheld(other) is None:
                 try:
-                    run_once(other, self._config.threads)
+                    run_once(other, self.config.threads)
                 except KeyboardInterrupt:
                     raise
                 except BaseException:  # of a compiler under test
@@ -196,7 +197,7 @@ class GemmCheck:
     @property
     def rerun(self) -> text.Rerun:
         """How to run this test again, on the backend that it has last judged."""
-        return text.Rerun(self._target, effect.rerun_options(self._config, self._backend, timed=self._timed))
+        return text.Rerun(self.target, effect.rerun_options(self.config, self._backend, timed=self.timed))
 
     def _end(self, outcomes: list[Outcome]) -> None:
         rerun = self.rerun
@@ -209,13 +210,11 @@ class GemmCheck:
             pytest.xfail(f"{entries}: {known[0].reason.text if known[0].reason else ''}")
         if any(o.status is Status.PASSED for o in outcomes):
             return
+        left_out = {Status.UNSUPPORTED: "unsupported", Status.NOT_RUN: "not run", Status.PRUNED: "pruned"}
         for outcome in outcomes:
-            if outcome.status is Status.UNSUPPORTED:
-                pytest.skip(f"unsupported: {outcome.reason}")
-            if outcome.status is Status.NOT_RUN:
-                pytest.skip(f"not run: {outcome.reason}")
-            if outcome.status is Status.PRUNED:
-                pytest.skip(f"pruned: {outcome.candidate}: {outcome.reason}")
+            if outcome.status in left_out:
+                candidate = f"{outcome.candidate}: " if outcome.status is Status.PRUNED else ""
+                pytest.skip(f"{left_out[outcome.status]}: {candidate}{outcome.reason}")
 
     def _save(self, case: Case, found: Sequence[Judged]) -> None:
         """Write the files of those that failed, known failures included."""

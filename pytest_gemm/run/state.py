@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm import records as records_module
 from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import has_cuda_device
-from pytest_gemm.ledger.entry import Entry, Environment
+from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.ledger.use import LedgerUse
 from pytest_gemm.machine import processor
@@ -185,28 +185,22 @@ def environment_of(case: Case) -> Environment:
     return environment(case.device).at(case.isa, case.threads)
 
 
-def forbidding(ledger: Ledger, case: Case, test: str, choice: str = "") -> Entry | None:
-    """The entry of the ledger that forbids to run a case, because it can kill the process; ``None`` where it may run.
+def withheld(ledger: Ledger, case: Case, test: str, candidate: str = "") -> Outcome | None:
+    """The outcome of what the ledger forbids to run, because it can kill the process; ``None`` where it may run.
+
+    Called before a case runs: in a test, while fuzzing, and in a session that times it.
 
     Args:
         ledger: of the run.
         case: what is to be run.
         test: name of the test function.
-        choice: the one candidate of it that is meant, "" for the case as a whole.
+        candidate: the one candidate of it that is meant, "" for the case as a whole.
     """
-    return ledger.applicable(case.backend.name, case.problem, test, environment_of(case), choice, case.mode)
-
-
-def withheld(ledger: Ledger, case: Case, test: str, choice: str = "") -> Outcome | None:
-    """The outcome of what the ledger forbids to run; ``None`` where it may run.  Arguments as of :func:`forbidding`.
-
-    Called before a case runs: in a test, while fuzzing, and in a session that times it.
-    """
-    entry = forbidding(ledger, case, test, choice)
+    entry = ledger.applicable(case.backend.name, case.problem, test, environment_of(case), candidate, case.mode)
     if entry is None:
         return None
     reason = Reason(WITHHELD, f"not run, it can kill the process: {entry.reason}")
-    return Outcome(case.id(choice), "", case.seed, Status.KNOWN_FAILURE, reason, known_failure=entry.id)
+    return Outcome(case.id(candidate), "", case.seed, Status.KNOWN_FAILURE, reason, known_failure=entry.id)
 
 
 @functools.cache  # a process that has lost its device cannot be asked again
@@ -219,18 +213,6 @@ def _installed(device: str) -> Environment:
         major, minor = torch.cuda.get_device_capability()
         isa = (f"sm_{major}{minor}",)
     return Environment(torch=torch.__version__, isa=isa, device=device)
-
-
-def environment_of_worker(known: Environment | None, device: str, threads: int) -> Environment:
-    """The same of a process of this machine that is gone; imports no torch.
-
-    Args:
-        known: what it left word of, ``None`` for nothing.
-        device: where its case computed, where it did not say.
-        threads: CPU threads of the run's processes, likewise.
-    """
-    known = known or Environment(metadata.version("torch"), device=device, threads=threads)
-    return known if known.device == "cuda" else dataclasses.replace(known, isa=processor.cpu().flags)
 
 
 def explain_for_worker(
@@ -247,7 +229,10 @@ def explain_for_worker(
     """
     explained, use = [], LedgerUse()
     for outcome in outcomes:
-        env = environment_of_worker(known, devices.get(outcome.backend, "cpu"), threads)
+        device = devices.get(outcome.backend, "cpu")
+        env = known or Environment(metadata.version("torch"), device=device, threads=threads)
+        if env.device != "cuda":  # the same machine
+            env = dataclasses.replace(env, isa=processor.cpu().flags)
         env = env.at(outcome.case.isa, outcome.case.threads)
         found, noted = explain([outcome], Problem.parse(outcome.problem), ledger, env)
         explained += found
