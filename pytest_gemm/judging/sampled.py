@@ -25,9 +25,9 @@ import torch
 
 from pytest_gemm.case_id import Device
 from pytest_gemm.judging import locate, verdict
-from pytest_gemm.numerics import error as error_module
 from pytest_gemm.numerics import freivalds, sensitivity, span
 from pytest_gemm.numerics import interval as interval_module
+from pytest_gemm.numerics import product as product_module
 from pytest_gemm.numerics import reference as reference_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands.integers import is_large
@@ -389,7 +389,7 @@ class Sample:
         store = out.unit_roundoff * (1 + len(terms) + (contract.epilogue != "fused"))
         steps = len(terms) + 2
         theta = contract.theta(k, steps, out=output.dtypes.out) + k * 2.0**-53
-        statistics = error_module.statistics_apply(output, operands)
+        statistics = product_module.statistics_apply(output, operands)
         lost = 2.0 ** (out.emin - out.precision) * steps if out.is_float else 0.0
         lost = (lost + k * contract.sums.smallest) * math.sqrt(actual.shape[-1])
         # Of the sums here, in float64: N + K roundings of at most sum_j G_ij <= sqrt(N) ||G_i||.
@@ -398,8 +398,8 @@ class Sample:
         error = big * theta
         if statistics:
             narrow = math.sqrt(contract.slices) * output.dtypes.out.unit_roundoff if contract.narrow_partials else 0.0
-            rest = error_module.spread_of(output) * (contract.input_error + narrow)
-            factor = error_module.statistical_theta(output, contract, steps) + rest
+            rest = product_module.spread_of(output) * (contract.input_error + narrow)
+            factor = product_module.statistical_theta(output, contract, steps) + rest
             error = torch.minimum(error, small * factor + size * contract.input_error)
         total, left = size, freivalds.project(matrices, x)
         for tensor, sign in terms:

@@ -14,8 +14,7 @@ from typing import Final
 from pytest_gemm.operands.decoders import digit_plan, k_cover, one_hot, tile_map
 from pytest_gemm.operands.integers import int_1, int_2, is_large
 from pytest_gemm.operands.magnitudes import Drawn, Headroom, headroom_of, narrowest, saturating_steps
-from pytest_gemm.operands.reals import rand, rand_large, rand_positive, rand_small, rand_wide
-from pytest_gemm.operands.specials import specials
+from pytest_gemm.operands.reals import rand, rand_large, rand_positive, rand_small, rand_wide, specials
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem

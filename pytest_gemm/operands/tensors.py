@@ -40,8 +40,8 @@ from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.rules import FLAGS
 from pytest_gemm.text import did_you_mean
 
-# The fields of :class:`Operands` that are a tensor or ``None``.
-_TENSORS: Final = ("a", "b", "bias", "scale_b", "scale_a", "offs", "zero_a", "zero_b", "quantisation")
+# The fields of :class:`Operands` that are a tensor or ``None``, in the order of a program's arguments.
+_TENSORS: Final = ("a", "b", "scale_a", "zero_a", "scale_b", "zero_b", "quantisation", "offs", "bias")
 
 
 @dataclasses.dataclass(eq=False)
@@ -92,10 +92,15 @@ class Operands(Grid):
     offs: Tensor | None = None
     zero: int = 0
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """A, B, bias, scales, zero points and offsets, by field; without residuals."""
+        given = {name: getattr(self, name) for name in _TENSORS}
+        return {name: x for name, x in given.items() if x is not None}
+
     def map(self, f: Callable[[str, Tensor], Tensor], **changes: Any) -> Operands:
         """The operands with ``f(name, tensor)`` in place of each tensor, and with ``changes`` of further fields."""
-        given = {name: getattr(self, name) for name in _TENSORS}
-        single: dict[str, Any] = {name: f(name, x) for name, x in given.items() if x is not None}
+        single: dict[str, Any] = {name: f(name, x) for name, x in self.tensors.items()}
         residuals = tuple(f(f"r{index}", residual) for index, residual in enumerate(self.residuals))
         lookups = {i: (f(f"r{i}", table), f(f"i{i}", rows)) for i, (table, rows) in self.lookups.items()}
         return dataclasses.replace(self, residuals=residuals, lookups=lookups, **single, **changes)

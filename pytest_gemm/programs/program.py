@@ -7,7 +7,7 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,52 +50,41 @@ def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
     index.  ``linears`` have a weight and a bias for each product: b0, b1 ...; with ``program.concat`` there are b0 and
     scale0 to b2 and scale2, views of B and of its scales.
     """
-    if problem.op.several:
-        return _args_of_linears(problem, operands)
-
-    def deep(x: torch.Tensor) -> torch.Tensor:
-        """With the batch as the program has it."""
-        return x.unflatten(0, (2, -1)) if problem.is_deep else x
-
-    found: dict[str, torch.Tensor] = {"a": deep(operands.a)}
-    if not problem.b_is_a:
-        found["b"] = operands.b.mT if problem.op.weight else operands.b
-    if operands.scale_a is not None:
-        found["scale_a"] = operands.scale_a
-    if operands.zero_a is not None:
-        found["zero_a"] = operands.zero_a
-    if operands.scale_b is not None:
-        found["scale" if problem.op.converts else "scale_b"] = operands.scale_b
-    if operands.zero_b is not None:
-        found["zero_b"] = operands.zero_b
-    if operands.quantisation is not None:
-        found["quantisation"] = operands.quantisation
-    if operands.offs is not None:
-        found["offs"] = operands.offs
-    if problem.has("program.concat"):
-        weights, scales = found.pop("b").chunk(THIRDS), found.pop("scale").chunk(THIRDS)
-        found |= {f"b{index}": weight for index, weight in enumerate(weights)}
-        found |= {f"scale{index}": scale for index, scale in enumerate(scales)}
-    if operands.bias is not None:
-        found["bias"] = operands.bias
+    op, found = problem.op, dict[str, torch.Tensor]()
+    for field, x in operands.tensors.items():
+        name = "scale" if field == "scale_b" and op.converts else field
+        if name == "a":
+            found[name] = _deep(problem, x)
+        elif name == "b":
+            if not problem.b_is_a:
+                weight = x.mT if op.weight or op.several else x
+                found |= _numbered(name, weight) if op.several else _thirds(problem, name, weight)
+        elif name == "bias" and op.several:
+            own = _numbered(name, x[:, 0])
+            found |= {n: bias for i, (n, bias) in enumerate(own.items()) if problem.is_one_of("bias", i)}
+        else:
+            found |= _thirds(problem, name, x)
     for index, residual in enumerate(operands.residuals):
         if index > 0 or not problem.has("r0.alias"):
             found[f"r{index}"] = views.taken(problem, index, residual)
     for index, (table, rows) in operands.lookups.items():
-        found |= {f"r{index}": table, f"i{index}": deep(rows)}
+        found |= {f"r{index}": table, f"i{index}": _deep(problem, rows)}
     return found
 
 
-def _args_of_linears(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:
-    """One input, and what belongs to each of its products."""
-    a = operands.a
-    found = {"a": a.unflatten(0, (2, -1)) if problem.has("a.3d") else a}
-    found.update((f"b{index}", weight.mT) for index, weight in enumerate(operands.b))
-    if operands.bias is not None:
-        own = (index for index in range(len(operands.b)) if problem.is_one_of("bias", index))
-        found.update((f"bias{index}", operands.bias[index, 0]) for index in own)
-    found.update((f"r{index}", residual) for index, residual in enumerate(operands.residuals))
-    return found
+def _deep(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """With the batch or the rows as the program has them."""
+    return x.unflatten(0, (2, -1)) if problem.is_deep or problem.has("a.3d") else x
+
+
+def _numbered(name: str, parts: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{name}{index}": part for index, part in enumerate(parts)}
+
+
+def _thirds(problem: Problem, name: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensor, or what ``program.concat`` makes of a weight and of its scales."""
+    parts = problem.has("program.concat") and name in {"b", "scale"}
+    return _numbered(name, x.chunk(THIRDS)) if parts else {name: x}
 
 
 def packed(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -110,19 +99,24 @@ def derived(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     return problem.op.derived(torch, problem, dict(tensors)) if problem.op.derived is not None else {}
 
 
-def _product(problem: Problem, matmul: Matmul | None) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+def _converted(problem: Problem, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What autocast makes of A, of each B and of each bias."""
+    if not problem.autocast:
+        return tensors
+    half = torch_dtype(problem.input_dtype)
+    names = [name for name in tensors if name.rstrip("0123456789") in {"a", "b", "bias"}]
+    return {**tensors, **{name: tensors[name].to(half) for name in names}}
+
+
+def _product(problem: Problem, tensors: dict[str, torch.Tensor], matmul: Matmul | None) -> torch.Tensor:
     """The product with its own addend, before any pass; with ``matmul`` in place of PyTorch's if given."""
     op = problem.op
-
-    def product(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        if problem.b_is_a:
-            a = tensors["a"]
-            tensors = {**tensors, "b": a if op.weight or problem.has("b.alias") else a.mT}
-        made: torch.Tensor
-        made = op.native(torch, problem, tensors) if matmul is None else op.around(torch, problem, tensors, matmul)
-        return made
-
-    return product
+    if problem.b_is_a:
+        a = tensors["a"]
+        tensors = {**tensors, "b": a if op.weight or problem.has("b.alias") else a.mT}
+    made: torch.Tensor
+    made = op.native(torch, problem, tensors) if matmul is None else op.around(torch, problem, tensors, matmul)
+    return made
 
 
 def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = False) -> Program:
@@ -135,26 +129,20 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
     """
     if problem.op.several:
         return _linears(problem, matmul)
-    product = _product(problem, matmul)
     chain = () if problem.op.fused_steps else problem.chain
     forks = problem.has("program.branching")
-    packs = matmul is None and not is_packed
 
     def program(**tensors: torch.Tensor) -> Any:
-        if packs:
+        if matmul is None and not is_packed:
             tensors = packed(problem, tensors)
         if problem.has("r0.alias"):
             tensors["r0"] = tensors["a"]
-        if problem.autocast:
-            half = torch_dtype(problem.input_dtype)
-            tensors.update((name, tensors[name].to(half)) for name in ("a", "b", "bias") if name in tensors)
-        x = tapped = product(tensors)
+        tensors = _converted(problem, tensors)
+        x = tapped = _product(problem, tensors, matmul)
         index = 0
         for place, step in enumerate(chain):
-            residual = None
-            if step.kind is StepKind.BIAS:
-                residual = tensors["bias"]
-            elif step.kind is StepKind.BINARY:
+            residual = tensors["bias"] if step.kind is StepKind.BIAS else None
+            if step.kind is StepKind.BINARY:
                 residual = tensors[f"r{index}"]
                 if step.extent == "at":
                     residual = F.embedding(tensors[f"i{index}"], residual)
@@ -163,57 +151,41 @@ def build(problem: Problem, matmul: Matmul | None = None, *, is_packed: bool = F
             moving = step.kind is StepKind.VIEW
             tapped, x = x, views.forth(before, [step]) if moving else step.apply(torch, before, residual)
         if problem.has("program.chained"):
-            return x, product({**tensors, "a": x})
+            return x, _product(problem, {**tensors, "a": x}, matmul)
         return (tapped, x) if problem.has("program.multi_output") or forks else x
 
     return program
 
 
-def _of_one(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
-    """The tensors of one of the products of ``linears``, under the names of a single one."""
-    own = {name: tensors[f"{name}{index}"] for name in ("b", "bias") if f"{name}{index}" in tensors}
-    return {"a": tensors["a"], **own}
-
-
 def _linears(problem: Problem, matmul: Matmul | None) -> Program:
     """Several linears of one input: a tuple of their results, or with ``gated`` the one that is made of two."""
-    count, passes = problem.shape.batch or 0, problem.passes
-    joined, product = problem.step("gated"), _product(problem, matmul)
+    passes, joined = [step for step in problem.passes if step.kind is not StepKind.JOIN], problem.step("gated")
 
-    def steps(x: torch.Tensor, tensors: dict[str, torch.Tensor], index: int | None) -> torch.Tensor:
-        """The passes but for a join; ``index`` of the product that x is, ``None`` after a join."""
-        binaries = 0
+    def product(tensors: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+        own = {name: tensors[f"{name}{index}"] for name in ("b", "bias") if f"{name}{index}" in tensors}
+        return _product(problem, {"a": tensors["a"], **own}, matmul)
+
+    def steps(x: torch.Tensor, residuals: Iterator[torch.Tensor]) -> torch.Tensor:
         for step in passes:
-            if step.kind is StepKind.JOIN:
-                continue
-            residual = None
-            if step.kind is StepKind.BINARY:
-                residual = tensors[f"r{binaries}"]
-                residual = residual if index is None else residual[index]
-                residual = residual.unflatten(0, (2, -1)) if problem.has("a.3d") else residual
-                binaries += 1
+            residual = _deep(problem, next(residuals)) if step.kind is StepKind.BINARY else None
             x = step.apply(torch, x, residual)
         return x
 
     def program(**tensors: torch.Tensor) -> Any:
-        if problem.autocast:
-            half = torch_dtype(problem.input_dtype)
-            tensors.update((n, t.to(half)) for n, t in list(tensors.items()) if n.rstrip("0123456789") in _CONVERTED)
-        found = [product(_of_one(tensors, index)) for index in range(count)]
+        tensors = _converted(problem, tensors)
+        found = [product(tensors, index) for index in range(problem.shape.batch or 0)]
+        residuals = [tensors[f"r{index}"] for index in range(len(problem.residuals))]
         if joined is not None:
             gate = Step(joined.text).apply(torch, found[0], None) * found[1]
-            found = [steps(gate, tensors, None)]
-        else:
-            found = [steps(x, tensors, i) if problem.is_one_of("steps", i) else x for i, x in enumerate(found)]
+            found = [steps(gate, iter(residuals))]
+        for index, x in enumerate(found if joined is None else ()):
+            if problem.is_one_of("steps", index):
+                found[index] = steps(x, (residual[index] for residual in residuals))
         if problem.has("out.2d"):
             found = [x.flatten(0, 1) for x in found]
         return found[0] if joined is not None else tuple(found)
 
     return program
-
-
-# What autocast converts, by the name of the argument without its number.
-_CONVERTED = frozenset({"a", "b", "bias"})
 
 
 def gathered(problem: Problem, results: tuple[Any, ...]) -> tuple[Any, ...]:
