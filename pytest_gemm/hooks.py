@@ -26,7 +26,7 @@ from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Diaries, Diary, Words
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.isolation.termination import STATUS, Termination
-from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.run import precompile

@@ -7,7 +7,7 @@ import fnmatch
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -49,6 +49,17 @@ class Environment:
         return dataclasses.replace(self, isa=flags, threads=threads or self.threads)
 
 
+class Condition(Protocol):
+    """What an entry asks of one fact of a case."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds for every value."""
+
+    def match(self, *values: str) -> bool:
+        """Whether it holds for the values of a fact, taken together."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Globs:
     """Shell patterns over words, case-sensitive; a leading ``!`` excludes.
@@ -64,13 +75,13 @@ class Globs:
         """Whether the patterns hold for all words."""
         return "*" in self.patterns and not any(p.startswith("!") for p in self.patterns)
 
-    def match(self, *words: str) -> bool:
+    def match(self, *values: str) -> bool:
         """Whether the patterns hold for these words, taken together."""
         included = [p for p in self.patterns if not p.startswith("!")]
         excluded = [p[1:] for p in self.patterns if p.startswith("!")]
-        if any(fnmatch.fnmatchcase(word, p) for word in words for p in excluded):
+        if any(fnmatch.fnmatchcase(word, p) for word in values for p in excluded):
             return False
-        return not included or "*" in included or any(fnmatch.fnmatchcase(w, p) for w in words for p in included)
+        return not included or "*" in included or any(fnmatch.fnmatchcase(w, p) for w in values for p in included)
 
 
 _OPERATORS: Final[Mapping[str, Callable[[int, int], bool]]] = {
@@ -104,16 +115,54 @@ class Comparison:
             raise ValueError(f"{text!r} is not a comparison")
         return cls(match[2], int(match[3]), int(match[1]) if match[1] else None)
 
-    def holds(self, size: int | None) -> bool:
-        """Whether ``size`` meets the condition; a size that a problem does not have meets none."""
-        if size is None:
-            return False
+    def holds(self, size: int) -> bool:
+        """Whether ``size`` meets the condition."""
         value = size if self.modulus is None else size % self.modulus
         return _OPERATORS[self.operator](value, self.number)
 
 
-ANY: Final = Globs()
+@dataclasses.dataclass(frozen=True)
+class Comparisons:
+    """Conditions on a number, of which all hold; a number that a case does not have meets none."""
+
+    conditions: tuple[Comparison, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the conditions hold for every possible number of threads, and so for all that are likely."""
+        return all(one.holds(number) for one in self.conditions for number in range(THREADS[1]))
+
+    def match(self, *values: str) -> bool:
+        """Whether the conditions hold for a number, given as text."""
+        return bool(values) and all(one.holds(int(values[0])) for one in self.conditions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Releases:
+    """A range of torch versions.
+
+    A nightly or source build counts as the release that it leads to: ``2.14.0.dev20260101`` and
+    ``2.14.0a0+gitabc`` are 2.14.0, so that ``<2.14`` ends with the branch that has the fix.
+    """
+
+    specifier: SpecifierSet
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every release is in the range."""
+        return self.match("0") and self.match("9999")
+
+    def match(self, *values: str) -> bool:
+        """Whether a version is in the range."""
+        try:
+            return self.specifier.contains(Version(values[0]).base_version, prereleases=True)
+        except InvalidVersion:
+            return False
+
+
 SIZES: Final = ("m", "n", "k", "batch")
+# Possible numbers of threads: a condition that none of them meets is a mistake.
+THREADS: Final = (1, 4096)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,92 +172,48 @@ class Entry:
     Attributes:
         id: its name in reports.
         reason: one sentence for the reader of a report.
+        conditions: what it asks of its cases, by the name of the fact: those of :func:`facts` and, of an outcome,
+            ``distribution``, ``candidate`` (the candidates that were judged), ``mode`` and ``guard``, the side of
+            guard pages.  The backend's own mode and no guard pages are "".
         link: an issue or a commit, "" for none.
-        backend, test, distribution, device, problem: patterns over the names of the case.
-        candidate: patterns over the names of the candidates that were judged.
-        mode: patterns over the mode; the backend's own mode is "", which ``*`` matches.
-        guard: the same over the side of guard pages, ``end`` or ``begin``, "" without.
         status: how it fails.
-        torch: releases that have it, ``None`` for all.
-        isa: patterns over the names of the machine's instruction sets, taken together.
-        threads: conditions on the number of CPU threads that a case is judged with; all hold.
-        words: patterns over the problem's ``op dtypes layout epilogue flags``.
-        sizes: conditions on ``m n k batch``; all hold.
         crashes: its cases can kill the process and are not run.
         line: 1-based line in its file.
     """
 
     id: str
     reason: str
-    backend: Globs
+    conditions: Mapping[str, Condition]
     link: str = ""
-    test: Globs = ANY
-    distribution: Globs = ANY
-    device: Globs = ANY
-    problem: Globs = ANY
-    candidate: Globs = ANY
-    mode: Globs = ANY
-    guard: Globs = ANY
-    isa: Globs = ANY
-    threads: tuple[Comparison, ...] = ()
     status: frozenset[Status] = frozenset({Status.INCORRECT})
-    torch: SpecifierSet | None = None
-    words: tuple[tuple[str, Globs], ...] = ()
-    sizes: tuple[tuple[str, Comparison], ...] = ()
     crashes: bool = False
     line: int = 0
 
     @property
     def is_open(self) -> bool:
         """Whether every case of every run is one of its cases, whatever their status."""
-        globs = [value for value in vars(self).values() if isinstance(value, Globs)]
-        sizes = [*self.threads, *(comparison for _, comparison in self.sizes)]
-        return (
-            all(found.is_open for found in (*globs, *(found for _, found in self.words)))
-            and all(comparison.holds(size) for comparison in sizes for size in range(THREADS[1]))
-            and released(self.torch, "0")
-            and released(self.torch, "9999")
-        )
+        return all(condition.is_open for condition in self.conditions.values())
 
-    def applies(self, backend: str, problem: Problem, test: str, environment: Environment) -> bool:
-        """Whether a case is one of the entry's, whatever its distribution and status."""
-        return (
-            self.backend.match(backend)
-            and self.test.match(test)
-            and self.problem.match(problem.line)
-            and self.device.match(environment.device)
-            and self.isa.match(*environment.isa)
-            and all(comparison.holds(environment.threads or None) for comparison in self.threads)
-            and released(self.torch, environment.torch)
-            and all(globs.match(*_words(problem, key)) for key, globs in self.words)
-            and all(comparison.holds(getattr(problem.shape, key)) for key, comparison in self.sizes)
-        )
+    def applies(self, known: Mapping[str, tuple[str, ...]]) -> bool:
+        """Whether a case with these facts is one of the entry's; conditions on other facts are not asked."""
+        return all(condition.match(*known[name]) for name, condition in self.conditions.items() if name in known)
 
 
-def _words(problem: Problem, key: str) -> tuple[str, ...]:
-    """The words that a pattern of the ``where`` table is matched with."""
+def facts(backend: str, problem: Problem, test: str, environment: Environment) -> dict[str, tuple[str, ...]]:
+    """The facts of a case that entries have conditions on, known before it runs."""
+    sizes = {size: getattr(problem.shape, size) for size in SIZES}
+    numbers = {**sizes, "threads": environment.threads or None}
     return {
+        "backend": (backend,),
+        "test": (test,),
+        "problem": (problem.line,),
+        "device": (environment.device,),
+        "isa": environment.isa,
+        "torch": (environment.torch,),
         "op": (problem.op.name,),
         "dtypes": (str(problem.dtypes),),
         "layout": (str(problem.layout),),
         "epilogue": tuple(map(str, problem.steps)),
         "flags": problem.flags,
-    }[key]
-
-
-def released(specifier: SpecifierSet | None, version: str) -> bool:
-    """Whether a torch version is in a range.
-
-    A nightly or source build counts as the release that it leads to: ``2.14.0.dev20260101`` and
-    ``2.14.0a0+gitabc`` are 2.14.0, so that ``<2.14`` ends with the branch that has the fix.
-    """
-    if specifier is None:
-        return True
-    try:
-        return specifier.contains(Version(version).base_version, prereleases=True)
-    except InvalidVersion:
-        return False
-
-
-# Possible numbers of threads: a condition that none of them meets is a mistake.
-THREADS: Final = (1, 4096)
+        **{name: () if number is None else (str(number),) for name, number in numbers.items()},
+    }

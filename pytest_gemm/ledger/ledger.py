@@ -7,13 +7,17 @@ pass is an error, so that the ledger does not outlive the defects.  ``docs/known
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Final
 
 from pytest_gemm.ledger import reader
-from pytest_gemm.ledger.entry import ANY, Entry, Environment
-from pytest_gemm.outcome import Outcome
+from pytest_gemm.ledger.entry import Entry, Environment, Globs, facts
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
+
+_ANY: Final = Globs()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +52,14 @@ class Ledger:
 
     def covering(self, outcome: Outcome, problem: Problem, environment: Environment) -> tuple[Entry, ...]:
         """Every entry that has this outcome's case, whatever its status."""
-        return tuple(
-            entry
-            for entry in self.entries
-            if entry.distribution.match(outcome.distribution)
-            and entry.candidate.match(*outcome.candidates)
-            and entry.mode.match(outcome.mode)
-            and entry.guard.match(outcome.case.guard)
-            and entry.applies(outcome.backend, problem, outcome.test, environment)
-        )
+        known = {
+            **facts(outcome.backend, problem, outcome.test, environment),
+            "distribution": (outcome.distribution,),
+            "candidate": tuple(outcome.candidates),
+            "mode": (outcome.mode,),
+            "guard": (outcome.case.guard,),
+        }
+        return tuple(entry for entry in self.entries if entry.applies(known))
 
     def applicable(
         self, backend: str, problem: Problem, test: str, environment: Environment, candidate: str = "", mode: str = ""
@@ -65,14 +68,65 @@ class Ledger:
 
         An entry with a pattern of candidates does not apply to a case as a whole.
         """
-        return next(
-            (
-                entry
-                for entry in self.entries
-                if entry.crashes
-                and (entry.candidate.match(candidate) if candidate else entry.candidate == ANY)
-                and entry.mode.match(mode)
-                and entry.applies(backend, problem, test, environment)
-            ),
-            None,
+        known = {**facts(backend, problem, test, environment), "mode": (mode,)}
+        for entry in self.entries:
+            candidates = entry.conditions.get("candidate", _ANY)
+            fits = candidates.match(candidate) if candidate else candidates.is_open
+            if entry.crashes and fits and entry.applies(known):
+                return entry
+        return None
+
+
+class LedgerUse:
+    """How often each entry applied in a run; the counts of xdist workers are merged.
+
+    Attributes:
+        failed: outcomes that an entry explains, by id.
+        differed: outcomes of its cases that failed with another status.
+        passed: outcomes of its cases that passed.
+    """
+
+    def __init__(self) -> None:
+        self.failed: Counter[str] = Counter()
+        self.differed: Counter[str] = Counter()
+        self.passed: Counter[str] = Counter()
+
+    def note(self, ledger: Ledger, outcome: Outcome, problem: Problem, environment: Environment) -> Entry | None:
+        """Count an outcome for every entry that has its case, and return the first that explains it.
+
+        Args:
+            ledger: the entries.
+            outcome: as judged, before the ledger changes its status.
+            problem: the outcome's problem.
+            environment: where it ran.
+        """
+        explained = None
+        for entry in ledger.covering(outcome, problem, environment):
+            if outcome.status in entry.status:
+                self.failed[entry.id] += 1
+                explained = explained or entry
+            elif outcome.status.is_failure:
+                self.differed[entry.id] += 1
+            elif outcome.status is Status.PASSED:
+                self.passed[entry.id] += 1
+        return explained
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """Plain data for another process; :meth:`merge` reads it."""
+        return {name: dict(getattr(self, name)) for name in ("failed", "differed", "passed")}
+
+    def merge(self, other: Mapping[str, Mapping[str, int]]) -> None:
+        """Add the counts of another process, as :meth:`to_dict` gave them."""
+        for name in ("failed", "differed", "passed"):
+            getattr(self, name).update(other.get(name, {}))
+
+    def stale(self, ledger: Ledger) -> tuple[Entry, ...]:
+        """Entries with at least one outcome, of which all passed: they are to be deleted.
+
+        Only a run of the whole level shows this: a narrowed one may have left out the cases that fail.
+        """
+        return tuple(
+            entry
+            for entry in ledger.entries
+            if self.passed[entry.id] and not self.failed[entry.id] and not self.differed[entry.id]
         )

@@ -14,7 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from pytest_gemm.case_id import MODES, Device
-from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Entry, Globs, LedgerError, released
+from pytest_gemm.ledger.entry import SIZES, THREADS, Comparison, Comparisons, Entry, Globs, LedgerError, Releases
 from pytest_gemm.machine.isa import ISA_NAMES
 from pytest_gemm.machine.processor import cpu
 from pytest_gemm.outcome import Status
@@ -73,9 +73,8 @@ def _entry(file: TableFile, table: Mapping[str, Any], keys: Mapping[str, Key]) -
             problem, remedy = f"{key} beside crashes = true", f"delete {key}: such a case does not run at all"
             raise file.fail(problem, remedy, key)
         values["status"] = frozenset({Status.CRASHED})
-    words = tuple((key, found) for key, found in where.items() if key not in SIZES)
-    sizes = tuple((key, comparison) for key in where if key in SIZES for comparison in where[key])
-    entry = Entry(**values, words=words, sizes=sizes, line=file.line())
+    plain = {key: values.pop(key) for key in _PLAIN if key in values}
+    entry = Entry(**plain, conditions={**values, **where}, line=file.line())
     if entry.is_open:  # any failure would be green
         remedy = 'name the backend, or add where = { op = "mm" } for example'
         raise file.fail("the entry matches every case", remedy, "backend")
@@ -137,36 +136,33 @@ def _is_pattern(text: str) -> bool:
 
 def _check_step(bare: str) -> None:
     """A step without a wildcard exists and is in its canonical form, or it never matches."""
-    name, _, text = bare.partition("-")
+    name = bare.partition("-")[0]
     if re.fullmatch(r"[a-z_]+", name) and name not in STEPS:
         raise _no_match(bare, STEPS)
-    if _is_pattern(bare):
-        return
+    if not _is_pattern(bare):
+        _check_canonical(bare, lambda: str(Step.parse(bare)))
+
+
+def _check_canonical(bare: str, canonical: Callable[[], str]) -> None:
     try:
-        canonical = str(Step(name, text))
+        found = canonical()
     except ProblemError as error:
-        raise WrongValue(f"{bare!r}: {error.problem}", error.allowed) from None
-    if canonical != bare:
-        raise WrongValue(f"{bare!r} is not canonical", f"write {canonical!r}")
+        raise WrongValue(f"{bare!r}: {error.field}: {error.problem}", error.allowed) from None
+    if found != bare:
+        raise WrongValue(f"{bare!r} is not canonical", f"write {found!r}")
 
 
 def _check_line(bare: str) -> None:
     """A problem line without a wildcard is one, and in its canonical form, or it never matches."""
-    if _is_pattern(bare):
-        # A "*" may stand for several fields, so only those before the first one have their place.
-        fixed = re.split(r"[*\[]", bare)[0].split(":")[:-1]
-        for (field, known), word in zip((("op", OPS), ("dtypes", _DTYPES), ("layout", _LAYOUTS)), fixed, strict=False):
-            if not any(fnmatch.fnmatchcase(name, word) for name in known):
-                problem = f"{shown(bare)}: {field} {shown(word)} matches nothing{did_you_mean(word, known)}"
-                raise WrongValue(problem, "write for example mm:bf16:*")
-        return
-    try:
-        canonical = Problem.parse(bare).line
-    except ProblemError as error:
-        head = str(error).partition("\n")[0]
-        raise WrongValue(f"{bare!r}: {head}", "or use a pattern, for example mm:bf16:*") from None
-    if canonical != bare:
-        raise WrongValue(f"{bare!r} is not canonical", f"write {canonical!r}")
+    if not _is_pattern(bare):
+        return _check_canonical(bare, lambda: Problem.parse(bare).line)
+    # A "*" may stand for several fields, so only those before the first one have their place.
+    fixed = re.split(r"[*\[]", bare)[0].split(":")[:-1]
+    for (field, known), word in zip((("op", OPS), ("dtypes", _DTYPES), ("layout", _LAYOUTS)), fixed, strict=False):
+        if not any(fnmatch.fnmatchcase(name, word) for name in known):
+            problem = f"{shown(bare)}: {field} {shown(word)} matches nothing{did_you_mean(word, known)}"
+            raise WrongValue(problem, "write for example mm:bf16:*")
+    return None
 
 
 # -- conditions on numbers -------------------------------------------------------------------------------------
@@ -175,7 +171,7 @@ def _check_line(bare: str) -> None:
 def _comparisons(least: int, most: int, what: str) -> Key:
     """Conditions on a number between two limits, of which one at least meets them all."""
 
-    def read(value: Any) -> tuple[Comparison, ...]:
+    def read(value: Any) -> Comparisons:
         try:
             found = tuple(map(_comparison, value if isinstance(value, list) else [value]))
         except (TypeError, ValueError):
@@ -184,7 +180,7 @@ def _comparisons(least: int, most: int, what: str) -> Key:
             raise WrongValue("is empty")
         if not _can_hold(found, least, most):
             raise WrongValue(f"{shown(value)}: no {what} is that")
-        return found
+        return Comparisons(found)
 
     remedy = 'write for example ">=4", "==1" or "%16!=0", or a list of which all must hold'
     return Key(is_any, remedy, read=read)
@@ -219,13 +215,13 @@ def _read_statuses(value: Any) -> frozenset[Status]:
     return frozenset(_STATUSES[word] for word in words)
 
 
-def _read_releases(value: str) -> SpecifierSet:
+def _read_releases(value: str) -> Releases:
     try:
-        found = SpecifierSet(value)
+        found = Releases(SpecifierSet(value))
     except InvalidSpecifier:
         raise WrongValue(f"{shown(value)} is no version range", 'write for example ">=2.12,<2.14"') from None
     releases = (f"{major}.{minor}.{micro}" for major in (2, 3) for minor in range(100) for micro in range(20))
-    if not any(released(found, release) for release in releases if Version(release) >= _OLDEST):
+    if not any(found.match(release) for release in releases if Version(release) >= _OLDEST):
         raise WrongValue(f"{shown(value)}: no release from {_OLDEST} on is in this range")
     return found
 
@@ -236,6 +232,8 @@ def _is_filled(value: object) -> bool:
 
 # -- the keys --------------------------------------------------------------------------------------------------
 
+# The keys that are no conditions.
+_PLAIN: Final = ("id", "reason", "link", "status", "crashes")
 _TEXT: Final = "write a text between quotes"
 _BACKEND: Final = 'name a backend, for example backend = "cpp"'
 _KEYS: Final[Mapping[str, Key]] = {

@@ -23,7 +23,7 @@ from pytest_gemm.isolation.journal import Diary
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.drive import run_once
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.operands import tensors
 from pytest_gemm.outcome import Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem

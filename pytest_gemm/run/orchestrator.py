@@ -10,7 +10,7 @@ from pytest_gemm.failures import artifacts
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.judging.case import Case, Judged
 from pytest_gemm.judging.judge import Judge, Timing
-from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.ledger.ledger import LedgerUse
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.run import state
 

@@ -19,8 +19,7 @@ from pytest_gemm import records as records_module
 from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.ledger.entry import Environment
-from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.ledger.ledger import Ledger, LedgerUse
 from pytest_gemm.machine import processor
 from pytest_gemm.outcome import WITHHELD, Outcome, Reason, Status
 from pytest_gemm.problem.problem import Problem

@@ -14,7 +14,7 @@ from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger.entry import Comparison, Entry, Globs
+from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Globs
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
 from pytest_gemm.numerics.contract import Contract
@@ -66,7 +66,9 @@ def test_an_entry_of_the_ledger_may_speak_of_the_threads_of_a_case(
     monkeypatch: pytest.MonkeyPatch, threads: int, known: bool
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # the run's
-    held = Entry("one-thread", "r", Globs(("cpp",)), threads=(Comparison("==", 1),), crashes=True)
+    held = Entry(
+        "one-thread", "r", {"backend": Globs(("cpp",)), "threads": Comparisons((Comparison("==", 1),))}, crashes=True
+    )
     env = state.environment("cpu").at("", threads)
     assert env.threads == (threads or 3)
     assert (Ledger((held,)).applicable("cpp", MM, "test_product", env) is held) is known

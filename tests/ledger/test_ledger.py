@@ -11,9 +11,8 @@ import pytest
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.ledger import reader
-from pytest_gemm.ledger.entry import Comparison, Entry, Environment, Globs, LedgerError
-from pytest_gemm.ledger.ledger import Ledger
-from pytest_gemm.ledger.use import LedgerUse
+from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs, LedgerError
+from pytest_gemm.ledger.ledger import Ledger, LedgerUse
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 
@@ -277,7 +276,7 @@ SECOND = f'{HEAD}[[known-failure]]\nid = "second"\nreason = "r"\nbackend = "cpp"
         (SECOND + 'torch = "2.13"', 9, ["torch '2.13' is no version range", ">=2.12,<2.14"]),
         (SECOND + "torch = 2.13", 9, ["torch is 2.13", "between quotes"]),
         (SECOND + "distribution = 1", 9, ["distribution is 1"]),
-        (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "use a pattern"]),
+        (SECOND + 'problem = ["mm:*",\n"x"]', 9, ["problem 'x'", "is missing; a line is op:dtypes"]),
         (SECOND + "isa = []", 9, ["isa is []"]),
         (SECOND + 'threads = ["many"]', 9, ["threads ['many'] is no comparison", '">=4"']),
         (
@@ -415,8 +414,8 @@ def test_the_shipped_ledger_can_be_read_and_so_can_the_example_in_its_comments(t
     example = [line[4:] for line in text.splitlines() if line.startswith("#   ")]
     assert "crashes = true" in "\n".join(example)
     (entry,) = load(tmp_path, "\n".join(line for line in example if "crashes" not in line)).entries
-    assert entry.backend == Globs(("cpp",))
-    assert dict(entry.sizes)["m"] == Comparison(">=", 4)
+    assert entry.conditions["backend"] == Globs(("cpp",))
+    assert entry.conditions["m"] == Comparisons((Comparison(">=", 4),))
     assert entry.line == 1
 
 
@@ -424,7 +423,7 @@ def test_the_shipped_ledger_can_be_read_and_so_can_the_example_in_its_comments(t
 
 
 def entry_named(name: str, backend: str = "cpp", statuses: tuple[Status, ...] = (Status.INCORRECT,)) -> Entry:
-    return Entry(name, "r", Globs((backend,)), status=frozenset(statuses))
+    return Entry(name, "r", {"backend": Globs((backend,))}, status=frozenset(statuses))
 
 
 def note(use: LedgerUse, ledger: Ledger, *outcomes: Outcome) -> list[str]:

@@ -22,7 +22,7 @@ from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judging.case import Case
 from pytest_gemm.judging.judge import Judge
-from pytest_gemm.ledger.entry import Comparison, Entry, Environment, Globs
+from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.tensors import Operands
 from pytest_gemm.outcome import Activity, Outcome, Status
@@ -92,10 +92,10 @@ def judged(folder: Path, asked: Case, entry: Entry, **selected: Any) -> tuple[Sa
 @pytest.mark.parametrize(
     ("conditions", "axes", "held"),
     [
-        ({"threads": (Comparison("==", 1),)}, {"threads": 1}, True),
-        ({"threads": (Comparison("==", 1),)}, {"threads": 2}, False),
-        ({"threads": (Comparison("==", 4),)}, {"threads": 1}, False),  # the run's are no matter
-        ({"threads": (Comparison("==", 4),)}, {}, True),
+        ({"threads": Comparisons((Comparison("==", 1),))}, {"threads": 1}, True),
+        ({"threads": Comparisons((Comparison("==", 1),))}, {"threads": 2}, False),
+        ({"threads": Comparisons((Comparison("==", 4),))}, {"threads": 1}, False),  # the run's are no matter
+        ({"threads": Comparisons((Comparison("==", 4),))}, {}, True),
         ({"isa": Globs(("avx512*",))}, {}, True),
         ({"isa": Globs(("avx512*",))}, {"isa": "avx2"}, False),
         ({"isa": Globs(("!avx512*",))}, {"isa": "avx2"}, True),
@@ -110,7 +110,7 @@ def test_a_session_asks_the_ledger_as_a_judgement_does(
 ) -> None:
     here = Environment("2.13.0", ("avx2", "avx512f"), threads=4)
     monkeypatch.setattr(state, "environment", lambda _: here)
-    entry = Entry("deadly", "planted", Globs(("several",)), crashes=True, **conditions)
+    entry = Entry("deadly", "planted", {"backend": Globs(("several",)), **conditions}, crashes=True)
     asked = case(**axes)
     assert (state.withheld(Ledger((entry,)), asked, "test_speed") is not None) is held
     (sample,) = judged(tmp_path, asked, entry)
@@ -120,7 +120,7 @@ def test_a_session_asks_the_ledger_as_a_judgement_does(
 
 
 def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed(tmp_path: Path) -> None:
-    entry = Entry("deadly", "planted", Globs(("several",)), candidate=Globs(("medium",)), crashes=True)
+    entry = Entry("deadly", "planted", {"backend": Globs(("several",)), "candidate": Globs(("medium",))}, crashes=True)
     samples = judged(tmp_path, case(candidates=CandidateSelection("all")), entry)
     held = Status.KNOWN_FAILURE
     assert {s.case.candidate: s.status for s in samples} == {
@@ -136,7 +136,7 @@ def test_a_candidate_that_the_ledger_forbids_is_not_run_and_the_others_are_timed
 
 
 def test_a_candidate_that_was_selected_by_timing_is_the_backend_s_own_way(tmp_path: Path) -> None:
-    entry = Entry("deadly", "planted", Globs(("several",)), candidate=Globs(("medium",)), crashes=True)
+    entry = Entry("deadly", "planted", {"backend": Globs(("several",)), "candidate": Globs(("medium",))}, crashes=True)
     (sample,) = judged(tmp_path, case(), entry, pinned=("medium", "big"))
     assert (sample.status, sample.selected, sample.distribution) == (Status.PASSED, ("medium",), "rand")
 
@@ -214,7 +214,7 @@ class Compilers(Several):
 
 def test_a_session_tells_what_the_backend_measured_of_the_candidates_that_it_did_not_leave_out(tmp_path: Path) -> None:
     asked = dataclasses.replace(case(), backend=Timing())
-    entry = Entry("other", "planted", Globs(("other",)), crashes=True)
+    entry = Entry("other", "planted", {"backend": Globs(("other",))}, crashes=True)
     (tmp_path / "all").mkdir()
     (sample,) = judged(tmp_path / "all", asked, entry)
     assert (sample.ranking, sample.ranking_seconds) == (("big", "medium", "small"), (1e-5, 1.4e-5, 2e-5))
