@@ -52,7 +52,7 @@ def answers(worker: Worker, limit: float | None = None, **request: object) -> It
             if isinstance(one, Death):
                 if one.words is not None and one.words.ended == "timed-out":
                     raise Unanswered(f"no answer within {one.words.limit:g} s")
-                raise Unanswered(f"its process died: {manner(one.status)}")
+                raise Unanswered(": ".join([f"its process died: {manner(one.status)}", *one.said.splitlines()[-1:]]))
             yield one
     except RuntimeError as error:
         raise Unanswered(str(error).strip().splitlines()[-1]) from None

@@ -12,6 +12,7 @@ import platform
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
@@ -140,12 +141,15 @@ def _inductor() -> Iterator[str]:
     from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
     yield from (f"  {lack}" for lack in torch_compat.lacks())
-    flags = processor.cpu().flags
-    units = [f for f in ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16") if f in flags]
+    taken = levels()
+    cpu = processor.cpu()
+    units = [
+        f for f in cpu.flags if f in {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
+    ]
     has = f"(the CPU has {', '.join(units) or 'no matrix units'})"
     cores = len(os.sched_getaffinity(0))
-    yield f"CPU: {processor.cpu().name}, {cores} cores; Inductor vectorises for {cpu_isa.vector_isa()} {has}"
-    yield levels()
+    yield f"CPU: {cpu.name}, {cores} cores; Inductor vectorises for {cpu_isa.vector_isa()} {has}"
+    yield taken
 
 
 def levels() -> str:
@@ -153,10 +157,11 @@ def levels() -> str:
     from pytest_gemm.backends.inductor import cpu_isa, torch_compat
     from pytest_gemm.backends.inductor.backend import cache_dir
 
-    lacks = dict.fromkeys(isa_module.ISAS, "not in this CPU")
-    for isa in isa_module.isas(processor.cpu().flags):
-        with torch_compat.cache_dir_set(str(cache_dir(isa))):
-            lacks[isa] = cpu_isa.lacks_isa(isa)
+    executed = isa_module.isas(processor.cpu().flags)
+    # Each answer is a compile and a process that loads its result: a minute one after the other on an AMX machine.
+    with torch_compat.cache_dir_set(str(cache_dir())), futures.ThreadPoolExecutor() as pool:
+        lacks = dict.fromkeys(isa_module.ISAS, "not in this CPU")
+        lacks |= zip(executed, pool.map(cpu_isa.lacks_isa, executed), strict=True)
     names = {why: ", ".join(isa for isa in lacks if lacks[isa] == why) for why in lacks.values()}
     here = ", ".join(["native", *(isa for isa in lacks if not lacks[isa])])
     return f"  --gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
