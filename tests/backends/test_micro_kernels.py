@@ -464,11 +464,11 @@ def test_on_a_better_machine_inductor_takes_other_micro_kernels() -> None:
 
 def test_the_matrix_is_a_page_and_data() -> None:
     found = coverage.matrix(outcomes(), ["avx2"], REGISTERED)
-    page = coverage.text(found, ".md", title="Mine").splitlines()
+    page = coverage.page(found, title="Mine").splitlines()
     assert page[0] == "# Mine"
     assert f"| {VEC} | f32-f32-f32 | avx2 | 2, 2 F | . | . | 1, 1 F | 1 | . | 0, 1 F | . | 1 | 1 | 2-3 of 3 |" in page
     assert "1 of 7 registered" in "\n".join(page)
-    data = json.loads(coverage.text(found, ".json"))
+    data = json.loads(coverage.data(found))
     assert len(data["rows"]) == len(found.rows)
     assert data["rows"][0]["cases"]
 
