@@ -228,7 +228,12 @@ def _why(row: Row, taken: set[str], levels: Sequence[str], met: set[str], refusa
 
 def data(found: Matrix) -> str:
     """The matrix as JSON."""
-    rows = [{**vars(row), "problems": len(row.problems), "left_over": sorted(row.left_over)} for row in found.rows]
+    rows = []
+    for row in found.rows:
+        columns = {name: row.columns[name] for name in COLUMNS if name in row.columns}
+        rows.append(
+            {**vars(row), "columns": columns, "problems": len(row.problems), "left_over": sorted(row.left_over)}
+        )
     return json.dumps({"levels": found.levels, "rows": rows}, indent=1) + "\n"
 
 

@@ -1,14 +1,14 @@
-"""Which micro-kernel and which blocking Inductor picks for which problem, as files that can be compared.
+"""Which micro-kernel and which blocking Inductor selects for which problem, as files that can be compared.
 
     pytest-gemm snapshot write baselines                  all levels, this torch
     pytest-gemm snapshot diff baselines/torch-2.12 baselines/torch-2.13
     pytest-gemm snapshot show baselines/torch-2.13
 
-The C++ templates have one candidate for a problem, and a heuristic picks it: by instruction set, size, dtype and
-number of threads.  The pick is asked for without compiling or running anything, so every machine can ask it for every
-instruction set.  A new release that picks otherwise, or has no candidate any more, shows in a diff.
+The C++ templates have one candidate for a problem, which a heuristic selects by instruction set, size, dtype and number
+of threads.  The selection is read without compiling or running anything, so every machine can list it for every
+instruction set.  A new release that selects otherwise, or has no candidate any more, shows in a diff.
 
-A file is a table with tabs: lines ``# name value`` with what the picks depend on, then one sorted line a problem::
+A file is a table with tabs: lines ``# name value`` with what the selections depend on, then one sorted line a problem::
 
     linear:bf16:nt:64x512x512:bias  CppMicroGemmAMX-32x32x32  1x1x16/1x1x16
 
@@ -28,7 +28,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gemm.machine.isa import ISAS
 from pytest_gemm.problem.axes import LEVELS
@@ -37,7 +37,7 @@ from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import files
 from pytest_gemm.storage.errors import FileError
-from pytest_gemm.text import did_you_mean, show
+from pytest_gemm.text import did_you_mean, show, table
 
 if TYPE_CHECKING:
     from pytest_gemm.api.request import BuildRequest
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 # What has to be equal for two files to be compared: the heuristic reads it.
 _PINNED: Final = ("threads", "l1d_cache_size", "l2_cache_size")
 _FACTS: Final = ("torch", "backend", "isa", *_PINNED)
-# How the names of micro-kernels begin, those of the C++ templates alone.
 _MOST_THREADS: Final = 1024
+# How the names of micro-kernels begin, those of the C++ templates alone.
 _KERNEL: Final = "CppMicro"
+_REWRITE: Final = "write it again, or resolve the merge"
 
 
 class SnapshotError(FileError):
-    """A file of picks that cannot be read, or two that cannot be compared."""
+    """A snapshot that cannot be read, or two that cannot be compared."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Pick:
-    """What was picked for one problem.
+class Selection(NamedTuple):
+    """What was selected for one problem.
 
     Attributes:
         kernel: micro-kernel and register blocking, ``CppMicroGemmFP32Vec-8x48x1``; several are joined by ``+``.
@@ -77,21 +77,22 @@ class Pick:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The picks of one release at one instruction set.
+    """The selections of one release at one instruction set.
 
     Attributes:
         facts: what they depend on: ``torch``, ``backend``, ``isa``, ``threads``, sizes of the caches in bytes.
-        picks: by problem line.
+        selections: by problem line.
     """
 
     facts: Mapping[str, str]
-    picks: Mapping[str, Pick]
+    selections: Mapping[str, Selection]
 
     def text(self) -> str:
         """The file's text."""
         head = [f"# {name} {self.facts[name]}" for name in _FACTS if name in self.facts]
-        rows = [f"{line}\t{pick.kernel}\t{pick.blocking}" for line, pick in sorted(self.picks.items())]
-        return "\n".join([*head, *rows]) + "\n"
+        return (
+            "\n".join([*head, *("\t".join((line, *found)) for line, found in sorted(self.selections.items()))]) + "\n"
+        )
 
     @property
     def place(self) -> Path:
@@ -99,12 +100,21 @@ class Snapshot:
         release = ".".join(self.facts["torch"].split(".")[:2])
         return Path(f"torch-{release}") / f"{self.facts['backend']}-{self.facts['isa']}.tsv"
 
+    def __str__(self) -> str:
+        return f"torch {self.facts['torch']} {self.facts['backend']} {self.facts['isa']}"
+
+    @property
+    def counts(self) -> str:
+        """How many problems it has, in words."""
+        kernels = sum(found.is_kernel for found in self.selections.values())
+        return f"{len(self.selections)} problems, {kernels} with a C++ kernel"
+
 
 def read(path: Path) -> Snapshot:
     """Read a file.
 
     Raises:
-        SnapshotError: with file and line, when it is none of ours.
+        SnapshotError: with file and line, when it is no snapshot.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -112,31 +122,30 @@ def read(path: Path) -> Snapshot:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise SnapshotError(path, 0, f"cannot be read ({why})", "name a file that `snapshot write` made") from None
     facts: dict[str, str] = {}
-    picks: dict[str, Pick] = {}
+    selections: dict[str, Selection] = {}
     for number, line in enumerate(lines, 1):
         if line.startswith("# "):
-            name, _, value = line[2:].partition(" ")
-            facts[name] = value
+            name, _, facts[name] = line[2:].partition(" ")
             continue
         cells = line.split("\t")
         if len(cells) != 3 or not all(cells):
-            raise SnapshotError(path, number, "is no line of a snapshot", "write it again, or resolve the merge")
-        if cells[0] in picks:
-            raise SnapshotError(path, number, f"{cells[0]} stands there twice", "write it again, or resolve the merge")
-        picks[cells[0]] = Pick(*cells[1:])
+            raise SnapshotError(path, number, "is no line of a snapshot", _REWRITE)
+        if cells[0] in selections:
+            raise SnapshotError(path, number, f"{cells[0]} stands there twice", _REWRITE)
+        selections[cells[0]] = Selection(*cells[1:])
     if missing := [name for name in _FACTS if name not in facts]:
-        raise SnapshotError(path, 0, f"does not say its {' and '.join(missing)}", "write it again")
-    return Snapshot(facts, picks)
+        raise SnapshotError(path, 0, f"has no {' and no '.join(missing)}", "write it again")
+    return Snapshot(facts, selections)
 
 
 # -- differences ---------------------------------------------------------------------------------------------
 
 
 class Kind(enum.Enum):
-    """How a problem's pick changed; the values are the words of reports, the gravest first."""
+    """How the selection of a problem changed; the values are the words of reports, the gravest first."""
 
     LOST = "lost"
-    CHANGED = "pick changed"
+    CHANGED = "kernel changed"
     BLOCKING = "blocking changed"
     GAINED = "gained"
     NEW = "new problem"
@@ -144,70 +153,64 @@ class Kind(enum.Enum):
 
     @property
     def is_news(self) -> bool:
-        """Whether the release picks otherwise; the rest is a matter of what was asked."""
+        """Whether the release selects otherwise; the rest is a matter of which problems were listed."""
         return self not in {Kind.NEW, Kind.GONE}
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """One problem whose line differs between two snapshots; a pick is ``None`` where it is not in one of them."""
+class Change(NamedTuple):
+    """One problem whose line differs between two snapshots; ``None``: one of them does not have it."""
 
     kind: Kind
     problem: str
-    old: Pick | None
-    new: Pick | None
+    old: Selection | None
+    new: Selection | None
 
-    def __str__(self) -> str:
-        before, after = (_shown(pick, self.kind) for pick in (self.old, self.new))
-        return f"{self.problem}: {before} -> {after}"
-
-
-def _shown(pick: Pick | None, kind: Kind) -> str:
-    if pick is None:
-        return "-"
-    return f"{pick.kernel} {pick.blocking}" if kind is Kind.BLOCKING else pick.kernel
+    @property
+    def sides(self) -> tuple[str, str]:
+        """The old and the new selection, as text."""
+        parts = 2 if self.kind is Kind.BLOCKING else 1
+        before, after = (" ".join(found[:parts]) if found else "-" for found in (self.old, self.new))
+        return before, after
 
 
 def compare(old: Snapshot, new: Snapshot) -> list[Change]:
     """What changed, the gravest kind first, each by problem.
 
     Raises:
-        ValueError: when the picks of the two depend on different numbers of threads or sizes of caches.
+        ValueError: when the selections of the two depend on different numbers of threads or sizes of caches.
     """
     for name in _PINNED:
         if old.facts[name] != new.facts[name]:
             raise ValueError(
-                f"{name} is {old.facts[name]} in one and {new.facts[name]} in the other: picks depend on it"
+                f"{name} is {old.facts[name]} in one and {new.facts[name]} in the other: selections depend on it"
             )
     found = []
-    for line in sorted({*old.picks, *new.picks}):
-        before, after = old.picks.get(line), new.picks.get(line)
+    for line in sorted({*old.selections, *new.selections}):
+        before, after = old.selections.get(line), new.selections.get(line)
         if before != after:
             found.append(Change(_kind(before, after), line, before, after))
     return sorted(found, key=lambda change: list(Kind).index(change.kind))
 
 
-def _kind(old: Pick | None, new: Pick | None) -> Kind:
+def _kind(old: Selection | None, new: Selection | None) -> Kind:
     if old is None:
         return Kind.NEW
     if new is None:
         return Kind.GONE
-    if old.is_kernel and not new.is_kernel:
-        return Kind.LOST
-    if new.is_kernel and not old.is_kernel:
-        return Kind.GAINED
+    if old.is_kernel != new.is_kernel:
+        return Kind.LOST if old.is_kernel else Kind.GAINED
     return Kind.BLOCKING if old.kernel == new.kernel else Kind.CHANGED
 
 
-# -- taking one ----------------------------------------------------------------------------------------------
+# -- listing -------------------------------------------------------------------------------------------------
 
 
 def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: int) -> Snapshot:
-    """Ask for the pick of every problem at an instruction set; nothing is compiled, and none of it runs.
+    """List the selection of every problem at an instruction set; nothing is compiled, and none of it runs.
 
     Args:
         backend: made for listing, and for that number of threads.
-        problems: whether or not the backend claims them.
+        problems: whether or not the backend supports them.
         isa: one of ``machine.isa.ISAS``, whether or not this CPU executes it.
         threads: of a program.
     """
@@ -219,26 +222,26 @@ def take(backend: CppBackend, problems: Iterable[Problem], isa: str, threads: in
     request = BuildRequest(isa=isa)
     facts = {"torch": torch.__version__, "backend": backend.name, "isa": isa, "threads": str(threads)}
     facts |= {name: str(size) for name, size in cpu_isa.LISTED_CACHES.items()}
-    picks: dict[str, Pick] = {}
+    selections: dict[str, Selection] = {}
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # of problems that a device has not, PyTorch logs every one with its stack
     try:
         for problem in problems:
-            if (found := _pick(backend, problem, request)) is not None:
-                picks[problem.line] = found
-            if len(picks) % _RESET_EVERY == 0:
+            if (found := _selection(backend, problem, request)) is not None:
+                selections[problem.line] = found
+            if len(selections) % _RESET_EVERY == 0:
                 torch_compat.forget_programs()
     finally:
         logging.disable(disabled)
-    return Snapshot(facts, picks)
+    return Snapshot(facts, selections)
 
 
 # So many lists are made before what Dynamo keeps of them is let go.
 _RESET_EVERY: Final = 100
 
 
-def _pick(backend: CppBackend, problem: Problem, request: BuildRequest) -> Pick | None:
-    """The pick of one problem, ``None`` for one whose operands cannot be made."""
+def _selection(backend: CppBackend, problem: Problem, request: BuildRequest) -> Selection | None:
+    """The selection of one problem, ``None`` for one whose operands cannot be made."""
     import warnings
 
     from pytest_gemm.operands import tensors
@@ -255,14 +258,14 @@ def _pick(backend: CppBackend, problem: Problem, request: BuildRequest) -> Pick 
             found, refused = backend.selected(problem, given, request)
     except Unsupported:
         return None
-    except Exception as error:  # of Inductor: what it does with the problem is what is asked
+    except Exception as error:  # of Inductor: what it does with the problem is what is listed
         inner = getattr(error, "inner_exception", None) or error
-        return Pick(f"error:{type(inner).__name__}")
+        return Selection(f"error:{type(inner).__name__}")
     if not found:
-        return Pick("refused" if refused else "none")
+        return Selection("refused" if refused else "none")
     blockings = dict.fromkeys(blocking or "-" for _, blocking in found)
     names = (name if name.startswith(_KERNEL) else f"library:{name}" for name, _ in found)
-    return Pick("+".join(names), "+".join(blockings))
+    return Selection("+".join(names), "+".join(blockings))
 
 
 def _problems(entry: str, level: str, ops: Sequence[str]) -> list[Problem]:
@@ -289,16 +292,6 @@ def _problems(entry: str, level: str, ops: Sequence[str]) -> list[Problem]:
 
 
 def _write(given: argparse.Namespace) -> tuple[list[str], int]:
-    asked = (
-        ("isa", "level", given.isa, ISAS),
-        ("ops", "op", given.ops, OPS),
-        ("level", "level", [given.level], LEVELS),
-    )
-    for flag, what, names, known in asked:
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise ValueError(f"--{flag}={name}: no such {what}{hint}; known: {', '.join(known)}")
     if not 1 <= given.threads <= _MOST_THREADS:
         raise ValueError(f"--threads={given.threads}: give 1 or more, {_MOST_THREADS} at most")
     from pytest_gemm.backends.cpp.backend import CppBackend
@@ -311,31 +304,24 @@ def _write(given: argparse.Namespace) -> tuple[list[str], int]:
         path = given.dir / made.place
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, made.text().encode())
-        lines.append(f"{path}: {_counts(made)}")
+        lines.append(f"{path}: {made.counts}")
     return lines, 0
-
-
-def _counts(snapshot: Snapshot) -> str:
-    kernels = sum(pick.is_kernel for pick in snapshot.picks.values())
-    return f"{len(snapshot.picks)} problems, {kernels} with a C++ kernel"
 
 
 def _show(given: argparse.Namespace) -> tuple[list[str], int]:
     lines = []
-    for path in _files(given.path):
-        snapshot = read(path)
-        lines.append(
-            f"{path}: torch {snapshot.facts['torch']}, {snapshot.facts['threads']} threads, {_counts(snapshot)}"
-        )
-        counted = Counter(pick.kernel for pick in snapshot.picks.values())
+    for path in _files(given.path).values():
+        found = read(path)
+        lines.append(f"{path}: torch {found.facts['torch']}, {found.facts['threads']} threads, {found.counts}")
+        counted = Counter(one.kernel for one in found.selections.values())
         lines += [
             f"  {count:>5}  {kernel}" for kernel, count in sorted(counted.items(), key=lambda kv: (-kv[1], kv[0]))
         ]
     return lines, 0
 
 
-def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder.
+def _files(path: Path) -> dict[Path, Path]:
+    """A file, or those of a folder by their names in it.
 
     Raises:
         SnapshotError: when there are none.
@@ -343,7 +329,7 @@ def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted(path.rglob("*.tsv"))
     if not found:
         raise SnapshotError(path, 0, "has no snapshots", "name a file or a folder that `snapshot write` made")
-    return found
+    return {one.relative_to(path): one for one in found}
 
 
 def _pairs(old: Path, new: Path) -> list[tuple[Path, Path]]:
@@ -354,7 +340,7 @@ def _pairs(old: Path, new: Path) -> list[tuple[Path, Path]]:
     """
     if old.is_file() or new.is_file():
         return [(old, new)]
-    ours, theirs = ({path.relative_to(root): path for path in _files(root)} for root in (old, new))
+    ours, theirs = _files(old), _files(new)
     common = sorted(ours.keys() & theirs.keys())
     if not common:
         raise SnapshotError(new, 0, f"has no file of a name that {old} has", "name two folders of releases")
@@ -370,51 +356,44 @@ def _diff(given: argparse.Namespace) -> tuple[list[str], int]:
         except ValueError as error:
             raise SnapshotError(after, 0, str(error), "write both with the same --threads") from None
         news += sum(change.kind.is_news for change in changes)
-        lines += (_markdown if given.markdown else _plain)(old, new, changes)
+        counted = Counter(change.kind for change in changes)
+        tally = ", ".join(f"{counted[kind]} {kind.value}" for kind in Kind if counted[kind]) or "no difference"
+        if given.markdown:
+            rows = [(one.kind.value, f"`{one.problem}`", *one.sides) for one in changes]
+            shown = [*table(("what", "problem", "before", "after"), rows, (), markdown=True), ""] if rows else []
+            lines += [f"### {old} -> {new}", "", f"{tally}.", "", *shown]
+        else:
+            lines.append(f"{old} -> {new}: {tally}")
+            lines += [f"  {one.kind.value:<16} {one.problem}: {' -> '.join(one.sides)}" for one in changes]
     return lines, int(bool(news))
 
 
-def _title(old: Snapshot, new: Snapshot) -> str:
-    names = [f"torch {one.facts['torch']} {one.facts['backend']} {one.facts['isa']}" for one in (old, new)]
-    return f"{names[0]} -> {names[1]}"
+def _names(what: str, known: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an argument that takes a list of known names."""
 
+    def names(text: str) -> list[str]:
+        found = [word.strip() for word in text.split(",") if word.strip()]
+        for name in found:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise argparse.ArgumentTypeError(f"no such {what}: {name}{hint}; known: {', '.join(known)}")
+        return found
 
-def _tally(changes: Sequence[Change]) -> str:
-    counted = Counter(change.kind for change in changes)
-    return ", ".join(f"{counted[kind]} {kind.value}" for kind in Kind if counted[kind]) or "no difference"
-
-
-def _plain(old: Snapshot, new: Snapshot, changes: Sequence[Change]) -> list[str]:
-    return [f"{_title(old, new)}: {_tally(changes)}", *(f"  {change.kind.value:<16} {change}" for change in changes)]
-
-
-def _markdown(old: Snapshot, new: Snapshot, changes: Sequence[Change]) -> list[str]:
-    lines = [f"### {_title(old, new)}", "", f"{_tally(changes)}.", ""]
-    if changes:
-        lines += ["| what | problem | before | after |", "|---|---|---|---|"]
-        for one in changes:
-            before, after = (_shown(pick, one.kind) for pick in (one.old, one.new))
-            lines.append(f"| {one.kind.value} | `{one.problem}` | {before} | {after} |")
-        lines.append("")
-    return lines
-
-
-def _list(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``pytest-gemm snapshot``."""
     tasks = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    write = tasks.add_parser("write", help="ask this torch, for every instruction set, and store the answers")
+    write = tasks.add_parser("write", help="list what this torch selects, for every instruction set, and store it")
     write.add_argument("dir", type=Path, metavar="DIR", help="DIR/torch-2.13/cpp-avx512.tsv and so on are written")
-    write.add_argument(
-        "--isa", type=_list, default=[], metavar="LIST", help=f"some of {', '.join(ISAS)} (default: all)"
-    )
+    isas = f"some of {', '.join(ISAS)} (default: all)"
+    write.add_argument("--isa", type=_names("level", ISAS), default=[], metavar="LIST", help=isas)
     write.add_argument("--threads", type=int, default=16, metavar="N", help="of a program (default: 16)")
-    write.add_argument("--level", default="quick", metavar="LEVEL", help="of the problems (default: quick)")
-    write.add_argument("--ops", type=_list, default=[], metavar="LIST", help="only problems of these ops")
+    write.add_argument("--level", default="quick", choices=LEVELS, help="of the problems (default: quick)")
+    ops = "only problems of these ops"
+    write.add_argument("--ops", type=_names("op", OPS), default=[], metavar="LIST", help=ops)
     write.add_argument(
         "--problems",
         default="pytest_gemm.conformance.matrix:products",
@@ -423,11 +402,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     write.set_defaults(task=_write)
 
-    show = tasks.add_parser("show", help="how often each micro-kernel and blocking is picked")
+    show = tasks.add_parser("show", help="how often each micro-kernel is selected")
     show.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder of them")
     show.set_defaults(task=_show)
 
-    diff = tasks.add_parser("diff", help="what is picked otherwise; exit status 1 if anything is")
+    diff = tasks.add_parser("diff", help="what is selected otherwise; exit status 1 if anything is")
     for name in ("old", "new"):
         diff.add_argument(name, type=Path, metavar=name.upper(), help="a file, or a folder of one release")
     diff.add_argument("--markdown", action="store_true", help="tables for a pull request")

@@ -1,4 +1,4 @@
-"""Picks as files: what one says, what tells two apart, and which questions are refused."""
+"""Snapshots of selections: what a file holds, how two differ, and which command lines are wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.machine import processor
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.tools import cli, snapshot
-from pytest_gemm.tools.snapshot import Kind, Pick, Snapshot, SnapshotError
+from pytest_gemm.tools.snapshot import Kind, Selection, Snapshot, SnapshotError
 
 FACTS = {
     "torch": "2.13.0+cpu",
@@ -21,22 +21,25 @@ FACTS = {
     "l1d_cache_size": "32768",
     "l2_cache_size": "1048576",
 }
-VEC, AMX = Pick("CppMicroGemmFP32Vec-8x48x1", "1x1x64/1x1x64"), Pick("CppMicroGemmAMX-32x32x32", "1x1x2/1x1x2")
-NOTHING = [Pick(name) for name in ("none", "refused", "error:LoweringException", "library:_mkl_linear")]
+VEC, AMX = (
+    Selection("CppMicroGemmFP32Vec-8x48x1", "1x1x64/1x1x64"),
+    Selection("CppMicroGemmAMX-32x32x32", "1x1x2/1x1x2"),
+)
+NOTHING = [Selection(name) for name in ("none", "refused", "error:LoweringException", "library:_mkl_linear")]
 
 
-def made(picks: dict[str, Pick], **facts: str) -> Snapshot:
+def made(picks: dict[str, Selection], **facts: str) -> Snapshot:
     return Snapshot(FACTS | facts, picks)
 
 
 @pytest.mark.parametrize("name", ["CppMicroBrgemm-32x32x32", "CppMicroGemmAMX-32x16x32,grouped"])
 def test_every_template_makes_a_kernel(name: str) -> None:
-    assert Pick(name).is_kernel
+    assert Selection(name).is_kernel
     assert not any(nothing.is_kernel for nothing in NOTHING)
 
 
 def test_a_file_is_read_as_it_was_written_and_has_its_place(tmp_path: Path) -> None:
-    written = made({"mm:f32:nn:2x2x2": VEC, "bmm:f32:nn:2x2x2x2": Pick("refused")})
+    written = made({"mm:f32:nn:2x2x2": VEC, "bmm:f32:nn:2x2x2x2": Selection("refused")})
     path = tmp_path / written.place
     path.parent.mkdir()
     path.write_text(written.text())
@@ -54,7 +57,7 @@ def test_a_file_is_read_as_it_was_written_and_has_its_place(tmp_path: Path) -> N
         (None, "cannot be read"),
         ("mm:f32:nn:2x2x2\tCppMicroGemmRef\n", ":1: is no line of a snapshot"),
         ("mm\ta\t-\nmm\tb\t-\n", ":2: mm stands there twice"),
-        ("# torch 2.13.0\n# backend cpp\n# isa amx\n", "does not say its threads and l1d_cache_size"),
+        ("# torch 2.13.0\n# backend cpp\n# isa amx\n", "has no threads and no l1d_cache_size"),
     ],
 )
 def test_what_is_no_snapshot_is_named_with_its_line(tmp_path: Path, text: str | None, told: str) -> None:
@@ -70,7 +73,7 @@ def test_what_is_no_snapshot_is_named_with_its_line(tmp_path: Path, text: str | 
     [
         (VEC, VEC, None),
         (VEC, AMX, Kind.CHANGED),
-        (VEC, Pick(VEC.kernel, "2x1x64/2x1x64"), Kind.BLOCKING),
+        (VEC, Selection(VEC.kernel, "2x1x64/2x1x64"), Kind.BLOCKING),
         *((AMX, nothing, Kind.LOST) for nothing in NOTHING),
         *((nothing, AMX, Kind.GAINED) for nothing in NOTHING),
         (NOTHING[0], NOTHING[1], Kind.CHANGED),
@@ -78,7 +81,7 @@ def test_what_is_no_snapshot_is_named_with_its_line(tmp_path: Path, text: str | 
         (VEC, None, Kind.GONE),
     ],
 )
-def test_what_changed_between_two(old: Pick | None, new: Pick | None, kind: Kind | None) -> None:
+def test_what_changed_between_two(old: Selection | None, new: Selection | None, kind: Kind | None) -> None:
     sides = [made({"mm": pick} if pick else {}) for pick in (old, new)]
     assert [(change.kind, change.old, change.new) for change in snapshot.compare(*sides)] == (
         [(kind, old, new)] if kind else []
@@ -97,7 +100,7 @@ def test_the_gravest_change_comes_first() -> None:
 
 
 @pytest.mark.parametrize("fact", ["threads", "l1d_cache_size", "l2_cache_size"])
-def test_picks_that_depend_on_other_numbers_are_not_compared(fact: str) -> None:
+def test_selections_that_depend_on_other_numbers_are_not_compared(fact: str) -> None:
     with pytest.raises(ValueError, match=f"{fact} is .* in one and 7 in the other"):
         snapshot.compare(made({}), made({}, **{fact: "7"}))
 
@@ -120,13 +123,13 @@ def test_folders_of_two_releases_are_compared_file_by_file(
 ) -> None:
     assert cli.main(["snapshot", "diff", *map(str, releases)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "torch 2.12.1 cpp amx -> torch 2.13.0 cpp amx: 1 pick changed",
-        "  pick changed     mm:f32:nn:2x2x2: CppMicroGemmAMX-32x32x32 -> CppMicroGemmFP32Vec-8x48x1",
+        "torch 2.12.1 cpp amx -> torch 2.13.0 cpp amx: 1 kernel changed",
+        "  kernel changed   mm:f32:nn:2x2x2: CppMicroGemmAMX-32x32x32 -> CppMicroGemmFP32Vec-8x48x1",
         "torch 2.12.1 cpp avx2 -> torch 2.13.0 cpp avx2: no difference",
     ]
     assert cli.main(["snapshot", "diff", "--markdown", *map(str, releases)]) == 1
-    row = "| pick changed | `mm:f32:nn:2x2x2` | CppMicroGemmAMX-32x32x32 | CppMicroGemmFP32Vec-8x48x1 |"
-    assert row in capsys.readouterr().out
+    row = "| kernel changed | `mm:f32:nn:2x2x2` | CppMicroGemmAMX-32x32x32 | CppMicroGemmFP32Vec-8x48x1 |"
+    assert row in [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert cli.main(["snapshot", "diff", *(str(folder / "cpp-avx2.tsv") for folder in releases)]) == 0
     assert cli.main(["snapshot", "show", str(releases[0])]) == 0
     assert "    1  CppMicroGemmAMX-32x32x32" in capsys.readouterr().out
@@ -135,7 +138,7 @@ def test_folders_of_two_releases_are_compared_file_by_file(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("write", "{0}", "--isa=avx3"), "--isa=avx3: no such level (did you mean 'avx2'?); known: avx2, "),
+        (("write", "{0}", "--isa=avx3"), "argument --isa: no such level: avx3 (did you mean 'avx2'?); known: avx2, "),
         (("write", "{0}", "--threads=0"), "--threads=0: give 1 or more"),
         (("write", "{0}", "--problems=pytest_gemm:nobody"), "name a function of a level as package.module:function"),
         (("show", "{0}/nothing"), "has no snapshots"),
@@ -159,8 +162,8 @@ def test_every_problem_has_a_line_whether_or_not_there_is_a_kernel_for_it() -> N
         "mm:f32:nn:1x1x16": "none",
     }
     taken = snapshot.take(CppBackend(threads=4, listing=True), map(Problem.parse, lines), "amx", 4)
-    assert {line: pick.kernel for line, pick in taken.picks.items()} == lines
-    assert taken.picks["linear:bf16:nt:64x64x64:bias"].blocking.count("/") == 1
+    assert {line: pick.kernel for line, pick in taken.selections.items()} == lines
+    assert taken.selections["linear:bf16:nt:64x64x64:bias"].blocking.count("/") == 1
     assert taken.facts["threads"] == "4"
 
 
