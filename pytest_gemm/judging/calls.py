@@ -2,7 +2,7 @@
 
 A backend runs in the process that judges it.  Three things keep its verdict its own:
 
-* :func:`hand` gives it tensor objects of its own.  The reference is built from others, over the same memory.
+* :func:`handing` gives it tensor objects of its own.  The reference is built from others, over the same memory.
 * :func:`calling` restores the state of the process that the next case depends on, and raises :class:`Misconduct` for
   what was changed.  It turns whatever is raised into an :class:`Exception`, and so does :func:`asking`.
 * :func:`plain` takes the ordinary tensor out of a result whose class could answer for it.
@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -67,35 +68,6 @@ class Misconduct(Exception):
 # -- what it is handed -------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Handed:
-    """Operands for one call.
-
-    Attributes:
-        operands: equal to those that were given, in tensor objects of their own over the same memory.
-    """
-
-    operands: Operands
-    _tensors: tuple[tuple[str, torch.Tensor, tuple[object, ...], int], ...]
-
-    def check(self) -> None:
-        """Compare the tensors with what they were.
-
-        Raises:
-            Misconduct: ``inputs-rebound`` where one has another memory, shape, stride or dtype; ``inputs-written``
-                where PyTorch has counted a write, even one that was undone.
-        """
-        rebound = [name for name, tensor, before, _ in self._tensors if _identity(tensor) != before]
-        if rebound:
-            names = ", ".join(dict.fromkeys(rebound))
-            text = f"the backend gave its inputs other memory, shapes or types: {names}"
-            raise Misconduct("inputs-rebound", text, "work on a copy: x.clone(), or a view under another name")
-        written = [name for name, tensor, _, version in self._tensors if tensor._version != version]
-        if written:
-            names = ", ".join(dict.fromkeys(written))
-            raise Misconduct("inputs-written", f"the backend wrote to its inputs: {names}")
-
-
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     """What makes a tensor the view that it is.  Two tensors with equal ones show the same elements."""
     storage = tensor.untyped_storage()
@@ -104,10 +76,15 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     return (*place, *form, tensor.requires_grad, type(tensor))
 
 
-def hand(given: Operands) -> Handed:
-    """Operands to hand to foreign code; about 1 us a tensor.
+@contextlib.contextmanager
+def handing(given: Operands, *, compiling: bool = False) -> Iterator[Operands]:
+    """:func:`calling`, with operands for the block: equal to ``given``, in tensor objects of their own over its memory.
 
-    A tensor that stands in several places (the A of ``r0.alias``) is one object in all of them.
+    A tensor that stands in several places (the A of ``r0.alias``) is one object in all of them.  About 1 us a tensor.
+
+    Raises:
+        Misconduct: as :func:`calling`; ``inputs-rebound`` where a tensor has another memory, shape, stride or dtype
+            after the block; ``inputs-written`` where PyTorch has counted a write, even one that was undone.
     """
     made: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
 
@@ -116,13 +93,26 @@ def hand(given: Operands) -> Handed:
         return made.setdefault(id(tensor), (name, tensor.detach(), tensor))[1]
 
     handed = given.map(own)
-    handed.buffers = tuple(_own_buffer(buffer, own) for buffer in given.buffers)
-    return Handed(handed, tuple((name, t, _identity(t), t._version) for name, t, _ in made.values()))
+    handed.buffers = tuple(
+        dataclasses.replace(one, storage=own(one.name, one.storage), view=own(one.name, one.view))
+        for one in given.buffers
+    )
+    before = [(name, tensor, _identity(tensor), tensor._version) for name, tensor, _ in made.values()]
+    with quiet(), calling(compiling=compiling):
+        yield handed
+    if rebound := dict.fromkeys(name for name, tensor, identity, _ in before if _identity(tensor) != identity):
+        text = f"the backend gave its inputs other memory, shapes or types: {', '.join(rebound)}"
+        raise Misconduct("inputs-rebound", text, "work on a copy: x.clone(), or a view under another name")
+    if written := dict.fromkeys(name for name, tensor, _, version in before if tensor._version != version):
+        raise Misconduct("inputs-written", f"the backend wrote to its inputs: {', '.join(written)}")
 
 
-def _own_buffer(buffer: Guarded, own: Callable[[str, torch.Tensor], torch.Tensor]) -> Guarded:
-    storage, view = own(buffer.name, buffer.storage), own(buffer.name, buffer.view)
-    return dataclasses.replace(buffer, storage=storage, view=view)
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A compiler's own deprecation warnings are not reported, whatever filters the user's pytest has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 # -- what it returns ---------------------------------------------------------------------------------
@@ -171,58 +161,47 @@ def _plain(result: Any, inputs: Mapping[int, str]) -> torch.Tensor:
 # -- what it leaves behind ---------------------------------------------------------------------------
 
 
-def _libm() -> ctypes.CDLL | None:
-    try:
-        found = ctypes.CDLL("libm.so.6")
-    except OSError:
-        return None
-    return found if hasattr(found, "fegetenv") else None
-
-
-_LIBM: Final = _libm()
+try:
+    _LIBM: Final = ctypes.CDLL("libm.so.6")
+except OSError:
+    _LIBM = None  # type: ignore[assignment,misc]  # on another system
+_HAS_ENVIRONMENT: Final = hasattr(_LIBM, "fegetenv")
 _TORCH: Final = Path(torch.__file__).parent
 _ROUNDING: Final = ("FE_TONEAREST", "FE_DOWNWARD", "FE_UPWARD", "FE_TOWARDZERO")
 # Order of the two bits of ARM's FPCR.
 _ROUNDING_ARM: Final = ("FE_TONEAREST", "FE_UPWARD", "FE_DOWNWARD", "FE_TOWARDZERO")
+# By machine: where the register lies among what C's fegetenv saves, its bits for the rounding mode, and further bits.
+_FLUSHING: Final = {15: "flush-to-zero", 6: "denormals-are-zero"}
+_FLUSHING_ARM: Final = {24: "flush-to-zero", 19: "flush-to-zero-f16"}
+_MXCSR: Final = (28, 13, _ROUNDING, _FLUSHING)
+_FPCR: Final = (0, 22, _ROUNDING_ARM, _FLUSHING_ARM)
+_REGISTERS: Final = {"x86_64": _MXCSR, "AMD64": _MXCSR, "aarch64": _FPCR, "arm64": _FPCR}
 
 
-class _FloatEnvironment:
-    """Rounding mode and the treatment of subnormal numbers in this thread, by C's ``fegetenv``."""
-
-    name = "floating-point environment"
-    compiling = "error"
-
-    def read(self) -> bytes:
-        if _LIBM is None:
-            return b""
-        environment = ctypes.create_string_buffer(64)
+def _float_environment() -> bytes:
+    environment = ctypes.create_string_buffer(64)
+    if _HAS_ENVIRONMENT:
         _LIBM.fegetenv(environment)
-        return environment.raw
+    return environment.raw
 
-    def write(self, before: bytes) -> None:
-        if _LIBM is not None:
-            _LIBM.fesetenv(ctypes.create_string_buffer(before, 64))
 
-    def differs(self, before: bytes, now: bytes) -> str:
-        """The names of what is set now and was not; the sticky flags of operations do not count."""
-        old, new = _float_modes(before), _float_modes(now)
-        return "" if old == new else " ".join(sorted(new - old) or sorted(old - new))
+def _set_float_environment(before: bytes) -> None:
+    if _HAS_ENVIRONMENT:
+        _LIBM.fesetenv(ctypes.create_string_buffer(before, 64))
+
+
+def _float_difference(before: bytes, now: bytes) -> str:
+    """The names of what is set now and was not; the sticky flags of operations do not count."""
+    old, new = _float_modes(before), _float_modes(now)
+    return "" if old == new else " ".join(sorted(new - old) or sorted(old - new))
 
 
 def _float_modes(environment: bytes) -> frozenset[str]:
-    """What the saved registers say: MXCSR on x86, FPCR on ARM."""
-
-    def word(offset: int) -> int:
-        return int.from_bytes(environment[offset : offset + 4], "little")
-
-    if platform.machine() in {"x86_64", "AMD64"}:
-        register, rounding, flags = word(28), _ROUNDING, {15: "flush-to-zero", 6: "denormals-are-zero"}
-        shift = 13
-    elif platform.machine() in {"aarch64", "arm64"}:
-        register, rounding, flags = word(0), _ROUNDING_ARM, {24: "flush-to-zero", 19: "flush-to-zero-f16"}
-        shift = 22
-    else:
+    """The rounding mode and the treatment of subnormal numbers in saved registers: MXCSR on x86, FPCR on ARM."""
+    if platform.machine() not in _REGISTERS:
         return frozenset()
+    offset, shift, rounding, flags = _REGISTERS[platform.machine()]
+    register = int.from_bytes(environment[offset : offset + 4], "little")
     return frozenset({rounding[register >> shift & 3], *(name for bit, name in flags.items() if register >> bit & 1)})
 
 
@@ -234,32 +213,30 @@ class _Switch:
         name: for the sentence.
         read, write: get it, and set it back.
         compiling: what a change by a compile is: an ``error`` as in a run, ``restored`` without a word, or ``kept``.
+        difference: what to call a difference, "" for none; without it, any is called by the name.
     """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
     compiling: Literal["error", "restored", "kept"] = "error"
+    difference: Callable[[Any, Any], str] | None = None
 
     def differs(self, before: Any, now: Any) -> str:
         """What to call the difference; "" for none."""
-        return "" if _same(before, now) else self.name
+        if self.difference is not None:
+            return self.difference(before, now)
+        same = torch.equal(before, now) if isinstance(before, torch.Tensor) else bool(before == now)
+        return "" if same else self.name
 
 
-class _RecursionLimit(_Switch):
-    """It may be raised, as Inductor does."""
-
-    def differs(self, before: int, now: int) -> str:
-        return self.name if now < before else ""
-
-
-def _same(before: Any, now: Any) -> bool:
-    return torch.equal(before, now) if isinstance(before, torch.Tensor) else bool(before == now)
+def _lower_limit(before: int, now: int) -> str:
+    """A recursion limit may be raised, as Inductor does."""
+    return "recursion limit" if now < before else ""
 
 
 def _default_device() -> torch.device | None:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
+    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
 
 
 _AUTOCAST: Final = ("cpu", "cuda")
@@ -296,10 +273,9 @@ def _set_precisions(before: Any) -> None:
 
 
 def _folder() -> str:
-    try:
+    with contextlib.suppress(FileNotFoundError):  # it has been removed
         return os.getcwd()
-    except FileNotFoundError:  # it has been removed
-        return ""
+    return ""
 
 
 def _enter(folder: str) -> None:
@@ -363,7 +339,7 @@ def _set_streams(before: tuple[Any, Any]) -> None:
 
 # In this order they are restored: the default device is one of PyTorch's modes.
 _SWITCHES: Final = (
-    _FloatEnvironment(),
+    _Switch("rounding", _float_environment, _set_float_environment, difference=_float_difference),
     _Switch("default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _Switch("default device", _default_device, torch.set_default_device),
     _Switch("modes of PyTorch's dispatcher", _modes, _pop_modes),
@@ -373,7 +349,7 @@ _SWITCHES: Final = (
     _Switch("deterministic algorithms", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     _Switch("number of CPU threads", torch.get_num_threads, torch.set_num_threads),
     _Switch("current folder", _folder, _enter),
-    _RecursionLimit("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    _Switch("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, difference=_lower_limit),
     _Switch("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     _Switch("signal handlers", _handlers, _set_handlers),
     _Switch("sys.stdout and sys.stderr", lambda: (sys.stdout, sys.stderr), _set_streams),
@@ -483,9 +459,7 @@ def asking() -> Iterator[None]:
         raise Escape(error) from error
 
 
-def _restored(
-    switches: Iterable[tuple[_Switch | _FloatEnvironment, Any]], functions: _Functions, compiling: bool
-) -> list[str]:
+def _restored(switches: Iterable[tuple[_Switch, Any]], functions: _Functions, compiling: bool) -> list[str]:
     """Set back what differs; what of it is the backend's fault."""
     left = []
     for switch, before in switches:

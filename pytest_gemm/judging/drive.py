@@ -6,8 +6,7 @@ Each call is guarded as :mod:`calls` says, and each answer is checked for its ty
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import CandidateBackend, Prepared, unsupported
 from pytest_gemm.judging import verdict
-from pytest_gemm.judging.calls import Misconduct, asking, calling, hand, plain
+from pytest_gemm.judging.calls import Misconduct, asking, handing, plain, quiet
 from pytest_gemm.judging.case import Case
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors, views
@@ -27,14 +26,6 @@ from pytest_gemm.text import printable
 _Kind = TypeVar("_Kind")
 # Names of candidates that a sentence lists.
 _NAMES = 40
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """A compiler's own deprecation warnings are not reported, whatever filters the user's pytest has."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 # -- which variant, which candidates -----------------------------------------------------------------
@@ -66,13 +57,11 @@ def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[st
         if not wanted.by_name:
             return ("",), {}
         raise Unsupported("unknown-candidate", f"{backend.name} has no candidates, so none is called {wanted.text}")
-    handed = hand(given)
-    with quiet(), calling(compiling=True):
-        listed = backend.candidates(case.problem, handed.operands, case.request(wanted.text if wanted.by_name else ""))
+    with handing(given, compiling=True) as own:
+        listed = backend.candidates(case.problem, own, case.request(wanted.text if wanted.by_name else ""))
         names = tuple(map(str, listed.names))
         if odd := [name for name in names if name != printable(name)]:  # outcomes have printable names
             raise ValueError(f"candidates() lists a name that cannot be printed: {odd[0]!r}")
-    handed.check()
     found = wanted.of(names) or listed.named
     if not found:
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
@@ -86,11 +75,8 @@ def candidates(case: Case, given: Operands) -> tuple[tuple[str, ...], Mapping[st
 
 def prepare(case: Case, candidate: str, given: Operands) -> Prepared:
     """Compile the problem, with one candidate where it is named."""
-    handed = hand(given)
-    with quiet(), calling(compiling=True):
-        prepared = case.backend.prepare(case.problem, handed.operands, case.request(candidate))
-    handed.check()
-    return prepared
+    with handing(given, compiling=True) as own:
+        return case.backend.prepare(case.problem, own, case.request(candidate))
 
 
 def run(
@@ -108,11 +94,9 @@ def run(
         Misconduct: for results or side effects that no contract allows.
         Exception: whatever the backend raises.
     """
-    handed = hand(given)
-    with quiet(), calling():
-        made = (prepared.run if timed is None else timed)(handed.operands)
+    with handing(given) as own:
+        made = (prepared.run if timed is None else timed)(own)
         wait_for(device)
-    handed.check()
     try:
         return views.in_product(given.problem, plain(as_tuple(made), given))
     except views.WrongShape as wrong:

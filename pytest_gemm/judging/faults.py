@@ -27,6 +27,7 @@ _NO_MEMORY = (
 )
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MEMORY = re.compile(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", re.MULTILINE)
 _CUDA_ERROR = re.compile(r"(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): ([^\n]+)")
 
 
@@ -59,17 +60,13 @@ def out_of_memory(error: BaseException, phase: str, device: str) -> Reason | Non
             or (isinstance(part, RuntimeError) and any(mark in text for mark in _NO_MEMORY))
         ):
             continue
-        asked = _asked(text)
+        asked = _ASKED.search(text)
+        size = f"{_size(float(asked[1]) * _UNITS[asked[2]])} asked for" if asked else ""
         facts = _device_memory() if on_device and device == "cuda" else _host_memory()
-        words = f"out of memory in {phase}: " + ", ".join(filter(None, (asked and f"{asked} asked for", facts)))
+        words = f"out of memory in {phase}: {', '.join(filter(None, (size, facts)))}"
         sharing = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
         return Reason("out-of-memory", words, "test processes share the memory: use fewer with -n" if sharing else "")
     return None
-
-
-def _asked(text: str) -> str:
-    found = _ASKED.search(text)
-    return _size(float(found[1]) * _UNITS[found[2]]) if found else ""
 
 
 def _size(count: float) -> str:
@@ -95,11 +92,10 @@ def _host_memory() -> str:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return ""
-    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", text, re.MULTILINE))
+    found = {name: _size(int(count) * 1024.0) for name, count in _MEMORY.findall(text)}
     if len(found) < 2:
         return ""
-    total, available = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return f"the machine has {_size(total)}, of which {_size(available)} are available"
+    return f"the machine has {found['MemTotal']}, of which {found['MemAvailable']} are available"
 
 
 def release() -> None:

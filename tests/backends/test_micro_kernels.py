@@ -29,8 +29,8 @@ from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.cpp.micro_kernels import Axes, Product, Registered
 from pytest_gemm.backends.inductor import selection
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
+from pytest_gemm.judging import calls, judge
 from pytest_gemm.judging import case as case_module
-from pytest_gemm.judging import drive, judge
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import tensors
@@ -222,7 +222,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
     backend = CppBackend(threads=1)
     problem, first = given(line)
     before = cpp_micro_gemm.micro_gemm_configs
-    with generating_for(isa), drive.quiet():
+    with generating_for(isa), calls.quiet():
         listed = backend.candidates(problem, first)
     found, left = listed.names, listed.unsupported
     assert names < set(found)
@@ -239,7 +239,7 @@ def test_every_micro_kernel_that_fits_is_listed_without_a_compile(
 def test_the_reference_micro_kernel_of_a_large_product_is_had_by_name_only() -> None:
     backend, reference = CppBackend(threads=1), "CppMicroGemmRef-1x1x1"
     problem, first = given("linear:f32:nt:1024x1024x512")
-    with drive.quiet():
+    with calls.quiet():
         assert reference not in backend.candidates(problem, first).names
         assert backend.candidates(problem, first, BuildRequest(candidate="CppMicroGemmRef*")).named == (reference,)
 

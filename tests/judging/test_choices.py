@@ -36,8 +36,8 @@ from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.failures import text as text_module
+from pytest_gemm.judging import calls, judge
 from pytest_gemm.judging import case as case_module
-from pytest_gemm.judging import drive, judge
 from pytest_gemm.ledger.entry import Environment
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.numerics import interval, reference
@@ -215,7 +215,7 @@ def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch
     with (
         patch.object(AsyncCompile, "cpp_pybinding", lambda *args: made.append("compiled")),
         patch.object(CppTemplateCaller, "benchmark", lambda *args, out: made.append("benchmarked")),
-        drive.quiet(),
+        calls.quiet(),
     ):
         names = backend.candidates(problem, first).names
     assert made == []
@@ -277,7 +277,7 @@ def test_the_winner_is_benchmarked(two: TwoCandidates) -> None:
         timed.append(self.name)
         return 1e-9
 
-    with patch.object(CppTemplateCaller, "benchmark", benchmark), drive.quiet():
+    with patch.object(CppTemplateCaller, "benchmark", benchmark), calls.quiet():
         prepared = TwoCandidates(threads=1).prepare(problem, first)
     assert timed
     assert prepared.artifact.chosen[0].startswith("CppMicroGemm")
@@ -300,7 +300,7 @@ def test_what_a_benchmark_fails_with_is_said_of_the_candidate_that_inductor_leav
         raise error
 
     problem, first = given("mm:f32:nn:64x64x64")
-    with patch.object(CppTemplateCaller, "benchmark", benchmark), drive.quiet():
+    with patch.object(CppTemplateCaller, "benchmark", benchmark), calls.quiet():
         prepared = TwoCandidates(threads=1).prepare(problem, first)
     ((name, reason),) = prepared.pruned.items()
     assert name.startswith("CppMicroGemmFP32Vec-")
