@@ -23,7 +23,7 @@ from pytest_gemm import config as config_module
 from pytest_gemm import effect, records, reports, selection, supervisor, xdist
 from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.failures import text
-from pytest_gemm.isolation.journal import Diaries, Diary, Words
+from pytest_gemm.isolation.journal import Journal, Journals, Position
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.isolation.termination import STATUS, Termination
 from pytest_gemm.ledger.ledger import LedgerUse
@@ -69,7 +69,7 @@ class GemmRun:
         self._child = config.stash.get(supervisor.CHILD, None)
         self._is_worker = hasattr(config, "workerinput")
         self._closing = contextlib.ExitStack()
-        self._diaries: Diaries | None = None
+        self._journals: Journals | None = None
         self._termination: Termination | None = None
         self._harvest: list[precompile.Harvest] | None = None
         self._measured: list[Any] | None = None  # of speed.runner.Measured; a run without timed tests imports none
@@ -116,24 +116,24 @@ class GemmRun:
         )
         if self._is_worker or child is not None:
             given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
-            folder = child.diaries.folder if child is not None else self._folder(given)
+            folder = child.journals.folder if child is not None else self._folder(given)
             name, replaceable = given.get("workerid", supervisor.PROCESS), given.get("gemm_replaces", False)
-            diary = Diary(folder, name, replaceable=replaceable)
-            watch = Watch(*limits, diary, stacks=diary.stacks if dumps else None)
-            if diary.stacks is not None and dumps:
-                faulthandler.enable(file=diary.stacks, all_threads=False)
+            journal = Journal(folder, name, replaceable=replaceable)
+            watch = Watch(*limits, journal, stacks=journal.stacks if dumps else None)
+            if journal.stacks is not None and dumps:
+                faulthandler.enable(file=journal.stacks, all_threads=False)
         else:
             stderr = None
             with contextlib.suppress(AttributeError, ValueError, OSError):  # a process may have none
                 stderr = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]  # before pytest captures it
                 self._closing.callback(os.close, stderr)
             last_call = functools.partial(self._last_call, stderr)
-            diary = Diary()
-            watch = Watch(*limits, diary, last_call=last_call, stacks=stderr if dumps else None)
-        self._closing.callback(diary.close)
+            journal = Journal()
+            watch = Watch(*limits, journal, last_call=last_call, stacks=stderr if dumps else None)
+        self._closing.callback(journal.close)
         self._closing.callback(watch.close)
-        if diary.stacks is not None:
-            self._closing.callback(faulthandler.disable)  # it writes into the diary
+        if journal.stacks is not None:
+            self._closing.callback(faulthandler.disable)  # it writes into the journal
         return watch
 
     @staticmethod
@@ -143,17 +143,17 @@ class GemmRun:
 
     def _last_call(self, stderr: int | None, outcome: Outcome) -> None:
         """Report a case that has no end from a process that ends with it; the main thread hangs and capture is on."""
-        diary, state = self.watch.diary, self.state
-        words, name = diary.words, selection.test_name(diary.words.test)
-        judged = [dataclasses.replace(o, test=name) for o in (*diary.outcomes, outcome)]
-        explained, use = self._explained(judged, words)
+        journal, state = self.watch.journal, self.state
+        position, name = journal.position, selection.test_name(journal.position.test)
+        judged = [dataclasses.replace(o, test=name) for o in (*journal.outcomes, outcome)]
+        explained, use = self._explained(judged, position)
         state.absorb(map(records.to_record, explained), use.to_dict(), "main")
         state.narrowed = True  # what was not run may be what a ledger entry is about
         running: Any = self._config.pluginmanager.get_plugin("session")
         ids = [item.nodeid for item in running.items]
-        behind = len(ids) - 1 - ids.index(words.test) if words.test in ids else 0
+        behind = len(ids) - 1 - ids.index(position.test) if position.test in ids else 0
         lines = [
-            text.failure(explained[-1], self._rerun(words.test)),
+            text.failure(explained[-1], self._rerun(position.test)),
             *supervisor.end_lines("Nothing else ends it", behind),
             "",
             *state.summary(),
@@ -162,9 +162,9 @@ class GemmRun:
         if stderr is not None:
             os.write(stderr, ("\n\n" + "\n".join(lines) + "\n").encode())
 
-    def _explained(self, outcomes: Sequence[Outcome], words: Words | None) -> tuple[list[Outcome], LedgerUse]:
+    def _explained(self, outcomes: Sequence[Outcome], position: Position | None) -> tuple[list[Outcome], LedgerUse]:
         """What the ledger says of outcomes whose process is gone, as ``GemmCheck`` asks it of the others."""
-        known, settings = words.environment if words else None, self.settings
+        known, settings = position.environment if position else None, self.settings
         return state_module.explain_for_worker(outcomes, known, settings.ledger, settings.devices, settings.threads)
 
     def _rerun(self, nodeid: str) -> text.Rerun:
@@ -365,23 +365,23 @@ class GemmRun:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:
         """With ``-n`` and a GEMM option given: keep what shares an artifact or a reference on one worker."""
-        return xdist.scheduler(config, log, self._diaries)
+        return xdist.scheduler(config, log, self._journals)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: Sequence[Any]) -> None:
         """Several GPUs are shared out among the workers; what they leave behind when they die has a place."""
-        self._diaries = Diaries() if self._child is None else self._child.diaries
+        self._journals = Journals() if self._child is None else self._child.journals
         if self._child is None:
-            self._closing.callback(self._diaries.close)
+            self._closing.callback(self._journals.close)
         note = xdist.pin(config, specs)
         if note:
             self.state.notes.append(note)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker of this machine where to keep its diary, and whether another one would take its test over."""
-        if node.gateway.spec.popen and self._diaries is not None:
-            node.workerinput["gemm_folder"] = str(self._diaries.folder)
+        """Tell a worker of this machine where to keep its journal, and whether another one would take its test over."""
+        if node.gateway.spec.popen and self._journals is not None:
+            node.workerinput["gemm_folder"] = str(self._journals.folder)
             node.workerinput["gemm_replaces"] = xdist.replaces_workers(node.config)
 
     @pytest.hookimpl(optionalhook=True)
@@ -389,12 +389,12 @@ class GemmRun:
         """A test that ended with its worker, and that no other one goes on with: its last case crashed."""
         made: Any = report  # pytest keeps and ships extra attributes
         process = made.node.gateway.id
-        words = self._diaries.words(process) if self._diaries else None
-        earlier = self._diaries.outcomes(crashitem) if self._diaries else ()
-        outcomes = selection.crashed(crashitem, words, earlier, xdist.exit_status(made.node))
+        position = self._journals.position(process) if self._journals else None
+        earlier = self._journals.outcomes(crashitem) if self._journals else ()
+        outcomes = selection.crashed(crashitem, position, earlier, xdist.exit_status(made.node))
         if not outcomes:
             return
-        judged, use = self._explained(outcomes, words)
+        judged, use = self._explained(outcomes, position)
         made.gemm = {"outcomes": [*map(records.to_record, judged)], "use": use.to_dict(), "process": process}
         made.when = "call"
         failed = [o for o in judged if o.status.is_failure]
@@ -442,15 +442,15 @@ class GemmRun:
         """What judges a case and ends its test; with ``--gemm-guard=pages`` in a process that may die."""
         from pytest_gemm.run.check import GemmCheck
 
-        self.watch.diary.begin(node.nodeid)
+        self.watch.journal.begin(node.nodeid)
         check = GemmCheck(
-            *(self.settings, judge, self.watch.diary, node.originalname, selection.target(node), self._guarded),
+            *(self.settings, judge, self.watch.journal, node.originalname, selection.target(node), self._guarded),
             "gemm_speed" in node.fixturenames,
         )
         node.stash[_JUDGED] = check.judged
         yield check
         self.watch.rest()
-        self.watch.diary.end()
+        self.watch.journal.end()
 
     def speed_check(self, request: pytest.FixtureRequest, check: GemmCheck) -> Callable[[Case], object]:
         """What ends a timed test as the gate judges it."""
@@ -505,7 +505,7 @@ class GemmRun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Words of our own for what pytest would call skipped and xfailed."""
+        """Position of our own for what pytest would call skipped and xfailed."""
         return reports.status_words(report)
 
     @pytest.hookimpl(tryfirst=True)  # before xdist sends it
@@ -535,8 +535,8 @@ class GemmRun:
         elif judged is not None:
             state.absorb(judged["outcomes"], judged["use"], judged["process"])
             state.lose(judged.get("lost", {}))
-            if self._diaries is not None:
-                self._diaries.unfinished.discard(report.nodeid)
+            if self._journals is not None:
+                self._journals.unfinished.discard(report.nodeid)
 
     # -- end
 
@@ -567,9 +567,9 @@ class GemmRun:
 
     def _absorb_unfinished(self) -> None:
         """Take in the tests in which a process died, where the run has ended before another one finished them."""
-        for test in sorted(self._diaries.unfinished) if self._diaries is not None else ():
-            assert self._diaries is not None
-            judged, use = self._explained(self._diaries.outcomes(test), None)
+        for test in sorted(self._journals.unfinished) if self._journals is not None else ():
+            assert self._journals is not None
+            judged, use = self._explained(self._journals.outcomes(test), None)
             self.state.absorb(map(records.to_record, judged), use.to_dict(), "main")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

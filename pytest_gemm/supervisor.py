@@ -38,12 +38,12 @@ from pytest_gemm import config as config_module
 from pytest_gemm import options, records, selection, values, xdist
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.isolation import sanitizer
-from pytest_gemm.isolation.journal import Diaries, manner
+from pytest_gemm.isolation.journal import Journals, manner
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.run import state, terminal
 from pytest_gemm.text import printable
 
-# The name of the child's diary.
+# The name of the child's journal.
 PROCESS: Final = "main"
 # Signals that end a run; the parent hands on those that only it was sent.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -114,11 +114,11 @@ class Child:
     """What the process that is pytest tells its parent.
 
     Attributes:
-        diaries: where it writes down what it is doing; its parent removes the folder.
+        journals: where it writes down what it is doing; its parent removes the folder.
         notes: descriptor of a file in memory that both processes have.
     """
 
-    diaries: Diaries
+    journals: Journals
     notes: int
 
     def note(self, **entry: object) -> None:
@@ -144,7 +144,7 @@ CHILD = pytest.StashKey[Child]()
 
 def _start(config: pytest.Config) -> Child:
     """Fork, and return in the child; the parent waits for it and ends as it does."""
-    diaries = Diaries()
+    journals = Journals()
     notes = os.memfd_create("pytest-gemm-notes")  # which no kernel can remove
     fcntl.fcntl(notes, fcntl.F_SETFL, os.O_APPEND)
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -161,31 +161,31 @@ def _start(config: pytest.Config) -> Child:
         if os.getppid() != parent:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Child(diaries, notes)
+        return Child(journals, notes)
     final = 1
     try:
-        final = _watched(child, notes, diaries, config)
+        final = _watched(child, notes, journals, config)
     except BaseException:  # no copy of pytest may go on
         _say([traceback.format_exc()])
     finally:
-        diaries.close()
+        journals.close()
         os._exit(final)
 
 
 # -- in the parent -----------------------------------------------------------------------------------
 
 
-def _watched(child: int, notes: int, diaries: Diaries, config: pytest.Config) -> int:
+def _watched(child: int, notes: int, journals: Journals, config: pytest.Config) -> int:
     """Wait for the child, and say what is to be said; returns the status to end with."""
     started = time.monotonic()
     status, sent = _wait(child)
-    run = _Run(config, diaries, notes)
+    run = _Run(config, journals, notes)
     final = run.status_of(child)
     if final is None:
         ended = status < 0 and -status in sent  # by somebody
         _say(run.lines(status, time.monotonic() - started, from_outside=ended))
         if ended:
-            diaries.close()
+            journals.close()
             _end_by(-status)
     elif final == 0 and status != 0:
         _say([f"The tests were over when the process of pytest ended: {manner(status)}.", "The run is red for that."])
@@ -222,12 +222,12 @@ def _say(lines: Sequence[str]) -> None:
 class _Run:
     """What the child has left behind."""
 
-    def __init__(self, config: pytest.Config, diaries: Diaries, notes: int) -> None:
+    def __init__(self, config: pytest.Config, journals: Journals, notes: int) -> None:
         self._config = config
         self._facts: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = {}
         self._statuses: dict[int, int] = {}
-        self._words = diaries.words(PROCESS)
+        self._position = journals.position(PROCESS)
         begun: list[str] = []
         for entry in _entries(notes):
             if "end" in entry:
@@ -238,9 +238,9 @@ class _Run:
                 begun.append(entry["test"])
             else:
                 self._facts.update(entry)
-        test = self._words.test if self._words else ""
+        test = self._position.test if self._position else ""
         self._last = test or next((one for one in reversed(begun) if one not in self._ended), "")
-        self._earlier = diaries.outcomes(test) if test else ()
+        self._earlier = journals.outcomes(test) if test else ()
 
     def status_of(self, child: int) -> int | None:
         """The exit status that the child has noted; ``None`` where it did not come to that."""
@@ -273,19 +273,19 @@ class _Run:
 
     def _crashed(self, status: int) -> list[Outcome]:
         """The outcomes of the last test, as the ledger leaves them; this process has read no configuration."""
-        found = selection.crashed(self._last, self._words, self._earlier, status)
-        known, facts = self._words.environment if self._words else None, self._facts
+        found = selection.crashed(self._last, self._position, self._earlier, status)
+        known, facts = self._position.environment if self._position else None, self._facts
         ledger = config_module.ledger(self._config)
         return state.explain_for_worker(found, known, ledger, facts.get("devices", {}), facts.get("threads", 1))[0]
 
     def _crash_lines(self, crashed: Sequence[Outcome], status: int) -> list[str]:
-        words = self._words
+        position = self._position
         lines = [text_module.failure(o, self._rerun()) for o in crashed if o.status.is_failure or o.known_failure]
-        if not crashed and words is not None and words.stack:
-            lines.append(words.stack)
+        if not crashed and position is not None and position.stack:
+            lines.append(position.stack)
         where = f" in {self._last}" if self._last and not crashed else ""
         gone = f"The process that ran the tests is gone{where}: {manner(status)}"
-        late = words is not None and words.ended == "timed-out"
+        late = position is not None and position.ended == "timed-out"
         begun = {*self._ended, *([self._last] if self._last else [])}
         behind = max(0, int(self._facts.get("collected", 0)) - len(begun))
         return lines + end_lines("Nothing else ends it" if late else gone, behind)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gemm.isolation.journal import Diaries
+from pytest_gemm.isolation.journal import Journals
 from pytest_gemm.options import is_any_given
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.selection import case_id
@@ -122,7 +122,7 @@ def exit_status(node: Any) -> int | None:
 _FALSE_STARTS = 8
 
 
-def scheduler(config: pytest.Config, log: Any, diaries: Diaries | None) -> object | None:
+def scheduler(config: pytest.Config, log: Any, journals: Journals | None) -> object | None:
     """A scheduler for a run that asked for GEMM tests; ``None`` leaves xdist's own.
 
     With plain ``-n`` the scopes are ours; with ``--dist=loadscope``, ``loadfile`` and ``loadgroup`` they are xdist's,
@@ -131,7 +131,7 @@ def scheduler(config: pytest.Config, log: Any, diaries: Diaries | None) -> objec
     Args:
         config: pytest's, of the controller.
         log: xdist's logger.
-        diaries: what the workers leave behind when they die; ``None`` where there is nothing to go by.
+        journals: what the workers leave behind when they die; ``None`` where there is nothing to go by.
     """
     if not replaces_workers(config):
         return None
@@ -192,7 +192,7 @@ def scheduler(config: pytest.Config, log: Any, diaries: Diaries | None) -> objec
             return str(nodeid)
 
         def _goes_on(self, node: Any, nodeid: str) -> bool:
-            outcome = diaries and diaries.inherit(node.gateway.id, nodeid, exit_status(node))
+            outcome = journals and journals.inherit(node.gateway.id, nodeid, exit_status(node))
             if not outcome:
                 return False
             terminal = config.pluginmanager.get_plugin("terminalreporter")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.case_id import CandidateSelection, CaseId
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.isolation.journal import Words, death
+from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.run import state
@@ -80,12 +80,12 @@ class TrialWorker:
     def _dead(self, backend: Backend, trial: Trial, end: Death) -> Outcome:
         """How the case ended that a process died with."""
         harness = Activity(CaseId(backend.name, trial.problems[0].line), Phase.HARNESS, seed=trial.seed)
-        words = end.words or Words(activity=harness)
-        outcome = death(words, end.status)
+        position = end.position or Position(activity=harness)
+        outcome = death(position, end.status)
         details = "\n".join(filter(None, (outcome.details, end.said)))
         outcome = dataclasses.replace(outcome, test=PRODUCT, details=details)
         devices = {backend.name: self._config.device_of(backend)}
-        given = (words.environment, self._config.ledger, devices, self._config.threads)
+        given = (position.environment, self._config.ledger, devices, self._config.threads)
         return state.explain_for_worker([outcome], *given)[0][0]
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def _trial(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
 
     backend, trial = service.config.registry[request["backend"]], Trial.from_text(request["trial"])
     rerun = Rerun(request["rerun"][0], tuple(request["rerun"][1])) if "rerun" in request else None
-    return judged(service.config, service.judge, backend, trial, service.diary.open_call, rerun)
+    return judged(service.config, service.judge, backend, trial, service.journal.open_call, rerun)
 
 
 def judged(

@@ -1,4 +1,4 @@
-"""The journal of a process: what it began, so that its death can be told from it."""
+"""The journal of a process: what it began, so that its death can be written from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from pytest_gemm.isolation.processes import end_process
 from pytest_gemm.ledger.entry import Environment
@@ -24,8 +24,8 @@ from pytest_gemm.records import from_record, plain, to_record, typed
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-    """The last words of a process.
+class Position:
+    """Where a process stands: the last entry of its journal.
 
     Attributes:
         test: node id of the test that it was in, "" between tests.
@@ -61,8 +61,8 @@ class Earlier:
     complete: bool = False
 
     @property
-    def choices(self) -> frozenset[str]:
-        """The choices that are done with; "" is the case as a whole."""
+    def candidates(self) -> frozenset[str]:
+        """The candidates that are judged; "" is the case as a whole."""
         return frozenset(outcome.candidate for outcome in self.outcomes)
 
 
@@ -70,33 +70,33 @@ class Earlier:
 _SECONDS: Final = {Phase.COMPILE: "compile", Phase.RUN: "run", Phase.RUN_AGAIN: "run"}
 
 
-def death(words: Words, status: int | None) -> Outcome:
+def death(position: Position, status: int | None) -> Outcome:
     """The outcome of the case that a process ended with.
 
     Args:
-        words: its last words; they name an activity.
+        position: its last entry, which names an activity.
         status: its exit status, negative for a signal, ``None`` where it is unknown.
     """
-    doing = words.activity
+    doing = position.activity
     assert doing is not None, "a death without an activity belongs to no case"
     seconds = Seconds()
-    if words.ended == "timed-out":
+    if position.ended == "timed-out":
         option = "--gemm-timeout=RUN" if doing.phase.is_run else "--gemm-timeout=RUN,COMPILE"
-        text = f"no end in {doing.phase} within {words.limit:g} s"
+        text = f"no end in {doing.phase} within {position.limit:g} s"
         reason = Reason("no-end", text, f"raise {option} if it is only slow")
         part = _SECONDS.get(doing.phase, "reference")
-        seconds = Seconds(**{part: words.limit})
+        seconds = Seconds(**{part: position.limit})
     else:
-        where = f"after {doing.phase}" if words.over else f"in {doing.phase}"
+        where = f"after {doing.phase}" if position.over else f"in {doing.phase}"
         reason = Reason("process-died", f"the test process died {where}: {manner(status)}", _remedy(status))
     return Outcome(
         doing.case,
         doing.distribution,
         doing.seed,
-        Status.TIMED_OUT if words.ended == "timed-out" else Status.CRASHED,
+        Status.TIMED_OUT if position.ended == "timed-out" else Status.CRASHED,
         reason,
         kernels=doing.kernels,
-        details=words.stack,
+        details=position.stack,
         seconds=seconds,
     )
 
@@ -123,11 +123,11 @@ def _remedy(status: int | None) -> str:
     return "run the case alone under a debugger: gdb --args python -m pytest ..."
 
 
-class Diary:
-    """What one test process writes down for the process that will have to answer for it.
+class Journal:
+    """What one test process writes down for the process that started it.
 
-    A line that is overwritten in place says what it is doing (one system call; the file outlives any death), and
-    a file for each test has what was judged in it, so that another process can go on behind the last case.
+    A line that is overwritten in place says what it is doing (one system call; the file outlives the process), and
+    a file for each test holds what was judged in it, so that another process can continue after the last case.
 
     Args:
         folder: shared by all processes of a run; ``None``: nothing is written.
@@ -135,13 +135,13 @@ class Diary:
         replaceable: when this process ends itself, another one takes its test over.
 
     Attributes:
-        words: what would be its last words now.
+        position: what would be its last entry now.
         outcomes: what was judged of the test at hand.
         stacks: where faulthandler writes, ``None`` without a folder.
     """
 
     def __init__(self, folder: Path | None = None, process: str = "main", *, replaceable: bool = False) -> None:
-        self.words = Words()
+        self.position = Position()
         self.outcomes: list[Outcome] = []
         self.replaceable = replaceable and folder is not None
         self.stacks: IO[str] | None = None
@@ -152,34 +152,34 @@ class Diary:
             folder.mkdir(parents=True, exist_ok=True)  # a kernel may have removed it, with the worker before this one
             self._line = os.open(folder / f"{process}.now", os.O_CREAT | os.O_RDWR, 0o600)
             self.stacks = (folder / f"{process}.stack").open("w", encoding="utf-8")
-            self._say()
+            self._write(self.position)
 
-    def _say(self, **changes: Any) -> None:
-        self.words = dataclasses.replace(self.words, **changes)
+    def _write(self, position: Position) -> None:
+        self.position = position
         if self._line >= 0:
             # What an earlier, longer line leaves behind the newline is not read.
             with contextlib.suppress(OSError):  # a full disk
-                os.pwrite(self._line, json.dumps(plain(self.words)).encode() + b"\n", 0)
+                os.pwrite(self._line, json.dumps(plain(self.position)).encode() + b"\n", 0)
 
     def begin(self, test: str) -> None:
         """A test begins that will ask for judgements."""
         self._calls = 0
         self.outcomes = []
-        self._say(test=test, call=0, activity=None, over=False, environment=None)
+        self._write(Position(test))
 
     def end(self) -> None:
         """The test has been reported: no other process has to go on with it."""
         if self._folder is not None:
-            _judged_file(self._folder, self.words.test).unlink(missing_ok=True)
-        self._say(test="", call=0, activity=None, over=False, environment=None)
+            _judged_file(self._folder, self.position.test).unlink(missing_ok=True)
+        self._write(Position())
 
     def doing(self, activity: Activity, limit: float) -> None:
         """Something begins that may not come back, and for which ``limit`` seconds are given (0: no limit)."""
-        self._say(activity=activity, over=False, limit=limit)
+        self._write(dataclasses.replace(self.position, activity=activity, over=False, limit=limit))
 
     def over(self) -> None:
         """It came back."""
-        self._say(over=True)
+        self._write(dataclasses.replace(self.position, over=True))
 
     def open_call(self, environment: Environment) -> Earlier:
         """The test asks for its next judgement.
@@ -192,11 +192,11 @@ class Diary:
         """
         call, self._calls = self._calls, self._calls + 1
         # The names of a CPU's instruction sets are many, and the reader runs on the same machine.
-        told = dataclasses.replace(environment, isa=environment.isa if environment.device == "cuda" else ())
-        self._say(call=call, activity=None, over=False, environment=told)
+        written = dataclasses.replace(environment, isa=environment.isa if environment.device == "cuda" else ())
+        self._write(Position(self.position.test, call, environment=written))
         if self._folder is None:
             return Earlier()
-        return _earlier(self._folder, self.words.test).get(call, Earlier())
+        return _earlier(self._folder, self.position.test).get(call, Earlier())
 
     def judged(self, outcome: Outcome) -> None:
         """An outcome that another process need not judge again."""
@@ -209,7 +209,7 @@ class Diary:
 
     def _note(self, **entry: object) -> None:
         if self._folder is not None:
-            _append(self._folder, self.words.test, {"call": self.words.call, **entry})
+            _append(self._folder, self.position.test, {"call": self.position.call, **entry})
 
     def leave(self) -> None:
         """End this process, which has lost its device and can judge nothing more; returns where no process replaces it.
@@ -217,12 +217,12 @@ class Diary:
         What was judged of the test has been written down, the case that lost the device included.
         """
         if self.replaceable:
-            self._say(ended="lost-device")
+            self._write(dataclasses.replace(self.position, ended="lost-device"))
             end_process()
 
     def time_is_up(self, stack: str) -> None:
-        """The last words of a process that will be ended because its limit has run out."""
-        self._say(ended="timed-out", stack=stack)
+        """The last entry of a process that will be ended because its limit has run out."""
+        self._write(dataclasses.replace(self.position, ended="timed-out", stack=stack))
 
     def close(self) -> None:
         """The process has come to its proper end."""
@@ -268,8 +268,8 @@ def _earlier(folder: Path, test: str) -> dict[int, Earlier]:
     return found
 
 
-class Diaries:
-    """The diaries of all test processes, in the one that hands out the tests.
+class Journals:
+    """The journals of all test processes, in the one that hands out the tests.
 
     Attributes:
         folder: where they lie; removed by :meth:`close`.
@@ -280,21 +280,21 @@ class Diaries:
         self.folder = Path(tempfile.mkdtemp(prefix="pytest-gemm-"))
         self.unfinished: set[str] = set()
 
-    def words(self, process: str) -> Words | None:
-        """The last words of a process; ``None`` when it left none."""
+    def position(self, process: str) -> Position | None:
+        """The last entry of a process; ``None`` when it left none."""
         try:
             line, newline, _ = (self.folder / f"{process}.now").read_bytes().partition(b"\n")
         except OSError:
             return None
         if not newline:
             return None
-        words = typed(json.loads(line), Words)
+        position = typed(json.loads(line), Position)
         stack = (self.folder / f"{process}.stack").read_text(encoding="utf-8", errors="replace")
-        if words.ended or not stack:
-            return words
+        if position.ended or not stack:
+            return position
         # faulthandler's timer ended the process, or the signal of which it tells did.
         ended = "timed-out" if stack.startswith("Timeout ") else ""
-        return dataclasses.replace(words, ended=ended, stack=stack_frames(stack))
+        return dataclasses.replace(position, ended=ended, stack=stack_frames(stack))
 
     def inherit(self, process: str, test: str, status: int | None) -> Outcome | None:
         """Add how a process ended to what was judged of its test, so that another one can go on behind that.
@@ -308,14 +308,14 @@ class Diaries:
             the outcome of the case that it ended with; ``None`` when it was in no case of this test, and going on
             would only end the next process.
         """
-        words = self.words(process)
-        if words is None or words.test != test or words.activity is None:
+        position = self.position(process)
+        if position is None or position.test != test or position.activity is None:
             return None
         self.unfinished.add(test)
-        if words.ended == "lost-device":  # it has written down the case itself
+        if position.ended == "lost-device":  # it has written down the case itself
             return self.outcomes(test)[-1]
-        outcome = death(words, status)
-        _append(self.folder, test, {"call": words.call, "outcome": to_record(outcome)})
+        outcome = death(position, status)
+        _append(self.folder, test, {"call": position.call, "outcome": to_record(outcome)})
         return outcome
 
     def outcomes(self, test: str) -> tuple[Outcome, ...]:

@@ -1,9 +1,9 @@
 """A limit for whatever may never end, and what a process leaves behind when it ends with it.
 
 An endless kernel cannot be interrupted, a segmentation fault tells nothing, and after an illegal address the process
-has lost its device.  Each of them ends one process, so what matters is kept outside of it: a :class:`Diary` holds
+has lost its device.  Each of them ends one process, so what matters is kept outside of it: a :class:`Journal` holds
 in files what the process is doing and what it has judged of the test at hand.  The process that hands out the tests
-reads them (:class:`Diaries`), adds how the case at hand ended, and lets another worker go on with the same test behind
+reads them (:class:`Journals`), adds how the case at hand ended, and lets another worker go on with the same test behind
 that case.  ``docs/faults.md`` has the whole story.  No torch here.
 """
 
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from pytest_gemm.isolation.journal import JUDGE, SHOWN, Diary, death
+from pytest_gemm.isolation.journal import JUDGE, SHOWN, Journal, death
 from pytest_gemm.isolation.processes import end_process
 from pytest_gemm.outcome import Activity, Outcome
 
@@ -54,7 +54,7 @@ class Watch:
     Args:
         run: limit of one run of a kernel, in seconds; 0: none.
         compile_: limit of one compile, and of whatever else the harness does in a case; 0: none.
-        diary: where the last words go.
+        journal: where the last entry go.
         last_call: is told the outcome before the process ends, where no other process will report it.
         stacks: where the backstop writes the stack, a file or its descriptor; ``None``: no backstop.
     """
@@ -63,11 +63,11 @@ class Watch:
         self,
         run: float,
         compile_: float,
-        diary: Diary,
+        journal: Journal,
         last_call: Callable[[Outcome], None] | None = None,
         stacks: IO[str] | int | None = None,
     ) -> None:
-        self.diary = diary
+        self.journal = journal
         self._run = run
         self._compile = compile_
         self._last_call = last_call
@@ -86,7 +86,7 @@ class Watch:
         global _running  # noqa: PLW0603  # hooks of a fork cannot be taken back, so there is one
         _running = limit if activity.phase.is_run else 0.0
         with self._lock:
-            self.diary.doing(activity, limit)
+            self.journal.doing(activity, limit)
             if limit:
                 self._now = time.monotonic() + limit, threading.get_ident()
                 self._backstop.hold(limit + _GRACE)
@@ -101,9 +101,9 @@ class Watch:
             if os.getpid() != process:  # a kernel has forked, and this copy would go on as another pytest
                 os._exit(1)
             _running = 0.0
-            with self._lock:  # not before the last words of a limit that has just run out
+            with self._lock:  # not before the last entry of a limit that has just run out
                 self._now = None
-                self.diary.over()
+                self.journal.over()
 
     def lift(self) -> None:
         """No limit for the block at hand: a debugger is open in it."""
@@ -134,9 +134,9 @@ class Watch:
     def _end(self, thread: int) -> None:
         """Say what did not end, and end the process: nothing else ends a kernel."""
         try:
-            self.diary.time_is_up(_stack_of(thread))
+            self.journal.time_is_up(_stack_of(thread))
             if self._last_call is not None:
-                self._last_call(death(self.diary.words, None))
+                self._last_call(death(self.journal.position, None))
         finally:
             end_process()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from pytest_gemm.isolation.journal import Diaries, Diary, Words
+from pytest_gemm.isolation.journal import Journal, Journals, Position
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.outcome import Outcome
 from pytest_gemm.records import from_record, to_record
@@ -37,12 +37,12 @@ class Death:
     """The end of a judge in the middle of a request.
 
     Attributes:
-        words: its last words; ``None`` where it was in no case.
+        position: its last entry; ``None`` where it was in no case.
         status: its exit status, negative for a signal.
         said: the end of what it wrote to stderr.
     """
 
-    words: Words | None
+    position: Position | None
     status: int
     said: str
 
@@ -53,7 +53,7 @@ class Service:
 
     config: GemmConfig
     judge: Judge
-    diary: Diary
+    journal: Journal
     watch: Watch
 
 
@@ -78,8 +78,8 @@ class Worker:
 
     def __init__(self, config: GemmConfig, answer: Answer, *, eager: Eager = lambda *_: "") -> None:
         self.deaths = 0
-        self._diaries = Diaries()
-        self._errors = self._diaries.folder / "stderr"
+        self._journals = Journals()
+        self._errors = self._journals.folder / "stderr"
         self._errors.touch()
         here, there = socket.socketpair()
         with warnings.catch_warnings():
@@ -87,7 +87,7 @@ class Worker:
             self._keeper = os.fork()
         if self._keeper == 0:
             here.close()
-            _keep(config, answer, there, self._diaries.folder, self._errors, eager=eager)
+            _keep(config, answer, there, self._journals.folder, self._errors, eager=eager)
         there.close()
         self._socket = here
         self._lines = here.makefile("rb")
@@ -123,8 +123,8 @@ class Worker:
                     raise RuntimeError(f"the process that judges failed outside of a case:\n{message['error']}")
                 elif "exit" in message:
                     self.deaths += 1
-                    words = self._diaries.words(message["process"])
-                    known = words if words is not None and words.activity is not None else None
+                    position = self._journals.position(message["process"])
+                    known = position if position is not None and position.activity is not None else None
                     yield Death(known, message["exit"], self._tail(said))
                     return
                 else:
@@ -161,7 +161,7 @@ class Worker:
         except ProcessLookupError:
             os.kill(self._keeper, signal.SIGKILL)  # it had not come to founding its group
         os.waitpid(self._keeper, 0)
-        self._diaries.close()
+        self._journals.close()
 
 
 # -- in the keeper ---------------------------------------------------------------------------------
@@ -217,17 +217,17 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
     from pytest_gemm.judging.judge import Judge
 
     torch.set_num_threads(config.threads)
-    diary = Diary(folder, name)
-    assert diary.stacks is not None
-    faulthandler.enable(file=diary.stacks, all_threads=False)
-    watch = Watch(config.timeout, config.compile_timeout, diary, stacks=diary.stacks)
-    service = Service(config, Judge(eager, watch), diary, watch)
+    journal = Journal(folder, name)
+    assert journal.stacks is not None
+    faulthandler.enable(file=journal.stacks, all_threads=False)
+    watch = Watch(config.timeout, config.compile_timeout, journal, stacks=journal.stacks)
+    service = Service(config, Judge(eager, watch), journal, watch)
 
     def say(**message: object) -> None:
         there.sendall(json.dumps(message).encode() + b"\n")
 
     for count, line in enumerate(there.makefile("rb"), 1):
-        diary.begin(f"request {count}")
+        journal.begin(f"request {count}")
         try:
             for one in answer(service, json.loads(line)):
                 say(answer=to_record(one) if isinstance(one, Outcome) else one)
@@ -235,7 +235,7 @@ def _serve(config: GemmConfig, answer: Answer, there: socket.socket, folder: Pat
             say(error=traceback.format_exc())
             continue
         watch.rest()
-        diary.end()
+        journal.end()
         leaves = count >= _TRIALS or any(map(service.judge.has_lost, ("cpu", "cuda")))
         say(end=True, leaves=leaves)
         if leaves:

@@ -19,7 +19,7 @@ from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import CandidateSelection
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures import text
-from pytest_gemm.isolation.journal import Diary
+from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.drive import run_once
 from pytest_gemm.judging.judge import Judge
@@ -40,7 +40,7 @@ class GemmCheck:
     Attributes:
         config: what the run was asked for.
         judge: judges.
-        diary: what this process writes down.
+        journal: what this process writes down.
         test: name of the test function.
         target: the test, as pytest's command line names it.
         guarded: judges with guard pages, where ``--gemm-guard`` asks for it.
@@ -51,7 +51,7 @@ class GemmCheck:
 
     config: GemmConfig
     judge: Judge
-    diary: Diary
+    journal: Journal
     test: str
     target: str
     guarded: GuardedJudge | None = None
@@ -98,19 +98,19 @@ class GemmCheck:
 
     def _judged(self, case: Case, judging: Callable[[frozenset[str]], Iterable[Judged]]) -> list[Judged]:
         """The outcomes of a case: those that processes judged which ended with this test, then the rest."""
-        earlier = self.diary.open_call(state.environment_of(case))
+        earlier = self.journal.open_call(state.environment_of(case))
         found = list(map(Judged, earlier.outcomes))
         if earlier.complete:
             return found
         if self.guarded is not None:
             found = [self._guarded_evidence(case, outcome) for outcome in self.guarded.judge(case)]
         else:
-            for judged in judging(earlier.choices):
+            for judged in judging(earlier.candidates):
                 found.append(judged)
-                self.diary.judged(judged.outcome)
+                self.journal.judged(judged.outcome)
                 if self.judge.has_lost(case.device):
-                    self.diary.leave()
-        self.diary.close_call()
+                    self.journal.leave()
+        self.journal.close_call()
         return found
 
     @staticmethod

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm.api.protocols import Backend
-from pytest_gemm.isolation.journal import Words, death
+from pytest_gemm.isolation.journal import Position, death
 from pytest_gemm.isolation.worker import Death, Service, Worker
 from pytest_gemm.outcome import Activity, Outcome, Phase, Reason, Status
 from pytest_gemm.run.state import eager_refusal
@@ -104,9 +104,9 @@ class GuardedJudge:
         from pytest_gemm.operands import tensors
         from pytest_gemm.operands.guard_pages import ALLOCATED, GuardPages
 
-        words = end.words or Words(activity=Activity(case.id(), Phase.CASE, seed=case.seed))
-        outcome = death(words, end.status)
-        if end.status not in _FAULTS or words.ended:
+        position = end.position or Position(activity=Activity(case.id(), Phase.CASE, seed=case.seed))
+        outcome = death(position, end.status)
+        if end.status not in _FAULTS or position.ended:
             return outcome
         given = tensors.make(case.problem, outcome.distribution or case.distributions[0], case.seed, case.device)
         case = dataclasses.replace(case, distributions=(outcome.distribution or case.distributions[0],))

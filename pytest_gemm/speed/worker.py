@@ -33,7 +33,7 @@ from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import CONFIG, GemmConfig
 from pytest_gemm.failures.text import Rerun
-from pytest_gemm.isolation.journal import Diary
+from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.limits import Watch
 from pytest_gemm.machine import key as key_module
 from pytest_gemm.machine import software
@@ -509,7 +509,7 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     # torch and a compiler are millions of objects that every full collection would go through.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    refusal, watch = eager_refusal(config.ledger), Watch(config.timeout, config.compile_timeout, Diary(), stacks=2)
+    refusal, watch = eager_refusal(config.ledger), Watch(config.timeout, config.compile_timeout, Journal(), stacks=2)
     meter = Meter(request, folder, config, Judge(refusal, watch, config.reference), refusal, watch)
     device, candidates = Device(request.device), CandidateSelection(config.choices)
     for asked in request.cases:

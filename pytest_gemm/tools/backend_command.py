@@ -50,8 +50,8 @@ def answers(worker: Worker, limit: float | None = None, **request: object) -> It
     try:
         for one in worker.answers(request, limit and limit + _GRACE):
             if isinstance(one, Death):
-                if one.words is not None and one.words.ended == "timed-out":
-                    raise Unanswered(f"no answer within {one.words.limit:g} s")
+                if one.position is not None and one.position.ended == "timed-out":
+                    raise Unanswered(f"no answer within {one.position.limit:g} s")
                 raise Unanswered(": ".join([f"its process died: {manner(one.status)}", *one.said.splitlines()[-1:]]))
             yield one
     except RuntimeError as error:

@@ -271,7 +271,7 @@ def test_each_fault_is_one_case_and_everything_else_is_judged(
     assert "in endless_with_the_lock" in text
     assert "out of memory in run: 4 PiB asked for, the machine has " in text
     assert "an illegal memory access was encountered; the process has lost the device" in text
-    # The compiler that nobody waits for has been ended too, and the workers' diaries are gone.
+    # The compiler that nobody waits for has been ended too, and the workers' journals are gone.
     assert not alive(int((pytester.path / "compiler.pid").read_text()))
     assert not list((pytester.path / "tmp").glob("pytest-gemm-*"))
 
@@ -531,9 +531,9 @@ DOING = Activity(
 
 
 def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
-    diaries = journal.Diaries()
+    journals = journal.Journals()
     cuda = Environment("2.11.0+cu130", ("sm_90",), "cuda")
-    first = journal.Diary(diaries.folder, "gw0", replaceable=True)
+    first = journal.Journal(journals.folder, "gw0", replaceable=True)
     first.begin("test_it.py::test_product[x]")
     assert first.open_call(cuda) == journal.Earlier()
     first.judged(Outcome(CaseId("cutlass", "mm:f16:nt:8x8x8", candidate="choice_6"), "int-2", 3, Status.PASSED))
@@ -541,7 +541,7 @@ def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
     first.open_call(cuda)
     first.doing(DOING, 60.0)
 
-    died = diaries.inherit("gw0", "test_it.py::test_product[x]", -signal.SIGSEGV)
+    died = journals.inherit("gw0", "test_it.py::test_product[x]", -signal.SIGSEGV)
     assert died is not None
     assert (died.status, died.candidate, died.kernels, died.distribution, died.seed) == (
         Status.CRASHED,
@@ -550,45 +550,45 @@ def test_another_process_goes_on_behind_the_case_that_one_died_with() -> None:
         "rand",
         3,
     )
-    second = journal.Diary(diaries.folder, "gw1", replaceable=True)
+    second = journal.Journal(journals.folder, "gw1", replaceable=True)
     second.begin("test_it.py::test_product[x]")
     assert second.open_call(cuda).complete
     again = second.open_call(cuda)
     assert not again.complete
-    assert again.choices == {"choice_7"}
+    assert again.candidates == {"choice_7"}
     assert again.outcomes == (died,)
     # It has done nothing in this test yet: with its death the test would be over.
-    assert diaries.inherit("gw1", "test_it.py::test_product[x]", None) is None
-    words = diaries.words("gw0")
-    assert words is not None
-    assert words.environment == cuda
-    assert words.activity == DOING
+    assert journals.inherit("gw1", "test_it.py::test_product[x]", None) is None
+    position = journals.position("gw0")
+    assert position is not None
+    assert position.environment == cuda
+    assert position.activity == DOING
     second.end()
-    assert diaries.outcomes("test_it.py::test_product[x]") == ()
+    assert journals.outcomes("test_it.py::test_product[x]") == ()
     first.close()
     second.close()
-    diaries.close()
-    assert not diaries.folder.exists()
+    journals.close()
+    assert not journals.folder.exists()
 
 
 def test_half_a_line_of_a_process_that_died_writing_is_left_out() -> None:
-    diaries = journal.Diaries()
-    diary = journal.Diary(diaries.folder, "gw0")
-    diary.begin("t")
-    diary.open_call(Environment("2.13.0"))
-    diary.judged(Outcome(CaseId("aten", "mm:f32:nn:1x1x1"), "rand", 0, Status.PASSED))
-    (file,) = diaries.folder.glob("*.judged")
+    journals = journal.Journals()
+    written = journal.Journal(journals.folder, "gw0")
+    written.begin("t")
+    written.open_call(Environment("2.13.0"))
+    written.judged(Outcome(CaseId("aten", "mm:f32:nn:1x1x1"), "rand", 0, Status.PASSED))
+    (file,) = journals.folder.glob("*.judged")
     with file.open("a") as half:
         half.write('{"call": 0, "outco')
-    assert len(diaries.outcomes("t")) == 1
-    diary.close()
-    diaries.close()
+    assert len(journals.outcomes("t")) == 1
+    written.close()
+    journals.close()
 
 
 def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> None:
-    diary = journal.Diary(tmp_path, "gw0")
-    diary.begin("t")
-    watcher = limits.Watch(60, 60, diary, stacks=diary.stacks)
+    written = journal.Journal(tmp_path, "gw0")
+    written.begin("t")
+    watcher = limits.Watch(60, 60, written, stacks=written.stacks)
     best = 1.0
     for _ in range(20):
         started = time.perf_counter()
@@ -597,7 +597,7 @@ def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> No
                 pass
         best = min(best, (time.perf_counter() - started) / 50)
     watcher.close()
-    diary.close()
+    written.close()
     assert best < 1e-4
 
 
@@ -605,11 +605,11 @@ def test_watching_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> No
 def test_a_debugger_lifts_the_limit() -> None:
     code = """
         import sys, time
-        from pytest_gemm.isolation.journal import Diary
+        from pytest_gemm.isolation.journal import Journal
         from pytest_gemm.isolation.limits import Watch
         from pytest_gemm.case_id import CaseId
         from pytest_gemm.outcome import Activity, Phase
-        watch = Watch(0.3, 0.3, Diary(), stacks=sys.stderr)
+        watch = Watch(0.3, 0.3, Journal(), stacks=sys.stderr)
         with watch(Activity(CaseId("b", "mm:f32:nn:1x1x1"), Phase.RUN)):
             if sys.argv[1:]:
                 watch.lift()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pytest_gemm.api.registry import Registry
-from pytest_gemm.isolation.journal import Diary
+from pytest_gemm.isolation.journal import Journal
 from pytest_gemm.isolation.worker import Service
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.tools import doctor as doctor_module
@@ -65,7 +65,7 @@ def test_a_wrong_smoke_product_is_incorrect() -> None:
     registry = Registry()
     registry.add_callable("off", lambda a, b: a @ b + 1)
     config: Any = SimpleNamespace(registry=registry, device_of=lambda _: "cpu")
-    service = Service(config, Judge(), Diary(), lambda _: contextlib.nullcontext())  # type: ignore[arg-type]
+    service = Service(config, Judge(), Journal(), lambda _: contextlib.nullcontext())  # type: ignore[arg-type]
     told = [*doctor_module._answer(service, {"backend": "off"})]
     assert told[0] == (f"can run: torch {torch.__version__}", "")
     assert told[1][0].startswith("mm:f16:nt:128x96x64 incorrect: ")
