@@ -122,43 +122,29 @@ def bars(
 ) -> dict[str, Any]:
     """Rates of all entrants by shape, and their roofline fractions where ``attainable`` has the peaks in FLOP/s."""
     present = [name for name in names if any(name in w.seconds_by for w in group)]
-    labels = [_rest(problems[w.problem]) for w in group]
-    unit = units.operations(problems[group[0].problem])
     flops = {w.problem: roofline.work(problems[w.problem]).flops for w in group}
+    limits = {w.problem: attainable[w.problem] for w in group if w.problem in attainable}
+    shares = [100 * flops[w.problem] / limits[w.problem] / w.seconds for w in group if w.problem in limits]
     highest = max(flops[w.problem] / w.seconds for w in group)
-    scale, prefix = _prefix(highest)
-    reach = max([highest, *(attainable.get(w.problem, 0.0) for w in group)])
+    reach = max(highest, *limits.values(), 0.0)
+    unit, (scale, prefix) = units.operations(problems[group[0].problem]), _prefix(highest)
+    labels = [_rest(problems[w.problem]) for w in group]
     left, pitch = _left(labels), _BAR * (len(present) + 1)
-    has_roofline = any(w.problem in attainable for w in group)
-    middle = left + (WIDTH - left) * (0.62 if has_roofline else 1.0)
-    rows, shares = [], [100.0]
-    for number, winner in enumerate(group):
-        limit, top = attainable.get(winner.problem), 46 + pitch * number
-        drawn = []
-        for i, name in enumerate(present):
-            if (seconds := winner.seconds_by.get(name)) is None:
-                continue
-            rate = flops[winner.problem] / seconds
-            share = 100 * rate / limit if limit else None
-            shares.append(share or 0.0)
-            # The number stands behind the roofline's mark where the two would meet.
-            beyond = limit if limit and rate <= limit < rate + 0.1 * reach else rate
-            tip = f"{name}, {winner.problem}: {units.rate_text(rate, unit)}, {units.seconds_text(seconds)}"
-            tip += f", {share:.0f}% of the roofline" if share else ""
-            number_text = units.three(rate / scale) if name == winner.entrant else ""
-            drawn.append((name, round(top + _BAR * i, 1), rate / scale, share, tip, number_text, beyond / scale))
-        rows.append({"label": labels[number], "top": top, "limit": limit and limit / scale, "bars": drawn})
+    middle = left + (WIDTH - left) * (0.62 if limits else 1.0)
     return {
         "kind": kind,
+        "operations": unit,
         "unit": f"{prefix}{unit}",
-        "rows": rows,
+        "scale": scale,
+        "rows": [(label, w, flops[w.problem], limits.get(w.problem)) for label, w in zip(labels, group, strict=True)],
         "legend": _legend(present),
         "present": present,
         "bar": _BAR,
         "pitch": pitch,
         "bottom": 46 + pitch * len(group),
+        "reach": reach,
         "x": Scale(0, 1.1 * reach / scale, left, middle - 12),
-        "share": Scale(0, 1.05 * max(shares), middle + 12, WIDTH - 8) if has_roofline else None,
+        "share": Scale(0, 1.05 * max(100.0, *shares), middle + 12, WIDTH - 8) if limits else None,
     }
 
 
@@ -167,49 +153,39 @@ def rooflines(
 ) -> dict[str, Any]:
     """Rate against arithmetic intensity, one pair of axes for each dtype in ``groups``."""
     across = min(2, len(groups))
-    works = {w.problem: roofline.work(problems[w.problem]) for ws in groups.values() for w in ws}
+    every = [winner for winners in groups.values() for winner in winners]
+    works = {w.problem: roofline.work(problems[w.problem]) for w in every}
     peaks = {dtype: roofline.peak_rate(dtype, measured) or 0.0 for dtype in groups}
     bandwidth, (scale, prefix) = measured.bandwidth, _prefix(max(peaks.values()))
-    points = {
-        dtype: [
-            (name, works[w.problem].intensity, works[w.problem].flops / seconds, w.problem)
-            for w in winners
-            for name, seconds in w.seconds_by.items()
-        ]
-        for dtype, winners in groups.items()
-    }
-    every = [point for some in points.values() for point in some]
     intensities = [work.intensity for work in works.values()] + [peak / bandwidth for peak in peaks.values()]
     left, right = min(intensities) / 2, max(intensities) * 2
-    rates = [point[2] for point in every] + [left * bandwidth, *peaks.values()]
-    low, high = 0.8 * min(rates) / scale, 1.4 * max(rates) / scale
+    rates = [works[w.problem].flops / seconds for w in every for seconds in w.seconds_by.values()]
+    low = 0.8 * min(left * bandwidth, *rates) / scale
+    high = 1.4 * max(*peaks.values(), *rates) / scale
     room = (WIDTH - 44) / across
     panels = []
     for number, (dtype, peak) in enumerate(peaks.items()):
         begin, top = 44 + room * (number % across), 44 + 262 * (number // across)
-        x, y = Scale(left, right, begin, begin + room - 12, True), Scale(low, high, top + 206, top, True)
-        knee = peak / bandwidth
-        slope = math.sqrt(left * knee)
         panels.append(
             {
                 "dtype": dtype,
-                "x": x,
-                "y": y,
-                "roof": [(x(at), y(min(at * bandwidth, peak) / scale)) for at in (left, knee, right)],
-                "peak": units.rate_text(peak, "OP/s" if dtype in _INTEGERS else "FLOP/s"),
-                "slope": (x(slope), y(slope * bandwidth / scale), units.rate_text(bandwidth, "B/s")),
-                "points": [
-                    (name, x(at), y(rate / scale), f"{name}, {line}: {units.rate_text(rate, 'OP/s')}")
-                    for name, at, rate, line in points[dtype]
-                ],
+                "winners": groups[dtype],
+                "x": Scale(left, right, begin, begin + room - 12, logarithmic=True),
+                "y": Scale(low, high, top + 206, top, logarithmic=True),
+                "peak": peak,
+                "corners": (left, peak / bandwidth, right),
+                "slope": math.sqrt(left * peak / bandwidth),
+                "operations": "OP/s" if dtype in _INTEGERS else "FLOP/s",
             }
         )
-    present = {point[0] for point in every}
     return {
         "panels": panels,
+        "works": works,
+        "bandwidth": bandwidth,
+        "scale": scale,
         "height": 44 + 262 * math.ceil(len(groups) / across),
         "unit": f"{prefix}FLOP/s, {prefix}OP/s for integers",
-        "legend": _legend(name for name in names if name in present),
+        "legend": _legend(name for name in names if any(name in w.seconds_by for w in every)),
     }
 
 
@@ -223,38 +199,38 @@ def history(
         problems: by line.
         dates: of the run's sessions.
     """
-    today = max(map(_day, filter(None, dates)), default=None)
-    days = [_day(p.date) for _, past in told for p in past] + ([today] if today else [])
-    changes = {j.case: [100 * (s / past[0].seconds - 1) for s in _course(j, past)] for j, past in told}
-    every = [change for some in changes.values() for change in some]
-    step = round_step((max([*every, 1.0]) - min([*every, -1.0])) / 3)
-    low, high = step * math.floor(min([*every, -1.0]) / step), step * math.ceil(max([*every, 1.0]) / step)
+    today = max(map(_day, filter(None, dates)), default=0)
+    courses = []
+    for judgement, past in told:
+        course = [(_day(p.date), p.seconds) for p in past]
+        course += [(today or course[-1][0], judgement.seconds)] if judgement.seconds else []
+        courses.append([(day, 100 * (seconds / past[0].seconds - 1)) for day, seconds in course])
+    days = [day for course in courses for day, _ in course] + ([today] if today else [])
+    changes = [change for course in courses for _, change in course]
+    step = round_step((max(1.0, *changes) - min(-1.0, *changes)) / 3)
+    lowest, highest = math.floor(min(-1.0, *changes) / step), math.ceil(max(1.0, *changes) / step)
+    width, height = WIDTH / _ACROSS, 83
     cells = []
-    for number, (judgement, past) in enumerate(told):
-        begin, top = WIDTH / _ACROSS * (number % _ACROSS) + 28, 83 * (number // _ACROSS) + 30
-        x = Scale(min(days), max(min(days) + 1, *days), begin, begin + WIDTH / _ACROSS - 40)
-        y = Scale(low, high, top + 46, top)
-        at = [_day(p.date) for p in past] + [today or _day(past[-1].date)]
-        points = [(x(day), y(change)) for day, change in zip(at, changes[judgement.case], strict=False)]
+    for number, ((judgement, past), course) in enumerate(zip(told, courses, strict=True)):
+        begin, top = width * (number % _ACROSS) + 28, height * (number // _ACROSS) + 30
+        x = Scale(min(days), max(min(days) + 1, *days), begin, begin + width - 40)
+        y = Scale(step * lowest, step * highest, top + 46, top)
         problem = problems[judgement.case.problem]
         cells.append(
             {
                 "heading": (f"{entrant(judgement.case)}, {kind_of(problem)}", _rest(problem)),
                 "x": x,
-                "ticks": [
-                    (y(step * i), f"{step * i:+g}%" if i else "0")
-                    for i in range(round(low / step), round(high / step) + 1)
-                ],
-                "points": points[: len(past)],
-                "now": points[len(past)] if judgement.seconds else None,
+                "y": y,
+                "points": [(x(day), y(change)) for day, change in course],
                 "judgement": judgement,
-                "change": changes[judgement.case][-1],
-                "first": past[0],
+                "change": course[-1][1],
+                "past": past,
             }
         )
     return {
         "cells": cells,
-        "height": 83 * math.ceil(len(told) / _ACROSS),
+        "ticks": [(step * i, f"{step * i:+g}%" if i else "0") for i in range(lowest, highest + 1)],
+        "height": height * math.ceil(len(told) / _ACROSS),
         "ends": f"from {date.fromordinal(min(days))} to {date.fromordinal(max(days))}",
     }
 
@@ -262,8 +238,3 @@ def history(
 def _day(text: str) -> int:
     """A date of ISO 8601 as the number of a day."""
     return date.fromisoformat(text[:10]).toordinal()
-
-
-def _course(judgement: Judgement, past: Sequence[Past]) -> list[float]:
-    """The times of a case, this run's last."""
-    return [p.seconds for p in past] + ([judgement.seconds] if judgement.seconds else [])

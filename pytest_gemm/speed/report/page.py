@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed import roofline
-from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.report import figures, text
+from pytest_gemm.speed.report import figures
 from pytest_gemm.speed.report.figures import chunks, kind_of
 from pytest_gemm.speed.report.rows import (
     VERDICTS,
@@ -27,7 +26,7 @@ from pytest_gemm.speed.report.rows import (
     winners,
     wins,
 )
-from pytest_gemm.speed.report.templates import render
+from pytest_gemm.speed.report.text import lines, render
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20
@@ -52,60 +51,41 @@ def page(run: Run, title: str) -> str:
     subjects = list(dict.fromkeys(row.entrant for row in found))
     comparator = comparator_of(found)
     names = dict.fromkeys(itertools.chain(subjects, *(w.seconds_by for w in fastest)))
-    context = {
-        "run": run,
-        "title": title,
-        "facts": _facts(run),
-        "rows": found,
-        "columns": columns(run, found),
-        "change_text": change_text,
-        "gated": run.mode != "none",
-        "counts": {str(verdict): count for verdict, count in run.counts().items()},
-        "verdict_words": {str(verdict): words for verdict, words in VERDICTS.items()},
-        "notes": text.lines(run, "disturbed", "notes"),
-        "untimed": text.lines(run, "untimed"),
+    leads, close = wins(fastest)
+    text = render(
+        "page.html.jinja",
+        run=run,
+        title=title,
+        rows=found,
+        fastest=fastest,
+        columns=columns(run, found),
+        change_text=change_text,
+        counts=run.counts(),
+        verdict_words=VERDICTS,
+        notes=lines(run, "disturbed", "notes"),
+        untimed=lines(run, "untimed"),
         # The class that colours a backend or a comparator; the latter are grey.
-        "entrants": {name: f"e{i % 6}" + " other" * (name not in subjects) for i, name in enumerate(names)},
-        "comparator": "the comparator" if comparator == "comparator" else comparator,
+        entrants={name: f"e{i % 6}" + " other" * (name not in subjects) for i, name in enumerate(names)},
+        comparator="the comparator" if comparator == "comparator" else comparator,
+        leads=leads,
+        close=close,
+        contested=close + sum(map(len, leads.values())),
+        means={mean.entrant: mean for mean in geomean(run)},
+        geometric_mean=statistics.geometric_mean,
+        edges=_EDGES,
+        ran=_ran(run),
         **_verdicts(run, found),
-        **_standings(run, fastest, names),
         **_rates(run, found, fastest, names),
         **_speedups(found),
         **_histories(run, found),
-        "ran": _ran(run),
-    }
-    sections = (
-        ("verdicts", "Verdicts", run.mode != "none"),
-        ("winners", "Who wins where", fastest),
-        ("speedup", "Speed-up over the comparator", any(row.speedup for row in found)),
-        ("roofline", "Roofline", True),
-        ("history", "History", context["history"]),
-        ("cases", "All cases", True),
-        ("method", "How to read this", True),
     )
-    context["sections"] = [(name, heading) for name, heading, is_shown in sections if is_shown]
-    return render("page.html.jinja", **context) + "\n"
-
-
-def _facts(run: Run) -> dict[str, str]:
-    """Where, with what and when."""
-    sessions = run.sessions
-    compared = {"baseline": "stored baselines", "against": "the base environment", "none": "nothing"}
-    return {
-        "hardware": run.hardware,
-        "software": ", ".join(f"{name} {version}" for name, version in run.software.items()),
-        "date": min((s.date for s in sessions if s.date), default="").replace("T", " "),
-        "commit": ", ".join(dict.fromkeys(s.commit for s in sessions if s.commit)),
-        "timing contract": ", ".join(dict.fromkeys(s.contract for s in sessions if s.contract)),
-        "compared with": compared[run.mode],
-        "processes": str(len(sessions)) if sessions else "",
-        "took": f"{run.seconds:.0f} s, {run.harness_seconds:.0f} s of it the harness" if run.seconds else "",
-    }
+    return text + "\n"
 
 
 def _verdicts(run: Run, found: Sequence[Row]) -> dict[str, Any]:
     """The forest plots, the largest slow-down first."""
-    compared = sorted((row.judgement for row in found if row.judgement.change is not None), key=_slow_down_first)
+    compared = [row.judgement for row in found if row.judgement.change is not None]
+    compared.sort(key=lambda judgement: -(judgement.change or 0.0))
     same = [j for j in compared if j.verdict is Verdict.SAME]
     moved = [j for j in compared if j.verdict is not Verdict.SAME]
     return {
@@ -115,28 +95,6 @@ def _verdicts(run: Run, found: Sequence[Row]) -> dict[str, Any]:
         "same": [figures.forest(piece, run.delta) for piece in chunks(same, _FOREST_ROWS)],
         "same_count": len(same),
     }
-
-
-def _slow_down_first(judgement: Judgement) -> float:
-    return -(judgement.change or 0.0)
-
-
-def _standings(run: Run, fastest: Iterable[Winner], names: Iterable[str]) -> dict[str, Any]:
-    """Wins and mean speed-ups by backend."""
-    leads, close = wins(fastest)
-    means = {mean.entrant: mean for mean in geomean(run)}
-    contested = close + sum(map(len, leads.values()))
-    standings = {}
-    for name in names:
-        won, mean = leads.get(name, []), means.get(name)
-        standings[name] = [
-            f"{len(won)} of {contested}" if contested else "",
-            f"{statistics.geometric_mean(won):.2f}x" if won else "",
-            f"{mean.speedup:.2f}x" if mean else "",
-            f"{mean.worst:.2f}x to {mean.best:.2f}x" if mean else "",
-            str(mean.cases) if mean else "",
-        ]
-    return {"standings": standings, "close": close}
 
 
 def _rates(run: Run, found: Sequence[Row], fastest: Sequence[Winner], names: Iterable[str]) -> dict[str, Any]:
@@ -176,7 +134,6 @@ def _speedups(found: Iterable[Row]) -> dict[str, Any]:
     shown = {kind: by for kind, by in grids.items() if any(len(cells) >= _LEAST_CELLS for cells in by.values())}
     return {
         "grids": {kind: [_heat_map(e, cells) for e, cells in by.items()] for kind, by in shown.items()},
-        "scale": ["", *(f"{edge:g}" for edge in _EDGES)],
         "left_out": sum(len(cells) for kind, by in grids.items() if kind not in shown for cells in by.values()),
     }
 
@@ -208,7 +165,7 @@ def _histories(run: Run, found: Iterable[Row]) -> dict[str, Any]:
     dates = [session.date for session in run.sessions]
     return {
         "history": [figures.history(piece, problems, dates) for piece in chunks(shown, 24)],
-        "histories_shown": f" {len(shown)} of {len(told)} cases are shown." if len(told) > len(shown) else "",
+        "histories": (len(shown), len(told)),
     }
 
 
