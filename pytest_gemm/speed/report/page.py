@@ -26,7 +26,8 @@ from pytest_gemm.speed.report.rows import (
     winners,
     wins,
 )
-from pytest_gemm.speed.report.text import lines, render
+from pytest_gemm.speed.report.templates import render
+from pytest_gemm.speed.report.text import lines
 
 _FOREST_ROWS: Final = 50
 _BAR_SHAPES: Final = 20

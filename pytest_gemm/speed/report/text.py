@@ -8,7 +8,6 @@ independent, so they never narrow it, and a case with one session has none.
 
 from __future__ import annotations
 
-import html
 import itertools
 import re
 import shlex
@@ -38,6 +37,7 @@ from pytest_gemm.speed.report.rows import (
     winners,
     wins,
 )
+from pytest_gemm.speed.report.templates import escaped, render
 from pytest_gemm.text import table as text_table
 
 # -- the terminal --------------------------------------------------------------------------------------------
@@ -286,37 +286,3 @@ def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
     body = [[marked.get(name, str)(column.text(row)) for name, column in wanted.items()] for row in shown]
     numbers = [i for i, column in enumerate(wanted.values()) if column.value]
     return _joined([escaped(column.title) for column in wanted.values()], body, numbers)
-
-
-# -- templates -----------------------------------------------------------------------------------------------
-
-
-def escaped(text: object) -> str:
-    """Text that Markdown and its HTML leave as it is, also within a table."""
-    safe = html.escape(str(text), quote=False)
-    return " ".join(re.sub(r"[\\`*_\[\]|~]", r"\\\g<0>", safe).split())
-
-
-def render(template: str, **values: object) -> str:
-    """A template of this package with its values; what goes into an HTML page is escaped."""
-    import jinja2  # late: a run without a report does without it
-
-    is_page = template.endswith(".html.jinja")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pytest_gemm.speed.report"),
-        autoescape=is_page,
-        trim_blocks=is_page,
-        lstrip_blocks=not is_page,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {
-        "line": lambda text: " ".join(str(text).split()),
-        "md": escaped,
-        "percent": units.percent,
-        "plural": units.plural,
-        "rate": units.rate_text,
-        "seconds": units.seconds_text,
-        "signed": units.signed,
-        "three": units.three,
-    }
-    return environment.get_template(template).render(values)

@@ -1,0 +1,39 @@
+"""The templates of the reports."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from pytest_gemm.speed.report import units
+
+
+def escaped(text: object) -> str:
+    """Text that Markdown and its HTML leave as it is, also within a table."""
+    safe = html.escape(str(text), quote=False)
+    return " ".join(re.sub(r"[\\`*_\[\]|~]", r"\\\g<0>", safe).split())
+
+
+def render(template: str, **values: object) -> str:
+    """A template of this package with its values; what goes into an HTML page is escaped."""
+    import jinja2  # late: a run without a report does without it
+
+    is_page = template.endswith(".html.jinja")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pytest_gemm.speed.report"),
+        autoescape=is_page,
+        trim_blocks=is_page,
+        lstrip_blocks=not is_page,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "line": lambda text: " ".join(str(text).split()),
+        "md": escaped,
+        "percent": units.percent,
+        "plural": units.plural,
+        "rate": units.rate_text,
+        "seconds": units.seconds_text,
+        "signed": units.signed,
+        "three": units.three,
+    }
+    return environment.get_template(template).render(values)
