@@ -375,6 +375,7 @@ def test_what_cuda_checks_is_refused_before(text: str, words: str, monkeypatch: 
 
 def test_older_devices_are_told_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     o = dataclasses.replace(make(line("16x16x64", "rowwise", out="f32"), "rand"), device=Device.CUDA)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, words in (((8, 0), "8.9"), ((10, 0), "9.0")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         with pytest.raises(Unsupported, match=words):
