@@ -13,6 +13,7 @@ from pytest_gemm.api.protocols import ScriptedBackend
 from pytest_gemm.failures import repro
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging import verdict
+from pytest_gemm.numerics import precision
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -129,7 +130,7 @@ def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> repr
     backend = case.backend
     if not isinstance(backend, ScriptedBackend):
         raise Unsupported("no-script", f"{backend.name} does not say how PyTorch alone comes to its kernels")
-    with program.cpu_threads(case.threads):
+    with precision.cpu_threads(case.threads):
         recipe = backend.recipe(case.problem, evidence.operands, case.request(choice))
     return repro.script(repro.Case(outcome, recipe, evidence, warm))
 

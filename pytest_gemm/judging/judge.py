@@ -26,6 +26,7 @@ from pytest_gemm.judging.attempt import Attempt, Devices, Ended, Watching
 from pytest_gemm.judging.calls import Misconduct
 from pytest_gemm.judging.case import Case, Evidence, Judged
 from pytest_gemm.judging.truth import EagerRefusal, Truth, Truths
+from pytest_gemm.numerics import precision
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as operands
@@ -396,7 +397,7 @@ def _ended(found: Iterator[Judged]) -> Iterator[Judged]:
 def _threaded(case: Case, found: Iterator[Judged]) -> Iterator[Judged]:
     """What is found with the case's CPU threads; the consumer has its own number of them."""
     while True:
-        with program.cpu_threads(case.threads):
+        with precision.cpu_threads(case.threads):
             judged = next(found, None)
         if judged is None:
             return

@@ -9,17 +9,21 @@ Two uses of one idea (Freivalds, *Probabilistic machines can use less running ti
 
 Both work where the tensors lie.  On a CPU they use float64 matrix products, on a CUDA device only elementwise
 multiplication and sums: a library's float64 product can be emulated there, and this is the arithmetic that judges.
+
+The CPU's part is done in one thread: it is so little that on busy cores several wait longer than they work.
+Measured on two shared cores: 0.1 s instead of 8 s for 16 million elements.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
 
 import torch
+
+from pytest_gemm.numerics.precision import cpu_threads
 
 PRIME: Final = 2**61 - 1
 _BITS: Final = 61
@@ -29,20 +33,6 @@ _CHUNK: Final = {"cpu": 1 << 18, "cuda": 1 << 25}
 # Terms of a sum that is exact in float64; longer ones are added up modulo the prime.
 _TERMS: Final = 4096
 _SUM_BITS: Final = 53
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The CPU's part of the work in one thread: it is so little that on busy cores several wait longer than they work.
-
-    Measured on two shared cores: 0.1 s instead of 8 s for 16 million elements.
-    """
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(count)
 
 
 def _pieces(x: torch.Tensor, terms: int) -> Iterator[tuple[tuple[slice, slice], slice, torch.Tensor]]:
@@ -72,7 +62,7 @@ def _thin(x: torch.Tensor, vectors: torch.Tensor, matrices: slice, columns: slic
     return torch.stack([(x * vectors[..., None, :, n]).sum(-1) for n in range(vectors.shape[-1])], -1)
 
 
-@_one_thread()
+@cpu_threads(1)
 def project(x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """x @ vectors in float64, on x's device.
 
@@ -129,7 +119,7 @@ def _limbs(v: torch.Tensor, width: int) -> torch.Tensor:
     return torch.stack([((v >> low) & mask).to(torch.float64) for low in range(0, _BITS, width)], -1)
 
 
-@_one_thread()
+@cpu_threads(1)
 def times(
     x: torch.Tensor, unit: float, bits: int, v: torch.Tensor, faults: torch.Tensor | None = None
 ) -> torch.Tensor | None:

@@ -240,15 +240,8 @@ def _of_one(given: Bounding) -> Interval:
     problem = given.problem
     flags = tuple(f for f in problem.flags if f not in {"steps.first", "steps.last"})
     own = tuple(step for step in problem.epilogue if step not in problem.passes)
-    bare, done = (
-        interval(
-            dataclasses.replace(problem, epilogue=epilogue, flags=flags),
-            given.operands,
-            given.reference,
-            given.contract,
-        )
-        for epilogue in (own, problem.epilogue)
-    )
+    alike = [dataclasses.replace(problem, epilogue=epilogue, flags=flags) for epilogue in (own, problem.epilogue)]
+    bare, done = (interval(one, given.operands, given.reference, given.contract) for one in alike)
     one = torch.tensor([problem.is_one_of("steps", i) for i in range(problem.several)]).reshape(-1, 1, 1)
     tier: Tier = next(t for t in ("statistical", "hard", "exact") if t in {bare.tier, done.tier})
 

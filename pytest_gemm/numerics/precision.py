@@ -1,4 +1,4 @@
-"""PyTorch's switches for less precise products: what they are while a problem is compiled and run.
+"""PyTorch's settings while a problem is compiled and run: switches for less precise products, and CPU threads.
 
 A contract describes one arithmetic, so nothing that a user, a plugin or an earlier test has set may change it.
 :func:`settings` makes it a fact: less precision is allowed where a problem's flag asks for it, and forbidden
@@ -72,3 +72,14 @@ def settings(problem: Problem) -> Iterator[None]:
         for name, value in zip(_REDUCTIONS, halves, strict=True):
             setattr(cuda, name, value)
         cuda.allow_fp16_accumulation = accumulation
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """A block in which PyTorch has so many CPU threads, more than there are cores too; 0 changes nothing."""
+    before = torch.get_num_threads()
+    with contextlib.ExitStack() as stack:
+        if count not in {0, before}:
+            torch.set_num_threads(count)
+            stack.callback(torch.set_num_threads, before)
+        yield

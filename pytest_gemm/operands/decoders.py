@@ -44,7 +44,7 @@ def _integer_span(problem: Problem) -> float:
 
 
 def digit_plan(problem: Problem) -> tuple[int, int]:
-    """Digits d of a column in ``k-cover`` and the number of blocks of d k's that a column carries."""
+    """How many consecutive k a block of ``k-cover`` has, each with a power of 4, and how many blocks a column has."""
     headroom = headroom_of(problem)
     n, k = max(problem.shape.n, 1), max(problem.shape.k, 1)
     exact = min(_exact_results(headroom), headroom.room)
@@ -56,11 +56,6 @@ def digit_plan(problem: Problem) -> tuple[int, int]:
         if fits and overlap * total <= headroom.budget:
             return digits, overlap
     return 1, -(-k // n)
-
-
-def k_cover_digits(problem: Problem) -> int:
-    """How many consecutive k a column of the ``k-cover`` distribution carries, each with another power of 4."""
-    return digit_plan(problem)[0]
 
 
 def _block_sign(index: int) -> int:

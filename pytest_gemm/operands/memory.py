@@ -162,9 +162,9 @@ def guarded(
     first = band + offset
     if isinstance(values, Lines):
         flat = _poison(first + step + band, element, device)
-        view = flat.as_strided(shape, strides, first)
-        return Guarded(name, flat, view, values.write(view))
-    flat = _poison(first + step + band, element)
-    flat.as_strided(shape, strides, first).copy_(torch.from_numpy(values))
-    flat = flat.to(device)
-    return Guarded(name, flat, flat.as_strided(shape, strides, first))
+        drawn_finite = values.write(flat.as_strided(shape, strides, first))
+    else:
+        flat, drawn_finite = _poison(first + step + band, element), None
+        flat.as_strided(shape, strides, first).copy_(torch.from_numpy(values))
+        flat = flat.to(device)
+    return Guarded(name, flat, flat.as_strided(shape, strides, first), drawn_finite)

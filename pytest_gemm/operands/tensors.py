@@ -416,14 +416,14 @@ def group_ends(problem: Problem, stream: Stream) -> Array:
     Ends at random rows, so that no tile's edge is one; of three groups and more one is empty, at a random place.
     """
     groups, rows = problem.shape.batch or 0, problem.result_shape[0]
-    ends = sorted(stream.below(rows + 1) for _ in range(groups - 1))
+    bounds = [0, *sorted(stream.below(rows + 1) for _ in range(groups - 1)), rows]
     if groups >= 3:
         empty = stream.below(groups)
         if empty == groups - 1:
-            ends[-1] = rows
+            bounds[empty] = rows
         else:
-            ends[empty] = ends[empty - 1] if empty else 0
-    return np.array([*ends, rows][:groups], dtype=np.int32)
+            bounds[empty + 1] = bounds[empty]
+    return np.array(bounds[1 : groups + 1], dtype=np.int32)
 
 
 def _face_relu(headroom: Headroom, drawn: Drawn) -> None:

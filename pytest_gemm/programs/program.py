@@ -6,7 +6,6 @@ ATen runs it as it is, Inductor compiles it, a plain callable replaces the matri
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +25,6 @@ if TYPE_CHECKING:
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # A tensor, for ``tap``, ``fork`` and ``again`` a tuple of two, for ``linears`` one of as many as there are products.
 Program = Callable[..., Any]
-
-
-@contextlib.contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """A block in which PyTorch has so many CPU threads, more than there are cores too; 0 changes nothing."""
-    before = torch.get_num_threads()
-    if count in {0, before}:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def args(problem: Problem, operands: Operands) -> dict[str, torch.Tensor]:

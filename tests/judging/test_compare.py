@@ -15,7 +15,7 @@ from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
-from pytest_gemm.operands.decoders import k_cover_digits
+from pytest_gemm.operands.decoders import digit_plan
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 
@@ -414,7 +414,7 @@ def test_a_tapped_value_is_decoded_with_the_digits_of_its_distribution() -> None
     problem = Problem.parse("mm:f32:nn:24x40x100:add+cast-bf16:program.multi_output")
     tapped = problem.outputs[0]
     made = ops.make(problem, "k-cover", 11)
-    assert k_cover_digits(problem) != k_cover_digits(Problem.parse("mm:f32:nn:24x40x100"))
+    assert digit_plan(problem)[0] != digit_plan(Problem.parse("mm:f32:nn:24x40x100"))[0]
     contract = Contract("f32", "either")
     bare = dataclasses.replace(tapped, epilogue=())
     span = interval.interval(bare, made, reference.reference(bare, made), contract)

@@ -10,7 +10,7 @@ import torch
 
 from pytest_gemm.operands import memory, random_streams
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.decoders import decode_k, decode_source, k_cover_digits, tile_map_period
+from pytest_gemm.operands.decoders import decode_k, decode_source, digit_plan, tile_map_period
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
 from pytest_gemm.outcome import Unsupported
@@ -270,7 +270,7 @@ def test_one_hot_gives_rows_of_b_with_full_significands() -> None:
 def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
     problem = Problem.parse(line)
     o = room.make(problem, "k-cover", 0)
-    digits = k_cover_digits(problem)
+    digits = digit_plan(problem)[0]
     a, b = o.a.double(), o.b.double()
     right = a @ b
     assert torch.equal(right, right.to(torch_dtype(problem.dtypes.out)).double())
@@ -295,7 +295,7 @@ def test_k_cover_names_what_was_dropped_or_doubled(line: str) -> None:
 
 def test_k_cover_carries_as_many_digits_as_operand_and_output_hold() -> None:
     lines = {"mm:f32": 8, "mm:f16": 5, "mm:bf16": 4, "int_mm:i8-i8-i32": 4}
-    assert {x: k_cover_digits(Problem.parse(f"{x}:nt:3x999x1000")) for x in lines} == lines
+    assert {x: digit_plan(Problem.parse(f"{x}:nt:3x999x1000"))[0] for x in lines} == lines
 
 
 def test_k_cover_with_few_columns_still_notices_every_k_and_lists_the_candidates() -> None:
