@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from pytest_gemm.case_id import CaseId
-from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, Kept, parse, read_text
+from pytest_gemm.speed.baseline.entry import MARKER, RESTORE, SESSIONS, Baseline, BaselineError, parse, read_text
 from pytest_gemm.speed.baseline.record import record_sessions
 from pytest_gemm.speed.baseline.store import NAME, SUFFIX, Store, hardware_keys, names, percent, time_text
 from pytest_gemm.speed.data import Session, read_session
+from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.storage.cache import last_recording
 from pytest_gemm.text import did_you_mean, show, table
 
@@ -208,53 +208,44 @@ def _resolve(given: argparse.Namespace) -> list[str]:
         raise BaselineError(path, 0, "is no file of baselines", f"name one, DIR/HARDWARE/BACKEND{SUFFIX}")
     place = path.absolute().parent
     store = Store(place.parent, place.name)
-    newest: dict[CaseId, Kept] = {}
-    dropped = 0
     with store._lock():
-        for number, line in enumerate(read_text(path).split("\n"), 1):
-            if not line.strip() or MARKER.match(line.rstrip()):
-                continue
-            one = Kept(Baseline.parse(line, backend, path, number), line.rstrip("\r"), number)
-            other = newest.get(one.baseline.case)
-            dropped += other is not None
-            if other is None or _instant(other.baseline.date) <= _instant(one.baseline.date):
-                newest[one.baseline.case] = one
+        text = read_text(path)
+        newest = parse(text, backend, path, resolve=True)
+        lines = [line for line in text.split("\n") if line.strip() and not MARKER.match(line.rstrip())]
         store._write(backend, newest)
-    return [f"{path}: {len(newest)} case(s), {dropped} older line(s) dropped"]
-
-
-def _instant(date: str) -> datetime.datetime:
-    """A date of ISO 8601 for comparing; without a time zone it is UTC, and what is no date is older than all."""
-    try:
-        found = datetime.datetime.fromisoformat(date.replace("Z", "+00:00"))  # Python 3.10 does not know "Z"
-    except ValueError:
-        found = datetime.datetime.min
-    return found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
+    return [f"{path}: {len(newest)} case(s), {len(lines) - len(newest)} older line(s) dropped"]
 
 
 def _record(given: argparse.Namespace) -> list[str]:
-    """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not."""
-    whole, lines = _complete_sessions(given.samples)
-    given.status = _store(given, whole, lines)
-    return lines
+    """Record from sessions that a run has kept: one that was cut short, or that ran where the store is not.
 
-
-def _accept(given: argparse.Namespace) -> list[str]:
-    """Record the named cases from the sessions of a recording, although they got slower.
+    With names of cases only these are recorded, although they got slower.
 
     Raises:
         ValueError: when no case of the recording answers to a name.
     """
     whole, lines = _complete_sessions(given.samples)
-    cases = sorted({sample.case for one in whole for sample in one.samples})
-    for pattern in _unknown(given.cases, cases):
-        raise ValueError(f"no case {pattern!r} in {given.samples}{did_you_mean(pattern, map(str, cases))}")
-    meant = {case for case in cases if any(names(one, case) for one in given.cases)}
-    some = [
-        msgspec.structs.replace(one, samples=tuple(sample for sample in one.samples if sample.case in meant))
-        for one in whole
-    ]
-    given.status = _store(given, some, lines, accept=given.cases, reason=given.reason)
+    if given.cases:
+        cases = sorted({sample.case for one in whole for sample in one.samples})
+        for pattern in _unknown(given.cases, cases):
+            raise ValueError(f"no case {pattern!r} in {given.samples}{did_you_mean(pattern, map(str, cases))}")
+        meant = {case for case in cases if any(names(one, case) for one in given.cases)}
+        whole = [replace(one, samples=tuple(s for s in one.samples if s.case in meant)) for one in whole]
+    of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
+    for one in whole:
+        of_hardware.setdefault(one.hardware, []).append(one)
+    for hardware, some in of_hardware.items():
+        store = Store(given.baselines, hardware)
+        device = next((sample.device for one in some for sample in one.samples), "cpu")
+        policy = Policy.for_device(device)
+        done, refused = record_sessions(
+            store, some, policy, k=given.sessions, force=given.force, accept=given.cases, reason=given.reason
+        )
+        lines.append(f"baselines in {store.place}:" if done.stored else f"nothing was recorded in {store.place}:")
+        # What a run calls --gemm-record=force is --force here.
+        told = (*done.lines(), *dict.fromkeys(refused.values()))
+        lines += [line.replace("--gemm-record=force", "--force") for line in told]
+        given.status |= bool(refused) or not done.stored
     return lines
 
 
@@ -275,43 +266,6 @@ def _complete_sessions(folder: Path) -> tuple[list[Session], list[str]]:
     if not any(sample.is_timed for one in whole for sample in one.samples):
         raise BaselineError(folder, 0, "holds no session that timed anything", "see why the run ended")
     return whole, lines
-
-
-def _store(
-    given: argparse.Namespace,
-    sessions: Sequence[Session],
-    lines: list[str],
-    *,
-    accept: Sequence[str] = (),
-    reason: str = "",
-) -> int:
-    """Store what the sessions measured, add what was done to ``lines``, and return 1 where a case was not recorded."""
-    from pytest_gemm.speed.gate.policy import Policy
-
-    status = 0
-    of_hardware: dict[str, list[Session]] = {}  # a run may time on the CPU and on a GPU
-    for one in sessions:
-        of_hardware.setdefault(one.hardware, []).append(one)
-    for hardware, some in of_hardware.items():
-        store = Store(given.baselines, hardware)
-        device = next((sample.device for one in some for sample in one.samples), "cpu")
-        done, refused = record_sessions(
-            store,
-            some,
-            Policy.for_device(device),
-            k=given.sessions,
-            force=given.force,
-            accept=accept,
-            reason=reason,
-        )
-        # What a run calls --gemm-record=force is --force here.
-        told = [
-            line.replace("--gemm-record=force", "--force") for line in (*done.lines(), *dict.fromkeys(refused.values()))
-        ]
-        stored_any = bool(done.stored)
-        lines += [f"baselines in {store.place}:" if stored_any else f"nothing was recorded in {store.place}:", *told]
-        status |= bool(refused) or not stored_any
-    return int(status)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -343,7 +297,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     record = commands.add_parser("record", help="record from the sessions that a run has kept")
     record.add_argument("samples", type=Path, metavar="SAMPLES")
-    record.set_defaults(task=_record)
+    record.set_defaults(task=_record, cases=(), reason="")
 
     accept = commands.add_parser("accept", help="record cases of the last recording although they got slower")
     accept.add_argument("cases", nargs="+", metavar="CASE", help="name of a case, or a shell pattern over names")
@@ -351,7 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accept.add_argument(
         "--samples", type=Path, default=last_recording(), metavar="DIR", help="sessions (default: the last recording's)"
     )
-    accept.set_defaults(task=_accept)
+    accept.set_defaults(task=_record)
     for one in (record, accept):
         one.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
         one.add_argument("--sessions", type=int, default=SESSIONS, metavar="K", help=f"needed (default: {SESSIONS})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 import re
@@ -296,29 +297,46 @@ class Kept:
     number: int
 
 
-def parse(text: str, backend: str, path: Path | str) -> dict[CaseId, Kept]:
+def parse(text: str, backend: str, path: Path | str, *, resolve: bool = False) -> dict[CaseId, Kept]:
     """All baselines of a file's text, in the file's order.
 
     The order of the lines means nothing, and blank ones are passed over: both come from merging by hand, and the next
     recording puts them right.
+
+    Args:
+        text: of the file.
+        backend: whose file it is.
+        path: of the file, for the message.
+        resolve: pass over what a merge left: git's markers, and all lines of a case but the newest.
     """
     found: dict[CaseId, Kept] = {}
     for number, line in enumerate(text.split("\n"), 1):
-        if MARKER.match(line.rstrip()):
-            remedy = f"keep one line of each case, or run {command('resolve', path)}, which keeps the newest"
-            raise BaselineError(path, number, "a conflict that git left", remedy)
-        if not line.strip():
+        is_marker = MARKER.match(line.rstrip()) is not None
+        if not line.strip() or (is_marker and resolve):
             continue
-        baseline = Baseline.parse(line, backend, path, number)
-        if (earlier := found.get(baseline.case)) is not None:
-            dates = f"(dates {earlier.baseline.date or '?'} and {baseline.date or '?'})"
-            remedy = f"keep one of them, or run {command('resolve', path)}, which keeps the newest"
-            problem = f"{baseline.case} stands on line {earlier.number} already {dates}"
-            raise BaselineError(path, number, problem, remedy)
-        found[baseline.case] = Kept(baseline, line.rstrip("\r"), number)
-    if not found:
+        remedy = f"keep one line of each case, or run {command('resolve', path)}, which keeps the newest"
+        if is_marker:
+            raise BaselineError(path, number, "a conflict that git left", remedy)
+        one = Kept(Baseline.parse(line, backend, path, number), line.rstrip("\r"), number)
+        case, date = one.baseline.case, one.baseline.date
+        earlier = found.get(case)
+        if earlier and not resolve:
+            dates = f"(dates {earlier.baseline.date or '?'} and {date or '?'})"
+            raise BaselineError(path, number, f"{case} stands on line {earlier.number} already {dates}", remedy)
+        if earlier is None or _instant(earlier.baseline.date) <= _instant(date):
+            found[case] = one
+    if not found and not resolve:
         raise BaselineError(path, 0, "is empty", "restore it from git, or delete it")
     return found
+
+
+def _instant(date: str) -> datetime.datetime:
+    """A date of ISO 8601 for comparing; without a time zone it is UTC, and what is no date is older than all."""
+    try:
+        found = datetime.datetime.fromisoformat(date.replace("Z", "+00:00"))  # Python 3.10 does not know "Z"
+    except ValueError:
+        found = datetime.datetime.min
+    return found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
 
 
 def read_text(path: Path) -> str:
