@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pytest_gemm.outcome import Verdict
@@ -72,7 +72,7 @@ def page(run: Run, title: str) -> str:
         close=close,
         contested=close + sum(map(len, leads.values())),
         means={mean.entrant: mean for mean in geomean(run)},
-        geometric_mean=statistics.geometric_mean,
+        statistics=statistics,
         edges=_EDGES,
         ran=_ran(run),
         **_verdicts(run, found),
@@ -134,28 +134,19 @@ def _speedups(found: Iterable[Row]) -> dict[str, Any]:
             grids[kind][row.entrant][m, f"{shape.n}x{shape.k}"] = row
     shown = {kind: by for kind, by in grids.items() if any(len(cells) >= _LEAST_CELLS for cells in by.values())}
     return {
-        "grids": {kind: [_heat_map(e, cells) for e, cells in by.items()] for kind, by in shown.items()},
+        "grids": {
+            kind: [
+                (who, sorted({nk for _, nk in cells}, key=_sizes), sorted({m for m, _ in cells}, key=_sizes), cells)
+                for who, cells in by.items()
+            ]
+            for kind, by in shown.items()
+        },
         "left_out": sum(len(cells) for kind, by in grids.items() if kind not in shown for cells in by.values()),
     }
 
 
-def _heat_map(entrant: str, cells: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
-    """A table of M by N x K with the speed-up in each cell."""
-
-    def sizes(text: str) -> tuple[int, ...]:
-        return tuple(map(int, text.split("x")))
-
-    def cell(row: Row | None) -> dict[str, Any] | None:
-        if row is None or row.speedup is None:
-            return None
-        ratio = row.speedup.middle
-        tip = f"{row.judgement.case}: {row.speedup} over {row.comparator}"
-        return {"text": f"{ratio:.2f}", "heat": sum(ratio >= edge for edge in _EDGES), "tip": tip}
-
-    across = sorted({nk for _, nk in cells}, key=sizes)
-    downs = sorted({m for m, _ in cells}, key=sizes)
-    lines = [(down, [cell(cells.get((down, nk))) for nk in across]) for down in downs]
-    return {"entrant": entrant, "across": across, "lines": lines}
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("x")))
 
 
 def _histories(run: Run, found: Iterable[Row]) -> dict[str, Any]:

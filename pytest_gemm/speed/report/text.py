@@ -124,7 +124,6 @@ def summary(run: Run) -> list[str]:
 def lines(run: Run, *parts: str) -> list[str]:
     """Some parts of the summary, which are macros of ``templates/lines.txt.jinja``."""
     samples = [sample for session in run.sessions for sample in session.samples]
-    timed = [sample for sample in samples if sample.is_timed]
     by_code: dict[str, list[Judgement]] = defaultdict(list)
     for judgement in run.judgements:
         if judgement.verdict is Verdict.UNDECIDED:
@@ -132,28 +131,23 @@ def lines(run: Run, *parts: str) -> list[str]:
     phases: Counter[str] = Counter()
     for sample in samples:
         phases.update(sample.phases)
-    effects = [j for j in run.judgements if j.minimum_effect is not None]
-    regrets = [j for j in run.judgements if j.regret is not None]
-    leads, close = wins(winners(run))
+    fastest = winners(run)
+    leads, close = wins(fastest)
     text = render(
         "lines.txt.jinja",
         run=run,
         parts=parts,
         verdicts=run.counts(),
         by_code=by_code,
-        timed=timed,
-        lost=[sample for sample in timed if sample.disturbed],
+        timed=[sample for sample in samples if sample.is_timed],
         doubtful=[case for case, some in trusted(run.sessions).items() if is_doubtful(some)],
         untimed_cases=_untimed(run),
-        regrets=sorted(regrets, key=lambda j: (j.regret, f"{j.case} against {j.faster}"), reverse=True),
         least_regret=_REGRET,
-        median_effect=statistics.median(j.minimum_effect or 0.0 for j in effects) if effects else None,
-        worst=max(effects, key=lambda j: (j.minimum_effect, j.case), default=None),
+        statistics=statistics,
         leads=leads,
         close=close,
         contested=close + sum(map(len, leads.values())),
-        single=sum(w.lead is not None and w.lead.low is None for w in winners(run)),
-        geometric_mean=statistics.geometric_mean,
+        single=sum(w.lead is not None and w.lead.low is None for w in fastest),
         geomeans=geomean(run),
         phases=phases,
         commands=_commands(run),
