@@ -73,7 +73,7 @@ class GemmRun:
         self._termination: Termination | None = None
         self._harvest: list[precompile.Harvest] | None = None
         self._measured: list[Any] | None = None  # of speed.runner.Measured; a run without timed tests imports none
-        self._fuzzer: Any = None  # a fuzzing.server.TrialWorker, likewise
+        self._fuzzer: Any = None  # a fuzzing.check.TrialWorker, likewise
         self._guarded: Any = None  # a run.guarded.GuardedJudge, likewise
         self._fuzzed: list[str] = []
         self._shown_header = False
@@ -182,7 +182,7 @@ class GemmRun:
         """Start gathering.  Backends that are missing are found here: with xdist this process collects nothing."""
         settings, config = self.settings, self._config
         if settings.fuzz and not config.option.collectonly:
-            from pytest_gemm.fuzzing.server import TrialWorker
+            from pytest_gemm.fuzzing.check import TrialWorker
 
             self.state.narrowed = True  # a drawn case does not show that an entry of the ledger is stale
             self._fuzzer = TrialWorker(settings)  # before a backend is asked whether it is available

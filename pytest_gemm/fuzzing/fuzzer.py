@@ -1,9 +1,8 @@
 """Fuzzing: draw trials until the time is up, shrink what fails, remember it, and go on behind it.
 
-Hypothesis draws (``strategies``) and shrinks.  Each draw is a
-search of its own, so that there is a next one behind a failure, which counts what is known by now and looks for
-something else.  A *defect* is told
-from others by op, dtypes, status and reason code: what fails alike in another shape is counted, not shrunk again.
+Hypothesis draws (``strategies``) and shrinks.  Each draw is a search of its own: a search after a failure counts what
+is known by now and looks for something else.  A *defect* is told from others by op, dtypes, status and reason code.
+What fails alike in another shape is counted, not shrunk again.
 
 Shrunk trials are kept in the database of the user's Hypothesis profile (``.hypothesis/examples`` by default), as text
 and not as Hypothesis' own choices, so that they outlive a change of the strategies.  The next run begins with them, and
@@ -16,22 +15,27 @@ import dataclasses
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import jinja2
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_gemm.api.protocols import Backend
 from pytest_gemm.failures import text as text_module
-from pytest_gemm.fuzzing.server import PROPERTY
 from pytest_gemm.fuzzing.strategies import Trial, forms, size_of, trials
 from pytest_gemm.outcome import Outcome, Status
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
+
+# The tests that run a trial again, and under whose names the ledger knows its cases.
+PRODUCT: Final = "test_product"
+PROPERTY: Final = "test_properties"
 
 # Op, dtypes, status, reason code.
 Key = tuple[str, str, str, str]
@@ -57,6 +61,7 @@ class Defect:
         complete: whether the shrinking came to its own end, not to that of its time.
         again: how many more trials failed alike.
         before: whether an earlier run had found it.
+        keys: of what was drawn, and of everything that was found on the way to the smallest form.
     """
 
     outcome: Outcome
@@ -66,6 +71,7 @@ class Defect:
     complete: bool = True
     again: int = 0
     before: bool = False
+    keys: list[Key] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -81,7 +87,7 @@ class Findings:
         cases: outcomes, by status; shrinking is not counted.
         reported: properties that do not hold and need not, by their sentence.
         known: outcomes by the entry of the ledger that explains them.
-        refused: outcomes that were refused late, by reason.
+        unsupported: outcomes that turned out to be unsupported, by reason.
         mistrusted: problems whose data could tell nothing.
         defects: what is new.
         compile_seconds: of all compiles, shrinking included.
@@ -96,7 +102,7 @@ class Findings:
     cases: Counter[Status] = dataclasses.field(default_factory=Counter)
     reported: Counter[str] = dataclasses.field(default_factory=Counter)
     known: Counter[str] = dataclasses.field(default_factory=Counter)
-    refused: Counter[str] = dataclasses.field(default_factory=Counter)
+    unsupported: Counter[str] = dataclasses.field(default_factory=Counter)
     mistrusted: list[str] = dataclasses.field(default_factory=list)
     defects: list[Defect] = dataclasses.field(default_factory=list)
     compile_seconds: float = 0.0
@@ -122,25 +128,6 @@ class _FailedError(Exception):
 def _key(outcome: Outcome) -> Key:
     op, dtypes, *_ = outcome.problem.split(":")
     return op, dtypes, str(outcome.status), outcome.reason.code if outcome.reason else ""
-
-
-@dataclasses.dataclass
-class _Shrink:
-    """A failure on its way to its smallest form.
-
-    Attributes:
-        key: of the failure that was drawn; its status and reason code stay, op and dtypes may become smaller.
-        until: when its time is up.
-        drawn: the first problem of the trial that was drawn.
-        found: every trial that fails like that, with its outcome.
-        judged: how many were judged.
-    """
-
-    key: Key
-    until: float
-    drawn: str
-    found: dict[Trial, Outcome] = dataclasses.field(default_factory=dict)
-    judged: int = 0
 
 
 class Fuzzer:
@@ -178,11 +165,11 @@ class Fuzzer:
         self._tell = tell
         self._clock = clock
         self._until = 0.0
-        self._shrink_seconds = 0.0
+        self._shrink_seconds = self._shrink_until = 0.0
         self._covered: dict[Key, Defect] = {}
         self._drawn = _random(trials(backend, ops=ops))
         self._memory: dict[Trial, list[Outcome]] = {}
-        self._shrink: _Shrink | None = None
+        self._shrinking: Defect | None = None
 
     def run(self, seconds: float) -> Findings:
         """Draw and judge until ``seconds`` have passed: one trial at least, and the one at hand to its end."""
@@ -191,8 +178,8 @@ class Fuzzer:
         self._shrink_seconds = max(min(_SHRINK_SECONDS, seconds), _SHRINK_SHARE * seconds)
         self._replay()
         number = 0
-        claims = bool(forms(self._backend, self._ops))
-        while claims and (not self.findings.trials or self._clock() < self._until):
+        can_draw = bool(forms(self._backend, self._ops))
+        while can_draw and (not self.findings.trials or self._clock() < self._until):
             self._search(number)
             number += 1
         self.findings.seconds = self._clock() - started
@@ -221,7 +208,8 @@ class Fuzzer:
             outcomes = self._judged(trial, count=True)
             failed = [o for o in outcomes if o.status in _FAILED]
             if failed:
-                self._keep(Defect(failed[0], trial, trial.problems[0].line, before=True), map(_key, failed))
+                line = trial.problems[0].line
+                self._keep(Defect(failed[0], trial, line, before=True, keys=[*map(_key, failed)]))
             elif all(o.status in {Status.PASSED, Status.PRUNED, Status.UNSUPPORTED} for o in outcomes):
                 self._store.delete(self._place, kept)
                 self.findings.mended.append(trial.problems[0].line)
@@ -230,7 +218,7 @@ class Fuzzer:
 
     def _search(self, number: int) -> None:
         """Draw one trial, judge it, and shrink it if it fails in a new way."""
-        self._shrink = None
+        self._shrinking = None
 
         # One valid example a call: Hypothesis follows each random example with variations of it otherwise, and every
         # one of them would be a compile.  And so a draw depends on its number alone, not on what came of others.
@@ -256,45 +244,42 @@ class Fuzzer:
             search()
         except _TimeIsUp:
             complete = False
-        except (_FailedError, Unsatisfiable):  # the latter: a backend that claims next to nothing
+        except (_FailedError, Unsatisfiable):  # the latter: a backend that supports next to nothing
             pass
-        if (shrink := self._shrink) is None:
-            return
-        smallest = min(shrink.found, key=size_of)
-        defect = Defect(shrink.found[smallest], smallest, shrink.drawn, shrink.judged, complete)
-        self._keep(defect, [shrink.key, *map(_key, shrink.found.values())] if complete else [shrink.key])
-        self._shrink = None
+        if (defect := self._shrinking) is not None:
+            self._shrinking = None
+            defect.complete, defect.keys = complete, defect.keys if complete else defect.keys[:1]
+            self._keep(defect)
 
     def _fails(self, trial: Trial) -> bool:
-        """Whether what was drawn, or what Hypothesis made smaller, is what it is to look for."""
-        if self._shrink is not None:
-            return self._still_fails(self._shrink, trial)
+        """Whether what was drawn fails in a new way, or what Hypothesis made smaller fails like what was drawn."""
+        if self._shrinking is not None:
+            return self._still_fails(self._shrinking, trial)
         if trial in self._memory:
             return False
-        outcomes = self._judged(trial, count=True)
-        for outcome in outcomes:
-            if outcome.status not in _FAILED:
-                continue
+        for outcome in self._judged(trial, count=True):
             key = _key(outcome)
-            if key in self._covered:
+            if outcome.status in _FAILED and key not in self._covered:
+                self._shrink_until = self._clock() + self._shrink_seconds
+                self._shrinking = Defect(outcome, trial, trial.problems[0].line, keys=[key])
+                return True
+            if outcome.status in _FAILED:
                 self._covered[key].again += 1
-                continue
-            until = self._clock() + self._shrink_seconds
-            self._shrink = _Shrink(key, until, trial.problems[0].line, {trial: outcome})
-            return True
         return False
 
-    def _still_fails(self, shrink: _Shrink, trial: Trial) -> bool:
-        """Whether a trial fails like the one that is shrunk, and not like a defect that is known."""
-        known = trial in self._memory
-        if not known:
-            if self._clock() >= shrink.until:
+    def _still_fails(self, defect: Defect, trial: Trial) -> bool:
+        """Whether a trial fails like the defect, and not like another one that is known."""
+        if trial not in self._memory:
+            if self._clock() >= self._shrink_until:
                 raise _TimeIsUp
-            shrink.judged += 1
+            defect.shrinks += 1
         for outcome in self._judged(trial, count=False):
             key = _key(outcome)
-            if outcome.status in _FAILED and key[2:] == shrink.key[2:] and key not in self._covered:
-                shrink.found.setdefault(trial, outcome)
+            # Op and dtypes may become smaller.
+            if outcome.status in _FAILED and key[2:] == defect.keys[0][2:] and key not in self._covered:
+                defect.keys.append(key)
+                if size_of(trial) < size_of(defect.trial):
+                    defect.trial, defect.outcome = trial, outcome
                 return True
         return False
 
@@ -322,16 +307,15 @@ class Fuzzer:
             if outcome.known_failure:
                 found.known[outcome.known_failure] += 1
             elif outcome.status is Status.UNSUPPORTED and outcome.reason is not None:
-                found.refused[outcome.reason.text] += 1
+                found.unsupported[outcome.reason.text] += 1
             elif outcome.status is Status.MISTRUSTED and outcome.problem not in found.mistrusted:
                 found.mistrusted.append(f"{outcome.problem}, distribution {outcome.distribution}, seed {outcome.seed}")
             elif outcome.test == PROPERTY and outcome.status is Status.PASSED and outcome.details:
                 found.reported[outcome.details.partition(":")[0]] += 1
 
-    def _keep(self, defect: Defect, keys: Iterable[Key]) -> None:
+    def _keep(self, defect: Defect) -> None:
         """A defect is done with: tell it, remember it, and do not look for it again."""
-        for key in keys:
-            self._covered.setdefault(key, defect)
+        self._covered = {**dict.fromkeys(defect.keys, defect), **self._covered}
         self.findings.defects.append(defect)
         if self._store is not None:
             self._store.save(self._place, defect.trial.to_text().encode())
@@ -344,14 +328,14 @@ def database() -> ExampleDatabase | None:
     return found
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def failure(defect: Defect, rerun: Callable[[Defect], text_module.Rerun]) -> str:
     """A defect as the report of a failed test has it, with how it was found."""
     line = ",".join(problem.line for problem in defect.trial.problems)
     case = dataclasses.replace(defect.outcome.case, problem=line)
-    told = text_module.failure(dataclasses.replace(defect.outcome, case=case), rerun(defect))
+    *lines, command = text_module.failure(dataclasses.replace(defect.outcome, case=case), rerun(defect)).splitlines()
     how = f"drawn as {defect.drawn}, made smaller in {defect.shrinks} trial(s)"
     if defect.before:
         how = "found by an earlier run, and kept"
@@ -359,8 +343,7 @@ def failure(defect: Defect, rerun: Callable[[Defect], text_module.Rerun]) -> str
         how += ", not to the end: its time was up"
     if defect.again:
         how += f"; {defect.again} more failed alike"
-    head, *rest = told.splitlines()
-    return "\n".join([head, *rest[:-1], f"  {how}", rest[-1]])
+    return "\n".join([*lines, f"  {how}", command])
 
 
 def found_line(defect: Defect) -> str:
@@ -372,27 +355,7 @@ def found_line(defect: Defect) -> str:
 
 def summary(found: Findings) -> list[str]:
     """What came of one backend, in the lines of the terminal's summary."""
-    cases, compiles = sum(found.cases.values()), f"{found.compile_seconds:.0f} s were compiles"
-    before = sum(defect.before for defect in found.defects)
-    drawn = f"{len(found.problems)} problems in {found.trials} trials, {cases} cases"
-    new = f"{len(found.defects)} defects" + (f" ({before} known from earlier runs)" if before else "")
-    counts = (
-        f"{found.cases[Status.PASSED]} passed",
-        f"{found.cases[Status.UNSUPPORTED]} unsupported",
-        f"{sum(found.known.values())} known failures",
-        f"{len(found.mistrusted)} could not be told",
-        new,
-    )
-    lines = [
-        f"{found.backend} on {found.device}: {drawn} judged in {found.seconds:.0f} s, of which {compiles}",
-        f"  {', '.join(counts)}",
-    ]
-    lines += [f"  defect {found_line(defect)}; {defect.again} more failed alike" for defect in found.defects]
-    lines += [f"  known failure {name}: {count}" for name, count in found.known.most_common()]
-    lines += [f"  not supported, {count}: {text}" for text, count in found.refused.most_common(_NAMED)]
-    lines += [f"  could tell nothing: {line}" for line in found.mistrusted[:_NAMED]]
-    lines += [f"  not so in {count}, which is no error: {text}" for text, count in found.reported.most_common()]
-    lines += [f"  passes now, and is forgotten: {line}" for line in found.mended]
-    if not found.trials:
-        lines.append("  nothing was drawn: it claims nothing that can be")
-    return lines
+    text = Path(__file__).with_name("summary.txt.jinja").read_text(encoding="utf-8")
+    template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True)
+    lines: str = template.render(vars(found), status=Status, named=_NAMED, line=found_line)
+    return lines.splitlines()

@@ -24,8 +24,8 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.failures.text import Rerun
 from pytest_gemm.fuzzing import strategies
+from pytest_gemm.fuzzing.check import judged
 from pytest_gemm.fuzzing.fuzzer import Defect, Findings, Fuzzer, failure, summary
-from pytest_gemm.fuzzing.server import judged
 from pytest_gemm.fuzzing.strategies import Trial
 from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.ledger import Ledger
