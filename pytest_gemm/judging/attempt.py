@@ -100,7 +100,7 @@ class Attempt:
         truth: of the distribution; spoiled when the backend misbehaves.
         prepared: the compiled problem, from the phase ``PREPARE`` on.
         kernels: as far as they are known.
-        proof: of the last run; ``None`` before it.
+        facts: what an outcome reports of the last run and its result.
         seconds: spent so far.
     """
 
@@ -112,23 +112,21 @@ class Attempt:
     truth: Truth | None = None
     prepared: Prepared = None  # type: ignore[assignment]  # not read before it is set
     kernels: tuple[str, ...] = ()
-    proof: Proof | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
 
     def turn_to(self, distribution: str, truth: Truth | None = None) -> None:
         """Go on with another distribution of what was compiled."""
-        self.distribution, self.truth, self.proof = distribution, truth, None
+        self.distribution, self.truth, self.facts = distribution, truth, {}
         self.kernels = drive.kernels_of(self.prepared)
 
     def proved(self, proof: Proof) -> None:
         """Keep what the last run has executed."""
-        self.proof, self.kernels = proof, proof.kernels
+        self.kernels, self.facts = proof.kernels, {name: getattr(proof, name) for name in _PROVED}
 
-    def end(self, status: Status, reason: Reason | None = None, **facts: Any) -> Outcome:
+    def end(self, status: Status, reason: Reason | None = None, details: str = "") -> Outcome:
         """An outcome with what is known so far."""
-        known = {"kernels": self.kernels, "seconds": self.seconds, **facts}
-        if self.proof is not None:
-            known |= {name: getattr(self.proof, name) for name in _PROVED}
+        known = {"kernels": self.kernels, "seconds": self.seconds, "details": details, **self.facts}
         return Outcome(self.case.id(self.candidate), self.distribution, self.case.seed, status, reason, **known)
 
     @contextlib.contextmanager

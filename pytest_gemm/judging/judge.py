@@ -39,6 +39,8 @@ from pytest_gemm.text import printable
 
 # Times a case that has passed: gets the case, what was compiled for it and the operands, returns the last result.
 Timing = Callable[[Case, Prepared, operands.Operands], Any]
+# The same for what was compiled.
+Timed = Callable[[operands.Operands], Any]
 
 # Results up to this size are kept and checked again at the end of the case.
 _KEEP_BYTES: Final = 1 << 20
@@ -199,49 +201,47 @@ class Judge:
             yield Judged(self._attempt(case, printable(name)).end(Status.PRUNED, reason))
         runs: list[_Run] = []
         for truth in truths:
-            yield self._distribution(attempt, truth, runs)
+            yield from _ended(self._distribution(attempt, truth, runs))
             attempt.seconds = Seconds()
             if self.has_lost(case.device):
                 return
-        if not runs:
-            return
-        again = self._run_again(attempt, runs)
-        if again is not None:
-            yield Judged(again)
-        elif timing is not None and len(runs) == len(truths):
+        again = list(_ended(self._run_again(attempt, runs)))
+        yield from again
+        if timing is not None and not again and len(runs) == len(truths):
             attempt.seconds = Seconds()
-            yield self._distribution(attempt, runs[-1].truth, runs, functools.partial(timing, case, attempt.prepared))
+            timed = functools.partial(timing, case, attempt.prepared)
+            yield from _ended(self._distribution(attempt, runs[-1].truth, runs, timed))
 
     # -- one distribution ------------------------------------------------------------------------
 
     def _distribution(
-        self, attempt: Attempt, truth: Truth, runs: list[_Run], timed: Callable[[operands.Operands], Any] | None = None
-    ) -> Judged:
+        self, attempt: Attempt, truth: Truth, runs: list[_Run], timed: Timed | None = None
+    ) -> Iterator[Judged]:
         """One result: of a run, or with ``timed`` the one that it returns."""
         case = attempt.case
         attempt.turn_to(truth.operands.distribution, truth)
-        try:
-            results, contract = self._run(attempt, truth, timed, profiled=not runs)
-            verdicts, facts = self._verdicts(attempt, truth, results, contract)
-        except Ended as end:
-            return Judged(end.outcome)
+        results, contract = self._run(attempt, truth, timed, profiled=not runs)
+        verdicts = self._verdicts(attempt, truth, results, contract)
         for place, one in enumerate(verdicts):
             if (wrong := one.comparison.mismatch) is not None:
                 which = f"{case.problem.output_names[place]}: " if len(verdicts) > 1 else ""
                 reason = Reason(wrong.code, which + wrong.summary())
-                details = which + wrong.text() + _places(case.problem.outputs[place])
-                outcome = attempt.end(Status.INCORRECT, reason, details=details, **facts)
-                return Judged(outcome, Evidence.of(one, attempt.prepared, place))
+                details = which + wrong.text()
+                if steps := case.problem.outputs[place].view_steps:
+                    details += f"\n  (places of the product; it is stored after {'+'.join(map(str, steps))})"
+                outcome = attempt.end(Status.INCORRECT, reason, details)
+                yield Judged(outcome, Evidence.of(one, attempt.prepared, place))
+                return
         if (doubt := next((one.doubt for one in verdicts if one.doubt is not None), None)) is not None:
-            return Judged(attempt.end(Status.MISTRUSTED, doubt, **facts))
+            raise Ended(attempt.end(Status.MISTRUSTED, doubt))
         if timed is None:
             runs.append(_Run.of(truth, results))
             name = f"distribution {attempt.distribution}, seed {case.seed}"
             self._truths.earlier(case)[name] = program.gathered(case.problem, results)
-        return Judged(attempt.end(Status.PASSED, **facts))
+        yield Judged(attempt.end(Status.PASSED))
 
     def _run(
-        self, attempt: Attempt, truth: Truth, timed: Callable[[operands.Operands], Any] | None, *, profiled: bool
+        self, attempt: Attempt, truth: Truth, timed: Timed | None, *, profiled: bool
     ) -> tuple[tuple[torch.Tensor, ...], Contract]:
         """Run, and prove that the backend did it.
 
@@ -250,9 +250,11 @@ class Judge:
         """
         case, prepared = attempt.case, attempt.prepared
         with attempt.phase(Phase.RUN if timed is None else Phase.TIME):
+            # Once for each candidate is enough: what runs is decided when it is compiled.
+            profiled = profiled and case.device == "cuda" and device_kernels.works()
             with contextlib.nullcontext() if self._pages is None else self._pages.running():
                 _prime_allocator(case.problem, case.device)
-                with _profiled(asked=case.device == "cuda" and profiled) as names:
+                with device_kernels.profile() if profiled else contextlib.nullcontext() as names:
                     results = drive.run(prepared, truth.operands, case.device, timed)
             profile = None if names is None else tuple(names)
             attempt.proved(proof := dataclasses.replace(drive.proof_of(prepared), profiled=profile))
@@ -265,8 +267,8 @@ class Judge:
 
     def _verdicts(
         self, attempt: Attempt, truth: Truth, results: tuple[torch.Tensor, ...], contract: Contract
-    ) -> tuple[list[sampled.ResultVerdict], dict[str, Any]]:
-        """The verdict on each result, and what an outcome reports of them.
+    ) -> list[sampled.ResultVerdict]:
+        """The verdict on each result.
 
         Raises:
             Ended: where the backend wrote to its inputs.
@@ -278,17 +280,18 @@ class Judge:
                 raise Ended(attempt.end(Status.INCORRECT, reason))
             by_sample = sampled.applies(case.problem, self._reference)
             verdicts = truth.verdicts(results, contract, self._truths.earlier(case), by_sample=by_sample)
-        eager, last = "", verdicts[-1]
+        last = verdicts[-1]
         with attempt.phase(Phase.EAGER):
             itself = case.backend.name == "aten" and case.mode in {Mode.OWN, Mode.EAGER}
-            if not itself and not last.note and all(one.comparison.is_comparable for one in verdicts):
-                eager = truth.beside_eager(results, contract, case.device, self._eager)
+            beside = not itself and not last.note and all(one.comparison.is_comparable for one in verdicts)
+            eager = truth.beside_eager(results, contract, case.device, self._eager) if beside else ""
         ratio = max(one.comparison.ratio for one in verdicts)
-        return verdicts, {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
+        attempt.facts |= {"tier": last.tier, "ratio": ratio, "eager": eager, "sampled": last.note}
+        return verdicts
 
     # -- once more -------------------------------------------------------------------------------
 
-    def _run_again(self, attempt: Attempt, runs: list[_Run]) -> Outcome | None:
+    def _run_again(self, attempt: Attempt, runs: list[_Run]) -> Iterator[Judged]:
         """One distribution once more: the same bits, and no earlier result touched since.
 
         It is one whose sums round, where there is one: on exact data any order of summation gives the same bits.
@@ -296,19 +299,16 @@ class Judge:
         Catches a cached result, a stale workspace, results that share memory, late writes and kernels that are not
         deterministic.
         """
+        if not runs:
+            return
         first = next((run for run in runs if run.truth.operands.quantum == 0.0), runs[0])
         attempt.turn_to(first.truth.operands.distribution, first.truth)
-        try:
-            with attempt.phase(Phase.RUN_AGAIN):
-                second = drive.run(attempt.prepared, first.truth.operands, attempt.case.device)
-                proof, contract = drive.proof_of(attempt.prepared), drive.contract_of(attempt.prepared)
-        except Ended as end:
-            return end.outcome
-        wrong = _differs(runs, first, second, contract)
-        if wrong is None:
-            return None
-        attempt.proved(proof)
-        return attempt.end(Status.INCORRECT, wrong)
+        with attempt.phase(Phase.RUN_AGAIN):
+            second = drive.run(attempt.prepared, first.truth.operands, attempt.case.device)
+            proof, contract = drive.proof_of(attempt.prepared), drive.contract_of(attempt.prepared)
+        if (wrong := _differs(runs, first, second, contract)) is not None:
+            attempt.proved(proof)
+            yield Judged(attempt.end(Status.INCORRECT, wrong))
 
     # -- properties ------------------------------------------------------------------------------
 
@@ -338,16 +338,12 @@ class Judge:
         bases: dict[str, torch.Tensor] = {}
         for one in asked:
             attempt.turn_to(one.distribution)
-            try:
-                outcome = self._related(attempt, one, bases)
-            except Ended as end:
-                outcome = end.outcome
-            yield Judged(outcome)
+            yield from _ended(self._related(attempt, one, bases))
             attempt.seconds = Seconds()
             if self.has_lost(case.device):
                 return
 
-    def _related(self, attempt: Attempt, one: properties.Property, bases: dict[str, torch.Tensor]) -> Outcome:
+    def _related(self, attempt: Attempt, one: properties.Property, bases: dict[str, torch.Tensor]) -> Iterator[Judged]:
         """Whether one property holds; ``bases`` keeps the result on each distribution's own operands."""
         case, prepared = attempt.case, attempt.prepared
 
@@ -375,12 +371,12 @@ class Judge:
                 contract = drive.contract_of(prepared)
                 text = one.check(properties.Bench(case.problem, contract, make, run, bases[one.distribution]))
         if objection is not None:
-            return attempt.end(Status.FALLBACK, objection)
+            raise Ended(attempt.end(Status.FALLBACK, objection))
         attempt.kernels = drive.kernels_of(prepared)
         if text and one.gated:
-            reason = Reason(f"property-{one.name}", f"{one.help}; here {text}")
-            return attempt.end(Status.INCORRECT, reason)
-        return attempt.end(Status.PASSED, details=f"{one.help}: not here, {text}, which is no error" if text else "")
+            raise Ended(attempt.end(Status.INCORRECT, Reason(f"property-{one.name}", f"{one.help}; here {text}")))
+        details = f"{one.help}: not here, {text}, which is no error" if text else ""
+        yield Judged(attempt.end(Status.PASSED, details=details))
 
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -440,28 +436,6 @@ def _differs(runs: Sequence[_Run], first: _Run, second: tuple[torch.Tensor, ...]
         if wrong is not None:
             return Reason(wrong.code, f"the same call gave a wrong result the second time: {wrong.summary()}")
     return None
-
-
-def _places(output: Problem) -> str:
-    """How to read a place of a result that is stored through a view step; "" for any other."""
-    return (
-        f"\n  (places of the product; it is stored after {'+'.join(map(str, output.view_steps))})"
-        if output.view_steps
-        else ""
-    )
-
-
-@contextlib.contextmanager
-def _profiled(*, asked: bool) -> Iterator[list[str] | None]:
-    """Names of the kernels that the device executes in the block, ``None`` where they are not asked for or not seen.
-
-    Once for each candidate is enough: what runs is decided when it is compiled.
-    """
-    if not asked or not device_kernels.works():
-        yield None
-        return
-    with device_kernels.profile() as names:
-        yield names
 
 
 def _prime_allocator(problem: Problem, device: str) -> None:
