@@ -14,8 +14,9 @@ from scipy import special, stats
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import decide, estimates, pairs, selection
+from pytest_gemm.speed.gate import estimates, pairs, selection
 from pytest_gemm.speed.gate import stored as stored_module
+from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 
@@ -311,12 +312,12 @@ def test_a_confirmation_goes_on_while_it_may_still_find_something(
     scaled(first[FIRST], range(policy.screen_sessions), 1.2)
     more = lab.sessions(policy.confirm_sessions, subject=slower)
 
-    def look(cases: tuple[CaseId, ...], count: int, known: Screened, last: bool) -> dict[CaseId, Judgement]:
+    def confirming(cases: tuple[CaseId, ...], count: int) -> tuple[Readings, Readings]:
         seen.append(count)
-        return stored_module.confirm(stored, {c: more[c][:count] for c in cases}, known, policy, last=last)
+        return {}, {case: more[case][:count] for case in cases}
 
-    screened = stored_module.screen(stored, first, policy)
-    judgement = decide.by_looks(screened, policy, policy.confirm_sessions, look)[FIRST]
+    design = Design(policy, stored)
+    judgement = design.confirm(design.screen({}, first), confirming)[FIRST]
     assert judgement.reason.code == code, judgement.reason
     assert seen == ([6] if looked == 6 else [6, 16])
     assert judgement.sessions == policy.screen_sessions + looked

@@ -11,6 +11,7 @@ Inside, all changes are differences of natural logarithms; :class:`Policy` and :
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ from pytest_gemm.speed.gate.estimates import (
     Share,
     View,
     change,
+    fewest,
+    location,
     median_comparator,
     smallest,
     undisturbed,
@@ -44,40 +47,7 @@ _HOPELESS: Final = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """All that a verdict on one case rests on.
-
-    Attributes:
-        case: which.
-        weight: of ``main``.
-        main, raw, ratio, comparator: the change by the chosen estimate, by time alone, by the ratio alone, and of the
-            comparator; the last two are ``None`` without a comparator.
-        since_first: how much slower the baseline is than the first epoch, by weight; empty without one.
-        sessions: that count.
-        seconds, comparator_seconds, stored_seconds: medians.
-        minimum_effect: the smallest slow-down that this policy sees, as a fraction.
-        note: what every sentence ends with.
-        is_far: too few sessions were undisturbed, and each is far beyond what it is compared with.
-    """
-
-    case: CaseId
-    weight: float
-    main: View
-    raw: View
-    ratio: View | None
-    comparator: View | None
-    since_first: Mapping[float, float]
-    sessions: int
-    seconds: float
-    comparator_seconds: float | None
-    stored_seconds: float
-    minimum_effect: float
-    note: str = ""
-    is_far: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """The sessions of a case, with what they are compared with.
+    """All that a verdict on one case rests on: its sessions, and those that they are compared with.
 
     Attributes:
         case: which.
@@ -87,7 +57,12 @@ class Compared:
         then: location of the stored sessions by share; empty for pairs.
         learnt: from all cases.
         policy: of the gate.
-        own_spread: whether the new sessions say how much they vary; in the screen only the baseline does.
+        own_spread: whether the spread of the new sessions counts; in the screen only the baseline's does.
+        has_comparator: whether all sessions timed one.
+        differs: head's comparator is not base's, so that it is not taken off.
+        since_first: how much slower the baseline is than the first epoch, by weight; empty without one.
+        note: what every sentence ends with.
+        is_far: too few sessions were undisturbed, and each is far beyond what it is compared with.
     """
 
     case: CaseId
@@ -98,49 +73,54 @@ class Compared:
     learnt: Learnt
     policy: Policy
     own_spread: bool
+    has_comparator: bool
+    differs: bool = False
+    since_first: Mapping[float, float] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    is_far: bool = False
 
-    def view(self, share: Share) -> View:
-        """The change by one estimate."""
+    def _view(self, share: Share) -> View:
         prior = self.learnt.priors[share]
         return change(self.values(share), self.then.get(share), prior, self.policy, own_spread=self.own_spread)
 
-    def evidence(
-        self,
-        spread: Location,
-        known: float,
-        *,
-        has_comparator: bool,
-        comparator: View | None,
-        since_first: Mapping[float, float] | None = None,
-        note: str = "",
-    ) -> Evidence:
-        """The evidence on a case that has enough of everything.
+    @property
+    def weight(self) -> float:
+        """Share of the comparator that is taken off."""
+        return self.learnt.weights[self.case] if self.has_comparator and not self.differs else 0.0
 
-        Args:
-            spread: from session to session, which says what can be seen, of the estimate with the share ``known``.
-            known: that share.
-            has_comparator: whether the comparator may be taken off.
-            comparator: its own change.
-            since_first: how much slower the baseline is than the first epoch, by share.
-            note: what every sentence ends with.
-        """
-        weight = self.learnt.weights.get(self.case, 1.0) if has_comparator else 0.0
-        stored, counts = (spread.sessions, self.policy.sessions) if self.then else (0, self.policy.pairs)
-        return Evidence(
-            case=self.case,
-            weight=weight,
-            main=self.view(weight),
-            raw=self.view(0.0),
-            ratio=self.view(1.0) if has_comparator else None,
-            comparator=comparator,
-            since_first=since_first or {},
-            sessions=len(self.head),
-            seconds=statistics.median(r.subject for r in self.head),
-            comparator_seconds=median_comparator(self.head),
-            stored_seconds=statistics.median(r.subject for r in self.base),
-            minimum_effect=smallest(spread, self.learnt.priors[known], stored, counts, self.policy),
-            note=note,
-        )
+    @functools.cached_property
+    def main(self) -> View:
+        """The change by the chosen estimate."""
+        return self._view(self.weight)
+
+    @functools.cached_property
+    def raw(self) -> View:
+        """The change by time alone."""
+        return self._view(0.0)
+
+    @functools.cached_property
+    def ratio(self) -> View | None:
+        """The change by the ratio alone; ``None`` without a comparator."""
+        return self._view(1.0) if self.has_comparator and not self.differs else None
+
+    @functools.cached_property
+    def comparator(self) -> View | None:
+        """The change of the comparator; ``None`` without one."""
+        return self._view(None) if self.has_comparator else None
+
+    @functools.cached_property
+    def minimum_effect(self) -> float:
+        """The smallest slow-down that this policy sees, as a fraction."""
+        share = self.learnt.weights[self.case] if self.then else self.weight
+        priors, policy = self.learnt.priors, self.policy
+        if self.then:
+            spread = self.then[share]
+            return smallest(spread, priors[share], spread.sessions, policy.sessions, policy)
+        return smallest(location(self.values(share), policy.floor), priors[share], 0, policy.pairs, policy)
+
+    def seen(self, view: View, unit: str) -> str:
+        """A change with the sessions that it rests on."""
+        return f"{view} over {many(len(self.head), unit)}"
 
 
 Gathered: TypeAlias = Evidence | Judgement
@@ -209,11 +189,11 @@ def judged(e: Evidence, verdict: Verdict, why: Reason, shown: View, *, before: i
         low=math.expm1(low),
         high=math.expm1(high),
         minimum_effect=e.minimum_effect if math.isfinite(e.minimum_effect) else None,
-        seconds=e.seconds,
-        comparator_seconds=e.comparator_seconds,
-        stored_seconds=e.stored_seconds,
+        seconds=statistics.median(r.subject for r in e.head),
+        comparator_seconds=median_comparator(e.head),
+        stored_seconds=statistics.median(r.subject for r in e.base),
         weight=weight,
-        sessions=before + e.sessions,
+        sessions=before + len(e.head),
     )
 
 
@@ -331,7 +311,7 @@ def _screened(e: Evidence, policy: Policy, anchor: Anchor, unit: str) -> tuple[J
     """The screen's judgement on a case, and ``slower`` or ``faster`` when it has to be confirmed."""
     both = anchor.reason is not None
     shown = e.ratio or e.raw if e.is_far else e.ratio if both and e.ratio else e.main
-    seen = f"{shown} over {many(e.sessions, unit)}"
+    seen = e.seen(shown, unit)
 
     def undecided(why: Reason) -> Judgement:
         return judged(e, Verdict.UNDECIDED, why, shown)
@@ -354,8 +334,7 @@ def _screened(e: Evidence, policy: Policy, anchor: Anchor, unit: str) -> tuple[J
 def _comparator_moved(e: Evidence, unit: str) -> Reason:
     """The ratio moved and the time did not, so the comparator changed."""
     comparator = words(e.comparator.estimate) if e.comparator else ""
-    seen = f"{e.raw} over {many(e.sessions, unit)}"
-    return reason("comparator-moved", ratio=e.ratio or "", seen=seen, comparator=comparator)
+    return reason("comparator-moved", ratio=e.ratio or "", seen=e.seen(e.raw, unit), comparator=comparator)
 
 
 def _underpowered(e: Evidence, policy: Policy, seen: str) -> Reason:
@@ -368,7 +347,12 @@ def _underpowered(e: Evidence, policy: Policy, seen: str) -> Reason:
 
 
 def confirmed(
-    screened: Screened, gather: Callable[[CaseId], Gathered], policy: Policy, unit: str, *, last: bool
+    screened: Screened,
+    gather: Callable[[CaseId, int], Evidence | Sequence[Reading] | None],
+    policy: Policy,
+    unit: str,
+    *,
+    last: bool,
 ) -> dict[CaseId, Judgement]:
     """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` has.
 
@@ -378,28 +362,31 @@ def confirmed(
 
     Args:
         screened: what the screen said.
-        gather: the evidence on a case that has to be confirmed, from the sessions of the confirmation alone.
+        gather: the evidence on a case that has to be confirmed, from the sessions of the confirmation alone, by the
+            number that have to be usable; the readings where there are fewer, ``None`` where there are none.
         policy: the levels and limits.
         unit: ``session`` or ``pair``; base and head of a pair alternate on one machine.
         last: no further look follows.
     """
     judgements = dict(screened.judgements)
-    count = (policy.pairs if unit == "pair" else policy.sessions)[1]
+    looks = policy.looks((policy.pairs if unit == "pair" else policy.sessions)[1])
+    needed = fewest(looks[-1] if last else looks[0])
     for cases, mirrored in ((screened.slower, False), (screened.faster, True)):
         known = []
         for case in cases:
-            one = gather(case)
-            if isinstance(one, Judgement):
-                judgements[case] = one
+            one = gather(case, needed)
+            if one is None:
+                continue
+            if not isinstance(one, Evidence):
+                judgements[case] = without(case, one, needed, f"further {unit}", shown=screened.judgements[case])
             elif one.is_far:
                 shown = one.ratio or one.raw
-                seen = f"{shown} over {many(one.sessions, f'further {unit}')}"
                 before = screened.judgements[case].sessions
-                why = reason("far", seen=seen, times=1 + policy.far)
+                why = reason("far", seen=one.seen(shown, f"further {unit}"), times=1 + policy.far)
                 judgements[case] = judged(one, Verdict.SLOWER, why, shown, before=before)
             else:
                 known.append(one)
-        look = _Look(screened, policy, unit, policy.confirm_level / len(policy.looks(count)), mirrored, last)
+        look = _Look(screened, policy, unit, policy.confirm_level / len(looks), mirrored, last)
         judgements.update(look.decide(known))
     return judgements
 
@@ -466,7 +453,7 @@ class _Look:
         """The verdict on a case; ``None`` where further sessions may decide it."""
         policy, unit = self.policy, self.unit
         view = shown.mirrored() if self.mirrored else shown
-        seen = f"{shown} over {many(e.sessions, f'further {unit}')}"
+        seen = e.seen(shown, f"further {unit}")
         if fallen:
             verdict = Verdict.FASTER if self.mirrored and fallen[0].code != "drift" else Verdict.SLOWER
             return verdict, self._found(e, fallen[0], seen)
@@ -504,35 +491,3 @@ def _holm(p_values: Sequence[float], level: float) -> list[bool]:
             break
         falls[index] = True
     return falls
-
-
-def by_looks(
-    screened: Screened,
-    policy: Policy,
-    sessions: int,
-    look: Callable[[tuple[CaseId, ...], int, Screened, bool], dict[CaseId, Judgement]],
-) -> dict[CaseId, Judgement]:
-    """The judgements of a confirmation that is looked at as often as :meth:`Policy.looks` says.
-
-    Args:
-        screened: what the screen said.
-        policy: of the gate.
-        sessions: of the whole confirmation, or pairs.
-        look: takes the cases that are open, after how many sessions, the screen's word on these cases, and whether it
-            is the last look; measures what is missing and returns the judgements.
-    """
-    judgements = dict(screened.judgements)
-    counts = policy.looks(sessions)
-    for count in counts:
-        if not screened.wanted:
-            break
-        last = count == counts[-1]
-        found = look(screened.wanted, count, screened, last)
-        judgements.update((case, found[case]) for case in screened.wanted)
-        still = {case for case in screened.wanted if found[case] == screened.judgements[case]}
-        screened = dataclasses.replace(
-            screened,
-            slower=tuple(case for case in screened.slower if case in still),
-            faster=tuple(case for case in screened.faster if case in still),
-        )
-    return judgements

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate import decide, pairs
+from pytest_gemm.speed.gate import pairs
 from pytest_gemm.speed.gate import stored as stored_module
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -36,19 +36,29 @@ class Design:
     def confirm(
         self, screened: Screened, more: Callable[[tuple[CaseId, ...], int], tuple[Readings, Readings]]
     ) -> dict[CaseId, Judgement]:
-        """The judgements of all cases, look by look.
+        """The judgements of all cases, looked at as often as :meth:`Policy.looks` says.
 
         Args:
             screened: what the screen concluded.
             more: readings of base and head for the open cases, after how many sessions of the confirmation, or pairs.
         """
-
-        def look(cases: tuple[CaseId, ...], count: int, known: Screened, last: bool) -> dict[CaseId, Judgement]:
-            base, head = ({case: some[case] for case in cases if case in some} for some in more(cases, count))
-            if self.stored is None:
-                return pairs.confirm(base, head, known, self.policy, last=last)
-            return stored_module.confirm(self.stored, head, known, self.policy, last=last)
-
         policy = self.policy
-        sessions = policy.confirm_pairs if self.stored is None else policy.confirm_sessions
-        return decide.by_looks(screened, policy, sessions, look)
+        judgements = dict(screened.judgements)
+        counts = policy.looks(policy.confirm_pairs if self.stored is None else policy.confirm_sessions)
+        for count in counts:
+            cases, known = screened.wanted, screened.judgements
+            if not cases:
+                break
+            base, head = ({case: some[case] for case in cases if case in some} for some in more(cases, count))
+            last = count == counts[-1]
+            if self.stored is None:
+                found = pairs.confirm(base, head, screened, policy, last=last)
+            else:
+                found = stored_module.confirm(self.stored, head, screened, policy, last=last)
+            judgements.update((case, found[case]) for case in cases)
+            screened = dataclasses.replace(
+                screened,
+                slower=tuple(case for case in screened.slower if found[case] == known[case]),
+                faster=tuple(case for case in screened.faster if found[case] == known[case]),
+            )
+        return judgements

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates, sentences
-from pytest_gemm.speed.gate.decide import Anchor, Compared, Evidence, Gathered
+from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Share, View, logs, paired
 from pytest_gemm.speed.gate.policy import Policy
 
@@ -107,37 +107,32 @@ def confirm(
     The rule is that of :func:`decide.confirmed`, on the differences within pairs.  Weight and common variance are
     those of the screen.
     """
-    looks = policy.looks(policy.confirm_pairs)
-    needed = estimates.fewest(looks[-1] if last else looks[0])
     learnt = Learnt({}, screened.weights, screened.priors)
 
-    def gather(case: CaseId) -> Gathered:
-        shown = screened.judgements[case]
+    def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
         if case not in head or case not in base:
-            return shown
+            return None
         pairs = _Pairs.of(base[case], head[case])
         if len(pairs.whole.head) >= needed:
             return _evidence(case, pairs.whole, learnt, policy, comparators_differ=screened.anchor is not None)
-        far = _far(case, pairs, learnt, policy, needed)
-        return far or decide.without(case, pairs.merged, needed, "further pair", shown=shown)
+        return _far(case, pairs, learnt, policy, needed) or pairs.merged
 
     return decide.confirmed(screened, gather, policy, "pair", last=last)
 
 
 def _evidence(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, *, comparators_differ: bool) -> Evidence:
     """The evidence on a case that has enough pairs."""
-    compared = Compared(case, pairs.base, pairs.head, pairs.differences, {}, learnt, policy, True)
-    comparator = compared.view(None) if pairs.has_comparator else None
-    differs = comparator is not None and (comparators_differ or _differs(comparator, policy))
-    has_comparator = comparator is not None and not differs
-    weight = learnt.weights[case] if has_comparator else 0.0
-    return compared.evidence(
-        estimates.location(pairs.differences(weight), policy.floor),
-        weight,
-        has_comparator=has_comparator,
-        comparator=comparator,
-        note="by time alone, for the comparator differs between base and head" if differs else "",
+    found = _compared(case, pairs, learnt, policy)
+    if found.comparator is None or not (comparators_differ or _differs(found.comparator, policy)):
+        return found
+    return dataclasses.replace(
+        found, differs=True, note="by time alone, for the comparator differs between base and head"
     )
+
+
+def _compared(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy) -> Evidence:
+    has = pairs.has_comparator
+    return Evidence(case, *pairs, pairs.differences, {}, learnt, policy, own_spread=True, has_comparator=has)
 
 
 def _far(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, needed: int) -> Evidence | None:
@@ -146,14 +141,7 @@ def _far(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, needed: in
     changes = [change for weight in weights for change in pairs.differences(weight)]
     if len(pairs.head) < needed or not estimates.is_far(changes, policy):
         return None
-    learnt = learnt._replace(weights={case: weights[-1]})
-    compared = Compared(case, pairs.base, pairs.head, pairs.differences, {}, learnt, policy, True)
-    found = compared.evidence(
-        estimates.location(pairs.differences(weights[-1]), policy.floor),
-        weights[-1],
-        has_comparator=pairs.has_comparator,
-        comparator=None,
-    )
+    found = _compared(case, pairs, learnt._replace(weights={case: weights[-1]}), policy)
     return dataclasses.replace(found, is_far=True)
 
 

@@ -11,7 +11,7 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement
 from pytest_gemm.speed.gate import decide, estimates
-from pytest_gemm.speed.gate.decide import Compared, Evidence, Gathered
+from pytest_gemm.speed.gate.decide import Evidence, Gathered
 from pytest_gemm.speed.gate.estimates import Learnt, Reading, Screened, Spreads, Stored, logs, paired, undisturbed
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.gate.sentences import many, reason
@@ -52,15 +52,10 @@ def confirm(
     """
     wanted = {case: stored[case] for case in screened.wanted}
     learnt = Learnt(_spreads(wanted, policy), screened.weights, screened.priors)
-    looks = policy.looks(policy.confirm_sessions)
-    needed = estimates.fewest(looks[-1] if last else looks[0])
 
-    def gather(case: CaseId) -> Gathered:
-        shown = screened.judgements[case]
-        if case not in head:
-            return shown
-        found = _gathered(stored[case], head[case], learnt, policy, needed, confirming=True)
-        return found or decide.without(case, head[case], needed, "further session", shown=shown)
+    def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
+        some = head.get(case)
+        return some and (_gathered(stored[case], some, learnt, policy, needed, confirming=True) or some)
 
     return decide.confirmed(screened, gather, policy, "session", last=last)
 
@@ -117,19 +112,21 @@ def _gathered(
         if not estimates.is_far(changes, policy):
             return None
     then, first = learnt.at[case], stored.first
-    compared = Compared(case, base, usable, functools.partial(logs, usable), then, learnt, policy, confirming)
-    has_comparator = paired(usable) and 1.0 in then
     since_first = {}
     if first is not None:
         known = (w for w in then if w is not None and (not w or first.comparator))
         since_first = {w: then[w].centre - logs([first], w)[0] for w in known}
-    weight = learnt.weights[case]
-    found = compared.evidence(
-        then[weight],
-        weight,
-        has_comparator=has_comparator,
-        comparator=compared.view(None) if has_comparator else None,
+    return Evidence(
+        case,
+        base,
+        usable,
+        functools.partial(logs, usable),
+        then,
+        learnt,
+        policy,
+        own_spread=confirming,
+        has_comparator=paired(usable) and 1.0 in then,
         since_first=since_first,
         note=stored.note,
+        is_far=is_far,
     )
-    return dataclasses.replace(found, is_far=is_far)
