@@ -80,7 +80,7 @@ def evaluate(problem: Problem, x: torch.Tensor, steps: Iterable[tuple[Step, torc
 
 
 def undefined_at(step: Step, span: Span, r: torch.Tensor | None) -> torch.Tensor | None:
-    """Elements about which nothing can be said: implementations of one function differ there.
+    """Elements where everything is accepted: implementations of one function differ there.
 
     gelu, silu and hardswish of -Inf are -Inf * 0 = NaN or the limit 0, depending on how they are written; a quotient
     by 0 jumps between the infinities where the numerator's sign is open.
@@ -169,7 +169,7 @@ def _either_factor(p: _Pass) -> Span:
 def _clamp(p: _Pass) -> Span:
     """Clamp; its limits may be held in float64, in f32 or in the tensor's dtype."""
     limits = [(x, in_dtype(x), in_dtype(x, p.dtype)) for x in p.step.numbers]
-    lowest, highest = ([pick(variants) for variants in limits] for pick in (min, max))
+    lowest, highest = ([end(variants) for variants in limits] for end in (min, max))
     lo = p.span.lo.clamp(*lowest)
     return Span(lo, lo if p.span.thin and lowest == highest else p.span.hi.clamp(*highest))
 
@@ -220,7 +220,7 @@ def cast(span: Span, source: DType, target: DType, passing: bool) -> Span:
         source: the dtype that the value has.
         target: the dtype that it gets.
         passing: the value goes on in fused code, which may keep it in f32: between two steps of one kernel Inductor
-            drops a conversion to a narrower type (its option ``emulate_precision_casts`` says so).
+            drops a conversion to a narrower type (its option ``emulate_precision_casts``).
     """
     found = span.round(target)
     if target.precision >= _F32.precision or not target.is_float:

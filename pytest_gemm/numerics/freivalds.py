@@ -103,7 +103,7 @@ def shift(u: torch.Tensor, count: int) -> torch.Tensor:
     count %= _BITS
     if count == 0:
         return u
-    # What leaves an int64 on the left is cut off by the mask anyway; both parts together are below 2^61.
+    # What leaves an int64 on the left is cut off by the mask; both parts together are below 2^61.
     found = ((u << count) & PRIME) + (u >> (_BITS - count))
     return torch.where(found == PRIME, 0, found)
 

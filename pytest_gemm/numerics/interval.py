@@ -3,7 +3,7 @@
 Two steps, because one is expensive and shared while the other depends on who is judged:
 
 * :func:`reference` computes the product and its gauge in float64, once for a problem and its operands;
-* :func:`interval` turns it into the elementwise acceptance interval of one ``backend.Contract``:
+* :func:`interval` turns it into the elementwise acceptance interval of one :class:`Contract`:
   with a pre-rounding error of at most D, a result is right iff ``RNE_T(c - D) <= actual <= RNE_T(c + D)``.
 
 Rounding is monotone, so this is tighter than adding ``u_T |c|`` and needs no tolerance.  Written so throughout:
@@ -76,7 +76,8 @@ class Signs:
     a product and a quotient have the exclusive or of both signs; a value that underflows keeps its own.  So a sum of
     products in any order, from the first product or from +0, is +0 if it is exactly zero and one product is not -0.
     Where all of them are -0, or only nearly zero in the accumulator, the sign depends on where the sum begins, and
-    where alpha is negative on what it is applied to.  Of functions only relu says more: of a negative number it is +0.
+    where alpha is negative on what it is applied to.  Of the functions only relu fixes a sign: it is +0 of a negative
+    number.
 
     Args:
         given: whose results they are.
@@ -189,7 +190,7 @@ class _Passage:
         fused_bias = step.kind is StepKind.BIAS and contract.epilogue != "eager"
         if fused_bias and index == 0 and problem.dtypes.out.name != "i32" and self._product.tier != "exact":
             assert r is not None
-            # A compiler may turn product-plus-bias into one addmm whose partial sums start at the bias.
+            # A compiler may make one addmm of product and bias, whose partial sums start at the bias.
             theta = contract.theta(problem.shape.k, 1, out=problem.dtypes.out) - contract.input_error
             span = span.widen(r.abs() * theta)
         found = step_span(step, span, r, arithmetic, dtype)

@@ -4,10 +4,10 @@ A contract describes one arithmetic, so nothing that a user, a plugin or an earl
 :func:`settings` makes it a fact: less precision is allowed where a problem's flag asks for it, and forbidden
 everywhere else.
 
-There is one way to TF32 that everybody who looks agrees on: ``torch.set_float32_matmul_precision``.  It sets the
+There is one way to TF32 that all of PyTorch's parts read alike: ``torch.set_float32_matmul_precision``.  It sets the
 old and the new switch alike.  cuBLAS, Inductor's templates and its caches read the new one
-(``torch.backends.cuda.matmul.fp32_precision``), Dynamo's guards and other caches the old one, and PyTorch refuses to
-answer where the two contradict each other, as they do after the new one alone was set.
+(``torch.backends.cuda.matmul.fp32_precision``), Dynamo's guards and other caches the old one, and PyTorch raises an
+exception where the two contradict each other, as they do after the new one alone was set.
 """
 
 from __future__ import annotations
@@ -53,25 +53,23 @@ def settings(problem: Problem) -> Iterator[None]:
     """
     cuda: Any = torch.backends.cuda.matmul
     onednn: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import, unseen by type checkers
-    fp32 = cuda.fp32_precision, onednn.fp32_precision
-    # With the new switches off, PyTorch can tell the old one whatever state it is in.
-    cuda.fp32_precision = onednn.fp32_precision = "ieee"
-    legacy = torch.get_float32_matmul_precision()
-    # The second of a pair came with torch 2.10; what a release lacks was not changed there.
-    halves = [(getattr(cuda, name), getattr(cuda, f"{name}_split_k", True)) for name in _REDUCTIONS]
-    accumulation = cuda.allow_fp16_accumulation
-    try:
+    with contextlib.ExitStack() as stack:
+
+        def change(owner: Any, name: str, value: object, before: object) -> None:
+            stack.callback(setattr, owner, name, before)
+            setattr(owner, name, value)
+
+        # With the new switches off, PyTorch can tell the old one whatever state it is in.
+        for switches in (cuda, onednn):
+            change(switches, "fp32_precision", "ieee", switches.fp32_precision)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("high" if problem.has("math.tf32") else "highest")
         for name in _REDUCTIONS:
-            setattr(cuda, name, problem.has("math.half_partials"))
-        cuda.allow_fp16_accumulation = False
+            # The second of a pair came with torch 2.10; what a release lacks was not changed there.
+            before = getattr(cuda, name), getattr(cuda, f"{name}_split_k", True)
+            change(cuda, name, problem.has("math.half_partials"), before)
+        change(cuda, "allow_fp16_accumulation", False, cuda.allow_fp16_accumulation)
         yield
-    finally:
-        torch.set_float32_matmul_precision(legacy)
-        cuda.fp32_precision, onednn.fp32_precision = fp32
-        for name, value in zip(_REDUCTIONS, halves, strict=True):
-            setattr(cuda, name, value)
-        cuda.allow_fp16_accumulation = accumulation
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ class Product(NamedTuple):
         value: without any error, float64.
         span: its enclosure.
         tier: what bounds it.
-        free: elements about which nothing can be said; ``None`` for none.
+        free: elements where everything is accepted; ``None`` for none.
     """
 
     value: torch.Tensor
@@ -365,7 +365,7 @@ def _underflow(given: Bounding, factor: float) -> float:
 
 
 def undecided(given: Bounding) -> torch.Tensor | None:
-    """Elements of the product about which nothing can be said; ``None`` if there are none."""
+    """Elements of the product where everything is accepted; ``None`` if there are none."""
     free = _may_overflow(given)
     if given.problem.alpha == 0.0:
         # In BLAS alpha = 0 means that A and B are not read; generated code multiplies their NaN by 0.

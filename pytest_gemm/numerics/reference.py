@@ -83,7 +83,7 @@ def largest_of(x: torch.Tensor) -> float:
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """A float64 copy on the CPU that may be written to.  The one place that knows where references are computed."""
+    """A float64 copy on the CPU that may be written to; references are computed there."""
     return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
@@ -179,7 +179,7 @@ def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, tor
     unit = 2.0 ** (-width - 1) * k * 2.0**-53
     slack = unit * (a_scale * b.abs().sum(-2, keepdim=True) + a.abs().sum(-1, keepdim=True) * b_scale)
     slack = slack + 2.0**-52 * c.abs() + k * 2.0**-1073
-    # Inf and NaN cannot be cut: what plain float64 says of such elements is what IEEE arithmetic says in any order.
+    # Inf and NaN cannot be cut: plain float64 gives such elements the value that IEEE arithmetic gives in any order.
     finite = a.isfinite().all(-1, keepdim=True) & b.isfinite().all(-2, keepdim=True)
     finite = finite & c.isfinite()
     if not bool(finite.all()):

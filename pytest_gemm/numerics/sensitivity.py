@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # -- can this data tell right from wrong? --------------------------------------------------------
 
-# A verdict on fewer elements than this says little about a distribution: a 1 x 1 output of int-1 data is 0
+# Fewer elements than this are no evidence for or against a distribution: a 1 x 1 output of int-1 data is 0
 # one time in three or so.  Other distributions of the same problem stand in.
 _ENOUGH_ELEMENTS: Final = 32
 

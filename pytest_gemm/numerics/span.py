@@ -96,7 +96,7 @@ class Interval:
     """What a correct result may be, element by element.  All tensors float64, of the problem's result shape.
 
     Where ``lo`` and ``hi`` are NaN the result must be NaN, where they are the same infinity it must be that
-    infinity.  ``lo = -Inf`` with ``hi = Inf`` says nothing: there a partial sum may or may not overflow
+    infinity.  ``lo = -Inf`` with ``hi = Inf`` accepts everything: there a partial sum may or may not overflow
     depending on the order, so NaN is right as well.
 
     Attributes:

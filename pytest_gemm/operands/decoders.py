@@ -26,7 +26,7 @@ def one_hot(headroom: Headroom) -> Drawn:
     drawn = on_grid(headroom, a.reshape(headroom.a.shape), b, 0.58 * highest, highest, only_b=True)
     if headroom.target or headroom.quantised or not dtype.is_float:
         return drawn
-    # Nothing asks for a magnitude: fixed point in (-1, 1), or less where there is less room.
+    # No magnitude is needed: fixed point in (-1, 1), or less where there is less room.
     e = min(-math.ceil(math.log2(highest)), headroom.exponent(0.58 * highest, highest))
     drawn.b, drawn.level = scaled_lines(b, e), 0.58 * highest * 2.0**e
     drawn.quantum, drawn.base_quantum, drawn.units = 2.0**e, 2.0**e, (1.0, 2.0**e)
@@ -92,7 +92,7 @@ def decode_k(problem: Problem, column_j: int, expected: float, actual: float) ->
     The difference is read as a number in base 4 with digits -1, 0, 1, 2: dropped, right, doubled, tripled.
 
     Args:
-        problem: the problem that was filled.
+        problem: the problem that was computed.
         column_j: the element's column.
         expected: the right value, or any value that differs from it by what the bias adds.
         actual: what the kernel gave, from the same place in the chain of the epilogue (before it, or after
@@ -133,7 +133,7 @@ def _prime_at_most(limit: int) -> int:
 
 
 def tile_map_period(problem: Problem) -> tuple[int, int]:
-    """``(I, J)``: the ``tile-map`` distribution tells i modulo I and j modulo J.
+    """``(I, J)``: the ``tile-map`` distribution encodes i modulo I and j modulo J.
 
     ``(M, N)`` where the output can hold M * N distinct integers.  Otherwise primes, so that a shift by a
     tile's edge, a power of two, is never a multiple of the period.
@@ -167,7 +167,7 @@ def decode_source(problem: Problem, value: float) -> tuple[int, int] | None:
     """Where an element of a ``tile-map`` product belongs: (i, j), each modulo :func:`tile_map_period`.
 
     Args:
-        problem: the problem that was filled.
+        problem: the problem that was computed.
         value: an element of A @ B, that is without bias, factors and activation.
 
     Returns:

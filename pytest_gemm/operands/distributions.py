@@ -67,8 +67,8 @@ def _only_floats(p: Problem) -> bool:
 def _varies_if_positive(p: Problem) -> bool:
     """A saturating step would see one value: a sum of positive numbers hardly varies.
 
-    Of fp8 in the bits of a tensor core a long one says nothing: the hard bound grows with K, and it drifts, so no other
-    holds.
+    Of fp8 in the bits of a tensor core a long one is no evidence: the hard bound grows with K, and it drifts, so no
+    other holds.
     """
     drifts = p.has("math.fast_accumulate") and p.shape.k > 4096
     return (_has_float(p) or _long_integers(p)) and not saturating_steps(p) and not drifts
@@ -80,7 +80,7 @@ def _may_be_large(p: Problem) -> bool:
     return _only_floats(p) and not saturating_steps(p) and not half_partials
 
 
-# In the order of how much one of them tells alone.
+# The ones that find the most bugs alone come first.
 DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     "int-2": Distribution(
         "wide against narrow integers, exact sums: indexing, reduced precision, split-K partials, bad stores",
@@ -130,7 +130,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
 
 
 def distributions_for(problem: Problem) -> tuple[str, ...]:
-    """Names of all distributions that apply, the most telling first; none where operands cannot be built."""
+    """Names of all distributions that apply, those that find the most first; none where operands cannot be built."""
     try:
         headroom_of(problem)
     except Unsupported:

@@ -4,7 +4,7 @@ A kernel that reads or writes one byte past an operand is killed by the processo
 holds.  Poison finds what a kernel *uses* of memory that is not its own; a page finds what it touches.
 
 Operands are placed at the granularity of their elements, as views of a user's are.  What PyTorch allocates itself
-(results, intermediates, packed constants) keeps the 64-byte alignment that its allocator promises, so up to 63
+(results, intermediates, packed constants) keeps the 64-byte alignment of its allocator, so up to 63
 bytes may lie between such a tensor's end and the page.
 """
 
@@ -27,7 +27,7 @@ from pytest_gemm.operands.tensors import Operands
 # Which end of a tensor is at a page.
 Side = Literal["end", "begin"]
 SIDES: Final[tuple[Side, ...]] = ("end", "begin")
-# What is fenced beside the operands: results and intermediates, and what a compiler packs a constant into.
+# What lies at pages beside the operands: results and intermediates, and what a compiler packs a constant into.
 ALLOCATED: Final = ("out", "packed")
 
 _PROT_NONE: Final = 0
@@ -58,7 +58,7 @@ _ACTIVE: ContextVar[GuardPages | None] = ContextVar("pytest_gemm_pages", default
 
 
 def moved(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy of what PyTorch has allocated, at a page; the tensor itself where no pages asks for it.
+    """A copy of what PyTorch has allocated, at a page; the tensor itself where no guard pages are active for it.
 
     Args:
         tensor: dense, on any device.
@@ -114,7 +114,7 @@ class GuardPages:
 
 
 def products() -> contextlib.AbstractContextManager[object]:
-    """A block in which ATen's products write their results at pages, where a pages asks for it."""
+    """A block in which ATen's products write their results at pages, where guard pages are active for them."""
     pages = _ACTIVE.get()
     return contextlib.nullcontext() if pages is None or not pages.wants("out") else _Results()
 

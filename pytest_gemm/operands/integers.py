@@ -18,7 +18,7 @@ from pytest_gemm.problem.problem import Problem
 def int_1(headroom: Headroom) -> Drawn:
     """{-1, 0, 1}; a quarter zeros, none at K = 1 where they would silence outputs.  Unsigned: {0, 1}.
 
-    A sum of fp8 holds few bits: where K is longer than that, A is zero but for as many elements as they pay for.  In
+    A sum of fp8 holds few bits: where K is longer than that, A is zero except for as many elements as they pay for.  In
     the same way the sums of a large problem are kept within what its output's type holds.
     """
     out, k = headroom.problem.dtypes.out, headroom.k

@@ -115,9 +115,9 @@ class Lines:
         for index, matrix in enumerate(to):
             first = 0
             while first < len(matrix):
-                turn, row = divmod(index * len(matrix) + first, count)
+                rotation, row = divmod(index * len(matrix) + first, count)
                 size = min(count - row, len(matrix) - first)
-                place = 2 * (turn * step % half)
+                place = 2 * (rotation * step % half)
                 matrix[first : first + size, :even] = twice[row : row + size, place : place + even]
                 matrix[first : first + size, even:] = lines[row : row + size, even:]
                 first += size

@@ -197,12 +197,12 @@ def _plain_ks(lines: Array, stream: Stream, tiny: float, count: int) -> list[int
 def _range_shifts(headroom: Headroom, ea: int, eb: int) -> list[int]:
     """Exponents of the powers of two that A is multiplied by and B divided by, of magnitudes 2^ea and 2^eb.
 
-    40 either way where the type has the range.  Where subnormal inputs are promised (f32 and f16, docs/oracle.md), as
+    40 either way where the type has the range.  Where subnormal inputs are kept (f32 and f16, docs/oracle.md), as
     many as make one side subnormal and leave the other a factor of two below the type's largest number.
     """
     a, b = headroom.a.dtype, headroom.b.dtype
     if headroom.problem.autocast and a.name == "f16":
-        return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u says
+        return []  # compiled code may leave the conversion out, and a subnormal loses more bits by it than u allows
     subnormal = [min(eb - b.emin, a.emax - 1 - ea), -min(ea - a.emin, b.emax - 1 - eb)]
     return {"f16": subnormal, "f32": [40, -40, *subnormal], "bf16": [40, -40], "tf32": [40, -40]}.get(a.name, [])
 

@@ -1,13 +1,13 @@
 """The operands of a problem: where their values lie, and what surrounds them.
 
-``make(problem, distribution, seed)`` gives every tensor that the problem's program takes.  Three promises:
+``make(problem, distribution, seed)`` gives every tensor that the problem's program takes.  It guarantees:
 
-* **Reproducible.**  The same call gives the same bytes on every machine (``draws``).  The key of an
+* **Reproducible.**  The same call gives the same bytes on every machine (``random_streams``).  The key of an
   operand is the problem (without ``m.dynamic``), the distribution, the seed and the operand's name; for whatever does
   not have M rows (B, its scales, a bias of N) it leaves M out: with ``m.dynamic`` one compiled constant serves every M.
-* **Fenced.**  Every tensor is a window into a larger, poisoned storage (``memory``), and
+* **Guarded.**  Every tensor is a window into a larger, poisoned storage (``memory``), and
   :meth:`Operands.changed` proves that nothing was written.
-* **Telling.**  The values are those of a distribution (``distributions``): exact ones, of which a correct kernel
+* **Informative.**  The values are those of a distribution (``distributions``): exact ones, of which a correct kernel
   has one possible sum (:attr:`Operands.quantum` > 0), or random ones.
 
 Cost: three to five times the operand's size in transient memory, and about 10 ns per element up to 2^22 elements; what
@@ -55,7 +55,7 @@ class Operands(Grid):
             ``woq_int4``: codes of 0 to 15, each in a byte.
         bias: of :attr:`Problem.bias_shape` in the product's dtype (f32 under autocast), contiguous, or ``None``.
         residuals: one of the result's shape for each binary step, in the dtype of the value at that step and in the
-            product's places (``moves``); a row or column is expanded; with ``r0.alias`` the first is ``a``.
+            product's places (``views``); a row or column is expanded; with ``r0.alias`` the first is ``a``.
         lookups: of a residual that is looked up, by its number: the table, and int64 indices of the result's rows.
         scale_b: (N,) scales of B's columns in the product's dtype for ``woq_int8``, in f32 for ``qlinear``, in f32 or
             bf16 for ``da8w8``; for ``scaled_mm`` in f32, (1, N) or a scalar; or ``None``.
@@ -173,7 +173,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)
 
 
-# Streams of what does not have M rows.
+# Streams of what does not have M rows.  Names of streams decide the values.
 _CONSTANT: Final = frozenset(
     {"b", "b-heavy", "b-specials", "b-zeros", "scale", "scale-both", "bias", "affine", "affine-zero"}
 )
@@ -324,7 +324,7 @@ class _Memory:
         return found
 
     def _residual(self, index: int, values: Array, dtype: DType) -> Tensor:
-        """In the product's places.  In memory it lies as the program's result does, but for one after a view."""
+        """In the product's places.  In memory it lies as the program's result does, except for one after a view."""
         shape, (step, made) = self._problem.result_shape, self._problem.residuals[index]
         if step.extent:
             return self.keep(f"r{index}", values, dtype).expand(shape)
@@ -405,7 +405,7 @@ def _quantise(headroom: Headroom, drawn: Drawn, distribution: str) -> None:
 
 
 def again(given: Operands, problem: Problem, a: Tensor) -> Operands:
-    """The operands of a further product by the same B: what its A holds has been computed, and nothing is promised."""
+    """The operands of a further product by the same B: what its A holds has been computed, so it has no grid."""
     changes: dict[str, Any] = {"zero_mean": False, "finite": given.finite and is_finite(a), **vars(Grid())}
     return dataclasses.replace(given, problem=problem, distribution="rand", a=a, residuals=(), buffers=(), **changes)
 

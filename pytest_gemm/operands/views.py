@@ -2,7 +2,8 @@
 
 Steps such as ``t``, ``perm-1_0_2`` and ``view-4x8x2x33`` compute nothing, so a result is judged where its reference is:
 in the product's own M x N (with its batch).  A program takes residuals in its own places and returns its result there;
-this module translates both.  Of a residual it always gives a view: the problem line allows no move that would copy one.
+this module translates both.  Of a residual it always gives a view: the problem line allows no view step that would
+copy one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class WrongShape(ValueError):
 
 
 def forth(x: Any, steps: Iterable[Step]) -> Any:
-    """``x``, a tensor of the product's shape or what stands for one in a trace, after these moves."""
+    """``x``, a tensor of the product's shape or what stands for one in a trace, after these view steps."""
     for step in steps:
         if step.name == "view":
             x = x.reshape(step.sizes)
@@ -35,7 +36,7 @@ def forth(x: Any, steps: Iterable[Step]) -> Any:
 
 
 def back(x: torch.Tensor, shape: tuple[int, ...], steps: Sequence[Step]) -> torch.Tensor:
-    """The tensor of ``shape`` of which these moves have made ``x``; a view where one can be had."""
+    """The tensor of ``shape`` of which these view steps have made ``x``; a view where one can be had."""
     before = [shape]
     for step in steps:
         before.append(step.moved(before[-1]))
@@ -49,14 +50,14 @@ def back(x: torch.Tensor, shape: tuple[int, ...], steps: Sequence[Step]) -> torc
 
 
 def taken(problem: Problem, index: int, residual: torch.Tensor) -> torch.Tensor:
-    """A residual as the program takes it: (N,), (M, 1), or of the result's shape after the moves before its step.
+    """A residual as the program takes it: (N,), (M, 1), or of the result's shape after the view steps before its step.
 
     Args:
         problem: whose program.
         index: which of its residuals.
         residual: of the result's shape in the product's places, as in ``Operands.residuals``.
     """
-    step, moves = problem.residuals[index]
+    step, steps = problem.residuals[index]
     rows, columns = residual.shape[-2:]
     if step.extent == "n":
         return residual.as_strided((columns,), (1,))
@@ -64,23 +65,23 @@ def taken(problem: Problem, index: int, residual: torch.Tensor) -> torch.Tensor:
         return residual.as_strided((rows, 1), (1, 1))
     if step.extent == "at":
         return residual  # what it was looked up in takes its place
-    moved: torch.Tensor = forth(residual, moves)
+    moved: torch.Tensor = forth(residual, steps)
     return moved
 
 
 def residual_of(problem: Problem, index: int, tensor: torch.Tensor) -> torch.Tensor:
     """The residual in the product's places for what the program takes: the inverse of :func:`taken`."""
-    step, moves = problem.residuals[index]
-    return tensor.expand(problem.result_shape) if step.extent else back(tensor, problem.result_shape, moves)
+    step, steps = problem.residuals[index]
+    return tensor.expand(problem.result_shape) if step.extent else back(tensor, problem.result_shape, steps)
 
 
 def in_product(problem: Problem, made: tuple[Any, ...]) -> tuple[Any, ...]:
     """A program's results in the product's places.
 
-    What cannot be a result at all (another number of them, no tensor) passes: who judges it says so.
+    What cannot be a result at all (another number of them, no tensor) passes; the judge reports it.
 
     Raises:
-        WrongShape: when a result that was to be moved has another shape than asked for.
+        WrongShape: when a result that has view steps has another shape than asked for.
     """
     outputs = problem.outputs
     if len(made) != len(outputs) or not any(output.view_steps for output in outputs):

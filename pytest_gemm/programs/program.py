@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# A tensor, for ``tap``, ``fork`` and ``again`` a tuple of two, for ``linears`` one of as many as there are products.
+# It returns a tensor; for ``multi_output``, ``branching`` and ``chained`` a tuple of two; for ``linears`` a tuple of as
+# many as there are products.
 Program = Callable[..., Any]
 
 
@@ -176,7 +177,7 @@ def _linears(problem: Problem, matmul: Matmul | None) -> Program:
 def gathered(problem: Problem, results: tuple[Any, ...]) -> tuple[Any, ...]:
     """The results of a program as they are judged: those of ``linears`` as one tensor, (G, M, N), or (M, N).
 
-    What cannot be put together is returned as it is: the judge says what is wrong with it.
+    What cannot be put together is returned as it is: the judge reports it.
     """
     tensors = [r for r in results if isinstance(r, torch.Tensor)]
     if problem.has("a.3d") and not problem.has("out.2d") and len(tensors) == len(results):
