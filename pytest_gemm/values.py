@@ -62,7 +62,7 @@ def parsed(text: Given, parse: Callable[[str], T]) -> T:
         pytest.UsageError: naming the option.
     """
     try:
-        return parse(text)
+        return parse(str(text))  # a plain one: it is sent to other processes
     except (ProblemError, FileError) as error:  # it names the value
         raise pytest.UsageError(f"{text.source}: {error}") from None
     except ValueError as error:

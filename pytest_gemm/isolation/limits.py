@@ -20,8 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from pytest_gemm.isolation.journal import JUDGE, SHOWN, Journal, death
-from pytest_gemm.isolation.processes import end_process
+from pytest_gemm.isolation.journal import JUDGE, SHOWN, Journal, death, end_process
 from pytest_gemm.outcome import Activity, Outcome
 
 # -- the limit -------------------------------------------------------------------------------------

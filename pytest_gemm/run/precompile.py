@@ -130,8 +130,8 @@ def _start() -> None:
     warnings.simplefilter("ignore")
 
 
-# A problem's line with its kernels, why they are not known, or None where the backend refuses it.
-_Answer = tuple[str, list[Job] | str | None]
+# A problem's line with its kernels, none where it is unsupported, or with why they are not known.
+_Answer = tuple[str, list[Job] | str]
 
 
 def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: str) -> list[_Answer]:
@@ -151,9 +151,9 @@ def _ask(backend: Compiling, lines: Sequence[str], architecture: str, wanted: st
         problem = Problem.parse(line)
         try:
             lacking = backend.supports(problem, request) is not None
-            found.append((line, None if lacking else backend.jobs(problem, request, architecture, select)))
+            found.append((line, [] if lacking else backend.jobs(problem, request, architecture, select)))
         except Unsupported:
-            found.append((line, None))
+            found.append((line, []))
         except Exception as error:  # of the compiler under test: the problem's own test will say more
             found.append((line, f"{type(error).__name__}: {error}"))
     return found
@@ -215,10 +215,8 @@ def compile_for(
     try:
         with Farm(store, config.jobs) as farm:
             while todo:
-                waiting: dict[Future[list[_Answer]], list[str]] = {}
-                for at in range(0, len(todo), _CHUNK):
-                    chunk = todo[at : at + _CHUNK]
-                    waiting[pool.submit(_ask, backend, chunk, architecture, config.choices)] = chunk
+                chunks = [todo[at : at + _CHUNK] for at in range(0, len(todo), _CHUNK)]
+                waiting = {pool.submit(_ask, backend, one, architecture, config.choices): one for one in chunks}
                 fresh: dict[str, set[str]] = {}
                 for chunk, answers in _as_answered(waiting, farm, backend.name, display):
                     if isinstance(answers, str):
@@ -251,23 +249,20 @@ def _as_answered(
     while waiting:
         to_go = sum(map(len, waiting.values()))
         display.progress(f"compiling for {name}: {to_go} problems to ask, {farm.progress}")
-        finished, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-        for future in finished:
-            chunk = waiting.pop(future)
-            error = future.exception()
-            if isinstance(error, BrokenProcessPool):
-                yield chunk, "the process that was to ask died"
-            elif error is not None:  # a backend that cannot be pickled, say
-                yield chunk, f"{type(error).__name__}: {error}"
-            else:
+        for future in wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED).done:
+            chunk, error = waiting.pop(future), future.exception()
+            if error is None:
                 yield chunk, future.result()
+            elif isinstance(error, BrokenProcessPool):
+                yield chunk, "the process that was to ask died"
+            else:  # a backend that cannot be pickled, for instance
+                yield chunk, f"{type(error).__name__}: {error}"
 
 
-def _noted(harvest: Harvest, line: str, jobs: list[Job] | str | None, store: Store) -> set[str]:
+def _noted(harvest: Harvest, line: str, jobs: list[Job] | str, store: Store) -> set[str]:
     """Enter the answer for a problem; the keys that it did not need before."""
     if isinstance(jobs, str):
         harvest.unknown[line] = jobs
-    if not isinstance(jobs, list):
         return set()
     for job in jobs:
         if job.key not in harvest.kernels:
@@ -282,14 +277,17 @@ def _noted(harvest: Harvest, line: str, jobs: list[Job] | str | None, store: Sto
 # -- what is said of it --------------------------------------------------------------------------------
 
 
+def _counted(name: str, kernels: int, cached: int, counts: Counts, within: str = "") -> str:
+    line = f"{name}: {kernels} kernels, {cached} from the cache, {counts.compiled} compiled{within}"
+    return f"{line} ({counts.seconds:.0f} s of nvcc)"
+
+
 def note(harvest: Harvest) -> str:
     """One line: ``cutlass: 167 kernels, 160 from the cache, 7 compiled in 61 s (412 s of nvcc)``."""
-    counts = harvest.counts
-    parts = [f"{len(harvest.kernels)} kernels", f"{len(harvest.cached)} from the cache", f"{counts.compiled} compiled"]
-    text = f"{harvest.backend}: {', '.join(parts)} in {harvest.seconds:.0f} s ({counts.seconds:.0f} s of nvcc)"
+    within = f" in {harvest.seconds:.0f} s"
+    text = _counted(harvest.backend, len(harvest.kernels), len(harvest.cached), harvest.counts, within)
     for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
-        if those:
-            text += f", {len(those)} {what}"
+        text += f", {len(those)} {what}" if those else ""
     if harvest.unasked:
         text += f"; {len(harvest.unasked)} problems could not be asked about: {next(iter(harvest.unasked.values()))}"
     return text
@@ -302,23 +300,15 @@ def notes(harvests: Sequence[Harvest], counts: Mapping[str, Counts]) -> list[str
         harvests: what was compiled ahead.
         counts: what the test processes asked their stores for, by backend.
     """
+    ahead = {harvest.backend: note(harvest) for harvest in harvests}
     lines = []
     for name, during in counts.items():
-        before = next((harvest for harvest in harvests if harvest.backend == name), None)
-        if before is not None:
-            line = note(before)
-            if during.compiled:
-                line += f"; {during.compiled} more compiled during the tests ({during.seconds:.0f} s of nvcc)"
+        if name in ahead:
+            more = f"; {during.compiled} more compiled during the tests ({during.seconds:.0f} s of nvcc)"
+            lines.append(ahead[name] + (more if during.compiled else ""))
         elif during.kernels:
-            line = (
-                f"{name}: {during.kernels} kernels, {during.hits} from the cache, {during.compiled} compiled "
-                f"({during.seconds:.0f} s of nvcc)"
-            )
-            if during.failed:
-                line += f", {during.failed} refused by nvcc or not compiled"
-        else:
-            continue
-        lines.append(line)
+            failed = f", {during.failed} refused by nvcc or not compiled" if during.failed else ""
+            lines.append(_counted(name, during.kernels, during.hits, during) + failed)
     return lines
 
 
@@ -340,10 +330,7 @@ def table(harvest: Harvest) -> list[str]:
         cached, refused = (sum(key in those for key in keys) for those in (harvest.cached, harvest.refused))
         rows.append((name, str(len(keys)), str(cached), str(refused), f"{megabytes:.1f}", f"{seconds:.0f}"))
     lines = text_table(head, rows, range(1, len(head)))
-    for what, those in (
-        ("refused by nvcc", harvest.refused),
-        ("not compiled", harvest.undone),
-    ):
+    for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
         for key, message in those.items():
             name = harvest.kernels[key].source.configuration or key
             lines.append(f"{what}: {name}, for {of[key]}: {_complaint(message)}")
