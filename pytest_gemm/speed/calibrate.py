@@ -356,15 +356,10 @@ def _case_row(case: CaseId, facts: CaseFacts) -> list[str]:
     def percent(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{100 * value:.{digits}f}%"
 
-    return [
-        f"`{case}`",
-        f"{1e3 * facts.seconds:.3g} ms",
-        percent(facts.raw, 2),
-        percent(facts.ratio, 2),
-        f"{facts.weights.most_common(1)[0][0]:g}" if facts.weights else "-",
-        percent(_median(facts.stored), 1),
-        percent(_median(facts.against), 1),
-    ]
+    weight = f"{facts.weights.most_common(1)[0][0]:g}" if facts.weights else "-"
+    spreads = [percent(facts.raw, 2), percent(facts.ratio, 2)]
+    effects = [percent(_median(facts.stored), 1), percent(_median(facts.against), 1)]
+    return [f"`{case}`", f"{1e3 * facts.seconds:.3g} ms", *spreads, weight, *effects]
 
 
 def _median(values: Sequence[float]) -> float | None:

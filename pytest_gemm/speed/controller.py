@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -83,16 +83,11 @@ def measure(
     return found
 
 
-class _Pairs:
-    """Sessions of the head, and of the base where there is one; they make pairs."""
+class _Pairs(NamedTuple):
+    """Sessions of the base, where there is one, and of the head."""
 
-    def __init__(self) -> None:
-        self.head: list[Session] = []
-        self.base: list[Session] = []
-
-    def readings(self) -> tuple[design.Readings, design.Readings]:
-        """Of base and head."""
-        return estimates.pair_readings(self.base, self.head)
+    base: list[Session]
+    head: list[Session]
 
 
 class _Measurement:
@@ -135,7 +130,7 @@ class _Measurement:
             made.notes += runner.notes
             if speed.record:
                 with self._clock("record"):
-                    self._sessions(self._cases, speed.sessions or entry.SESSIONS, "recording", _Pairs())
+                    self._sessions(self._cases, speed.sessions or entry.SESSIONS, "recording", _Pairs([], []))
                 self._record()
                 made.judgements = self._with_every_case({})
             else:
@@ -154,7 +149,7 @@ class _Measurement:
         made, runner, policy, is_paired = self.made, self._runner, self.policy, len(self.groups) > 1
         before = {key: line.selected for key, line in made.stored.items()}
         runner.before = runner.selected(self.groups[-1]) if is_paired else before
-        first, more = _Pairs(), _Pairs()
+        first, more = _Pairs([], []), _Pairs([], [])
         with self._clock("screen"):
             count = policy.screen_pairs if is_paired else policy.screen_sessions
             self._sessions(self._cases, count, "screening", first)
@@ -171,9 +166,9 @@ class _Measurement:
                     runner.before = runner.selected(self.groups[-1]) if is_paired else before
                 wanted = list(dict.fromkeys(map(timed, cases)))
                 self._sessions(wanted, count - len(more.head), "confirming", more)
-            return more.readings()
+            return estimates.pair_readings(*more)
 
-        screened = how.screen(*first.readings())
+        screened = how.screen(*estimates.pair_readings(*first))
         judgements = how.confirm(screened, confirming)
         made.anchor = screened.anchor
         made.judgements = self._with_every_case(selection.annotate(judgements, runner.before, made.sessions))
@@ -209,11 +204,10 @@ class _Measurement:
             index = len(made.sessions)
             groups = self.groups[:: 1 if index % 2 else -1]
             found = self._runner.sessions(groups, cases, index, f"{what}, {unit} {number} of {count}")
-            made.sessions.append(found["head"])
-            into.head.append(found["head"])
-            if (base := found.get("base")) is not None:
-                made.base.append(base)
-                into.base.append(base)
+            for name, sessions, these in (("base", made.base, into.base), ("head", made.sessions, into.head)):
+                if name in found:
+                    sessions.append(found[name])
+                    these.append(found[name])
 
     def _with_every_case(self, judgements: Mapping[CaseId, Judgement]) -> dict[CaseId, Judgement]:
         """The judgements in the order of measurement; a timed case without one has no baseline."""

@@ -20,7 +20,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +47,6 @@ from pytest_gemm.text import first_line
 
 if TYPE_CHECKING:
     from pytest_gemm.judging.case import Case, Judged
-    from pytest_gemm.judging.judge import Judge
     from pytest_gemm.operands.tensors import Operands
     from pytest_gemm.run.orchestrator import Orchestrator
 
@@ -108,28 +106,20 @@ class Meter:
         request: what to time.
         folder: where the samples are written.
         config: of the run.
-        judge: judges what was timed.
-        eager_refusal: why eager ATen does not run a problem on a device, "" where it does.
-        watch: limits the time of every activity that may not return.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        folder: Path,
-        config: GemmConfig,
-        judge: Judge,
-        eager_refusal: Callable[[Problem, str], str],
-        watch: Callable[[Activity], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, request: Request, folder: Path, config: GemmConfig) -> None:
+        from pytest_gemm.judging.judge import Judge
+        from pytest_gemm.run.state import eager_refusal
+
         self.folder = folder
         self.request = request
         self.windows = config.speed.windows if request.device == "cpu" else 1
         self.plan = dataclasses.replace(_WINDOW if self.windows > 1 else paired.Plan(), seed=request.index)
         self._config = config
-        self._judge = judge
-        self._eager_refusal = eager_refusal
-        self._watch = watch
+        self._eager_refusal = eager_refusal(config.ledger)
+        self._watch = Watch(config.timeout, config.compile_timeout, Journal(), stacks=2)
+        self._judge = Judge(self._eager_refusal, self._watch, config.reference)
         self._timer: paired.Timer = cuda.CudaTimer() if request.device == "cuda" else cpu.CpuTimer()
         self._started = time.perf_counter()
         self._interleaving = Interleaving(request.socket, first=request.begins)
@@ -159,6 +149,7 @@ class Meter:
         self._time_all()
         self._interleaving.close()
         self._write(end_line(time.perf_counter() - self._started))
+        self._watch.close()
 
     def _measured_peaks(self) -> Peaks | None:
         if not self.request.timed:
@@ -502,21 +493,17 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     import torch
 
     from pytest_gemm.judging.case import Case
-    from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.run.state import eager_refusal
 
     torch.set_num_threads(config.threads)
     # torch and a compiler are millions of objects that every full collection would go through.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    refusal, watch = eager_refusal(config.ledger), Watch(config.timeout, config.compile_timeout, Journal(), stacks=2)
-    meter = Meter(request, folder, config, Judge(refusal, watch, config.reference), refusal, watch)
+    meter = Meter(request, folder, config)
     device, candidates = Device(request.device), CandidateSelection(config.choices)
     for asked in request.cases:
         backend, problem = config.registry[asked.backend], Problem.parse(asked.problem)
         meter(Case(backend, problem, (), config.seed, device, candidates), asked)
     meter.close()
-    watch.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

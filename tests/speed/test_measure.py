@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shlex
 import tempfile
@@ -21,11 +20,10 @@ from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import GemmConfig, SpeedConfig
 from pytest_gemm.judging.case import Case
-from pytest_gemm.judging.judge import Judge
 from pytest_gemm.ledger.entry import Comparison, Comparisons, Entry, Environment, Globs
 from pytest_gemm.ledger.ledger import Ledger
 from pytest_gemm.operands.tensors import Operands
-from pytest_gemm.outcome import Activity, Outcome, Status
+from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import state
 from pytest_gemm.run.terminal import Display
@@ -80,10 +78,7 @@ def judged(folder: Path, asked: Case, entry: Entry, **selected: Any) -> tuple[Sa
     registry.add(asked.backend)
     config = GemmConfig(registry, device="cpu", ledger=Ledger((entry,)))
 
-    def watch(_: Activity) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    meter = Meter(request, folder, config, Judge(), lambda *_: "", watch)
+    meter = Meter(request, folder, config)
     meter(asked, timed)
     meter.close()
     return read_session(folder / SESSION).samples

@@ -207,18 +207,6 @@ def test_a_peak_is_of_a_call_that_nothing_disturbed_or_is_missing(
         assert "the rate of f32 and the bandwidth could not be measured: others kept the cores busy" in found.disturbed
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "message"),
-    [
-        ("cpu", "fp16", "unknown dtype 'fp16'; known: f64 f32 f16"),
-        ("xpu", "f32", "unknown device 'xpu'; known: cpu cuda"),
-    ],
-)
-def test_what_cannot_be_measured_is_named(device: str, dtype: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        roofline.measure(device, [dtype], 1)
-
-
 def test_a_report_needs_no_torch() -> None:
     code = (
         "import sys; from pytest_gemm.speed import roofline; from pytest_gemm.speed.timing import paired; "

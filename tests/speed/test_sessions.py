@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import made_up_sessions
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
@@ -31,6 +32,8 @@ from pytest_gemm.speed.request import Group, Project, TimedCase, resolve
 from pytest_gemm.speed.worker import others
 from pytest_gemm.storage import files
 from pytest_gemm.tools import cli
+
+_POPEN: Final = subprocess.Popen
 
 # Sessions that compile, judge and time, by a clock of their own.
 TIMED = """
@@ -87,50 +90,6 @@ def pytest_configure(config):
     if config.pluginmanager.has_plugin("gemm-speed-worker"):  # the run itself is in the process of the test
         cpu.CpuTimer = Timer
         roofline.measure = lambda device, dtypes, threads: Peaks({"f32": 1e15}, 1e15)
-"""
-
-# Sessions that do as they are asked and make the times up: what a run concludes from them takes no more, and torch
-# is what the start of a process waits for.
-ANSWERED = """
-import datetime
-import os
-import random
-from pathlib import Path
-
-import pytest
-
-from pytest_gemm.case_id import CaseId
-from pytest_gemm.machine.key import hardware_key
-from pytest_gemm.speed.request import SESSION
-from pytest_gemm.outcome import Status
-from pytest_gemm.speed.data import Peaks, Sample, Session, sample_line, session_line
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config):
-    worker = config.pluginmanager.get_plugin("gemm-speed-worker")
-    if worker is None:
-        return None
-    folder, request = worker.folder, worker.request
-    hardware = hardware_key("cpu", int(request.project.options.get("gemm_threads", 2)))
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat()
-    peaks = Peaks({"f32": 1e15}, 1e15)
-    head = Session(hardware, {}, "made-up", request.group, request.index, date, request.commit, peaks)
-    noise = random.Random(os.getpid())
-
-    def readings(name):
-        return tuple(float(os.environ.get(name, "1")) * 1e-3 * noise.gauss(1.0, 0.003) for _ in range(6))
-
-    with open(os.path.join(folder, SESSION), "w") as file:
-        file.write(session_line(head))
-        for case in request.cases if request.timed else ():
-            subject, other = readings("SUBJECT_MS"), readings("OTHER_MS")
-            disturbed = os.environ.get("DISTURBED", "")
-            key = CaseId(case.backend, case.problem)
-            sample = Sample(key, "cpu", Status.PASSED, None, subject, other, "aten", disturbed=disturbed)
-            file.write(sample_line(sample))
-        file.write('{"end": {"seconds": 1.0}}\\n')
-    return 0
 """
 
 BACKENDS = """
@@ -210,14 +169,16 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    pytester.makeconftest(BACKENDS + ANSWERED)
+    pytester.makeconftest(BACKENDS + made_up_sessions.CONFTEST)
+    monkeypatch.setattr(subprocess, "Popen", made_up_sessions.Process)
     pytester.makepyfile(test_perf=TEST.format(problems=", ".join(map(repr, LINES[:1]))))
     return pytester
 
 
 @pytest.fixture
-def timing_project(project: pytest.Pytester) -> pytest.Pytester:
+def timing_project(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project whose sessions compile, judge and time."""
+    monkeypatch.setattr(subprocess, "Popen", _POPEN)
     project.makeconftest(BACKENDS + TIMED)
     return project
 

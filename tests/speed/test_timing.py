@@ -485,14 +485,10 @@ class FakeCuda(cuda_module.CudaRuntime):
             found = self._collect(calls)
         finally:
             self.capturing = False
-        return Counted(found[: len(found) - self.loses] if len(calls) > 1 else found)
+        return Counted(self, found[: len(found) - self.loses] if len(calls) > 1 else found)
 
     def nodes(self, graph: Counted) -> int | None:
         return len(graph.names) if self.countable else None
-
-    def replay(self, graph: Counted) -> None:
-        self.replays.append(graph)
-        self.launched += graph.names
 
     def elapsed(self, lead: Call, work: Call) -> float:
         lead()
@@ -504,7 +500,12 @@ class FakeCuda(cuda_module.CudaRuntime):
 
 @dataclasses.dataclass
 class Counted:
+    cuda: FakeCuda
     names: list[str]
+
+    def replay(self) -> None:
+        self.cuda.replays.append(self)
+        self.cuda.launched += self.names
 
 
 class FakeProbe:

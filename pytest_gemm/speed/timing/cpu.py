@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import itertools
 import os
@@ -48,22 +47,6 @@ class _CpuTarget(Target):
                 gc.enable()
 
 
-@dataclasses.dataclass(frozen=True)
-class _CpuState:
-    """Clocks and counters of a moment: seconds of CPU time since some origin, of all processes and of this one.
-
-    ``waited`` is what this process's threads have waited for a core, ``None`` where the system does not tell.
-    """
-
-    wall: float
-    busy: float | None
-    stolen: float
-    own: float
-    waited: float | None
-    preempted: int
-    mhz: tuple[float, ...]
-
-
 class CpuTimer(Timer):
     """Times calls by the wall clock, with Python's garbage collector off.
 
@@ -81,7 +64,8 @@ class CpuTimer(Timer):
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._before: _CpuState | None = None
+        self._before: dict[str, float] = {}
+        self._clocks: tuple[float, ...] = ()
 
     def targets(self, works: Mapping[str, Calls]) -> Mapping[str, Target]:
         """Nothing has to be made ready."""
@@ -89,48 +73,41 @@ class CpuTimer(Timer):
 
     def begin(self) -> None:
         """Read the counters."""
-        self._before = self._state()
+        self._before, self._clocks = self._counters(), processor.cpu_mhz()
 
     def end(self) -> Conditions:
         """Read the counters again."""
-        before, after = self._before, self._state()
-        assert before is not None
-        wall = after.wall - before.wall
-        telemetry = {"preemptions": float(after.preempted - before.preempted)}
-        clocks = before.mhz + after.mhz
-        if clocks:
+        after = self._counters()
+        spent = {name: after[name] - then for name, then in self._before.items() if name in after}
+        telemetry, disturbed, wall = {"preemptions": spent["preemptions"]}, [], spent["wall"]
+        if clocks := self._clocks + processor.cpu_mhz():
             telemetry |= {"cpu_mhz_min": min(clocks), "cpu_mhz_max": max(clocks)}
         if wall <= 0.0:
             return Conditions(telemetry)
-        own, why = (after.own - before.own) / wall, []
-        if before.waited is not None and after.waited is not None:
-            lost = max(0.0, after.waited - before.waited) / wall
+        own = spent["own"] / wall
+        if "waited" in spent:
+            lost = max(0.0, spent["waited"]) / wall
             # More own threads than cores wait for each other, which no other process causes.
             lost -= min(lost, max(0.0, own + lost - cores(self._proc)))
             telemetry["waited_cores"] = lost
             if lost > LOAD_OF_OTHERS:
-                why.append(f"its threads waited for {lost:.2f} cores that others kept busy")
-        if before.busy is not None and after.busy is not None:
-            stolen = (after.stolen - before.stolen) / wall
-            others = max(0.0, (after.busy - before.busy) / wall - own)
-            telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": stolen}
+                disturbed.append(f"its threads waited for {lost:.2f} cores that others kept busy")
+        if "busy" in spent:
+            others = max(0.0, spent["busy"] / wall - own)
+            telemetry |= {"own_cores": own, "others_cores": others, "stolen_cores": spent["stolen"] / wall}
             # The kernel counts in ticks: a tick at either end may belong to the time before or after.
             if others - 2.0 / _TICKS / wall > LOAD_OF_OTHERS:
-                why.append(f"others kept {others:.2f} cores busy meanwhile")
-        return Conditions(telemetry, "; ".join(why))
+                disturbed.append(f"others kept {others:.2f} cores busy meanwhile")
+        return Conditions(telemetry, "; ".join(disturbed))
 
-    def _state(self) -> _CpuState:
+    def _counters(self) -> dict[str, float]:
+        """Seconds since some origin: by the clock, and of CPU time; what the system does not count is left out."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        busy, stolen = _busy_seconds(self._proc, os.sched_getaffinity(0))
-        return _CpuState(
-            wall=time.perf_counter(),
-            busy=busy,
-            stolen=stolen,
-            own=usage.ru_utime + usage.ru_stime,
-            waited=waited(self._proc),
-            preempted=usage.ru_nivcsw,
-            mhz=processor.cpu_mhz(),
-        )
+        found = _busy_seconds(self._proc, os.sched_getaffinity(0))
+        if (lost := waited(self._proc)) is not None:
+            found["waited"] = lost
+        own = usage.ru_utime + usage.ru_stime
+        return found | {"wall": time.perf_counter(), "own": own, "preemptions": float(usage.ru_nivcsw)}
 
 
 def cores(proc: Path = Path("/proc")) -> int:
@@ -163,15 +140,15 @@ def waited(proc: Path = Path("/proc")) -> float | None:
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-def _busy_seconds(proc: Path, cores: set[int]) -> tuple[float | None, float]:
-    """CPU seconds since the start of the system that ``cores`` were not idle, and those of them that were stolen.
+def _busy_seconds(proc: Path, cores: set[int]) -> dict[str, float]:
+    """CPU seconds since the start of the system that ``cores`` were ``busy``, and those of them that were ``stolen``.
 
     Args:
         proc: where procfs is mounted; see proc(5) for the columns of its ``stat``.
         cores: by number.
 
     Returns:
-        ``(None, 0.0)`` where nothing is counted, as in some sandboxes.
+        Nothing where nothing is counted, as in some sandboxes.
     """
     busy = stolen = 0
     with contextlib.suppress(OSError):
@@ -182,4 +159,4 @@ def _busy_seconds(proc: Path, cores: set[int]) -> tuple[float | None, float]:
                 # user nice system (idle iowait) irq softirq steal; guest time is counted under user.
                 busy += sum(ticks[:3]) + sum(ticks[5:8])
                 stolen += sum(ticks[7:8])
-    return (busy / _TICKS, stolen / _TICKS) if busy else (None, 0.0)
+    return {"busy": busy / _TICKS, "stolen": stolen / _TICKS} if busy else {}

@@ -134,10 +134,6 @@ class CudaRuntime:
         code = driver.cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
         return int(count.value) if code == 0 else None
 
-    def replay(self, graph: Any) -> None:
-        """Launch a graph."""
-        graph.replay()
-
     def elapsed(self, lead: Call, work: Call) -> float:
         """Seconds on the device from the end of ``lead`` to the end of ``work``.
 
@@ -194,16 +190,13 @@ class _CudaTarget(Target):
         if self._timer.graphs and calls != self._length:
             self._capture(calls)
         if self._timer.graphs:
-            return runtime.elapsed(self._replay, self._replay)
+            return runtime.elapsed(self._graph.replay, self._graph.replay)
 
         def launch(count: int) -> None:
             for call in itertools.islice(itertools.cycle(self._calls), count):
                 call()
 
         return runtime.elapsed(lambda: launch(self.cycle), lambda: launch(calls))
-
-    def _replay(self) -> None:
-        self._timer.runtime.replay(self._graph)
 
     def _capture(self, calls: int) -> None:
         """Capture the calls, and see that all of them are in the graph."""
@@ -260,8 +253,6 @@ class CudaTimer(Timer):
             self.runtime.warm(calls)
         try:
             self.expected_nodes = {name: target.nodes() for name, target in targets.items()}
-        except TimingError:
-            raise
         except RuntimeError:
             self.give_up_graphs()
         return targets

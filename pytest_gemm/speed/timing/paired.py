@@ -41,7 +41,7 @@ _LONGEST_WARM: Final = 10
 _MOST_CALLS: Final = 1_000_000
 
 
-class TimingError(RuntimeError):
+class TimingError(Exception):
     """A call that cannot be timed: it launches nothing, or takes no time."""
 
 
