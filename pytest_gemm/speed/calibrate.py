@@ -13,7 +13,7 @@ import dataclasses
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +23,11 @@ from scipy import stats
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session, SessionError, read_session
-from pytest_gemm.speed.gate.estimates import Screened
+from pytest_gemm.speed.gate import estimates
+from pytest_gemm.speed.gate.design import Design, Readings
+from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.report.templates import render
-from pytest_gemm.speed.resampling import Resample, Sessions, pair_run, stored_run, suite_run
 from pytest_gemm.text import show, table
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
@@ -42,6 +43,7 @@ SUITE: Final = "gate, stored, 200 cases"
 _PEERS: Final = ("mean:5%", "U test", "asv", "1.20x")  # rules of other tools
 _RULES: Final = (*_PEERS, STORED, SUITE, AGAINST)  # as templates/calibration.md.jinja explains them
 
+_SUITE: Final = 200  # cases of a composed suite
 _POWER_RUNS: Final = 100  # planting is a run for every slow-down; this many bound a share of 0.95 to within 0.05
 _ROUNDS: Final = 4  # a quarter of the cases is slowed down at once, so that the median case stays what it is
 _PRESENT: Final = 0.9  # share of the sessions that must have a case
@@ -170,6 +172,137 @@ def load(folder: Path) -> list[Session]:
     return sorted(sessions, key=lambda s: (s.date, s.index))
 
 
+# -- runs of the gate, resampled: whole sessions, without replacement ---------------------------------------------
+
+
+def _slowed(some: Iterable[Reading], factor: float) -> list[Reading]:
+    return [dataclasses.replace(r, subject=factor * r.subject) for r in some]
+
+
+class Sessions:
+    """The sessions as tables: one reading, or none, a case and session."""
+
+    def __init__(self, sessions: Sequence[Session], cases: Collection[CaseId]) -> None:
+        self.samples: list[dict[CaseId, Sample]] = [
+            {s.case: s for s in session.samples if s.is_timed and s.case in cases} for session in sessions
+        ]
+        self.cases = tuple(cases)
+        self._are_interleaved = [session.is_interleaved for session in sessions]
+        self._readings = [
+            {case: Reading(s.estimate, s.comparator_estimate, s.disturbed) for case, s in by.items()}
+            for by in self.samples
+        ]
+
+    def take(self, numbers: Iterable[int]) -> dict[CaseId, list[Reading]]:
+        """The readings of these sessions by case, numbered in this order."""
+        found: dict[CaseId, list[Reading]] = {case: [] for case in self.cases}
+        for position, number in enumerate(numbers):
+            for case, reading in self._readings[number].items():
+                found[case].append(dataclasses.replace(reading, session=position))
+        return found
+
+    def take_pairs(
+        self, base: Sequence[int], head: Sequence[int]
+    ) -> tuple[dict[CaseId, list[Reading]], dict[CaseId, list[Reading]]]:
+        """The readings of the sessions of two groups, as the gate reads pairs."""
+        then, now = self.take(base), self.take(head)
+        for position, (one, other) in enumerate(zip(base, head, strict=True)):
+            if self._are_interleaved[one] and self._are_interleaved[other]:
+                estimates.compare_windows(now, self.samples[one], self.samples[other], position)
+        return then, now
+
+
+@dataclasses.dataclass(frozen=True)
+class Resample:
+    """One run, drawn.
+
+    Attributes:
+        design: stored baselines, or base against head.
+        base_first, base_more: the base's readings in the pairs of the screen and of the confirmation, by case.
+        first, more: the head's readings of screen and confirmation, by case.
+    """
+
+    design: Design
+    base_first: Mapping[CaseId, list[Reading]]
+    base_more: Mapping[CaseId, list[Reading]]
+    first: Mapping[CaseId, list[Reading]]
+    more: Mapping[CaseId, list[Reading]]
+
+    def idle(self) -> tuple[Screened, dict[CaseId, Judgement]]:
+        """The A/A run."""
+        screened = self.design.screen(self.base_first, self.first)
+        return screened, self._confirm(self.more, screened)
+
+    def _confirm(self, head: Mapping[CaseId, list[Reading]], screened: Screened) -> dict[CaseId, Judgement]:
+        """The gate's confirmation by these readings of the head, look by look."""
+
+        def until(some: Mapping[CaseId, list[Reading]], cases: Iterable[CaseId], count: int) -> Readings:
+            return {case: some[case][:count] for case in cases if case in some}
+
+        return self.design.confirm(
+            screened, lambda cases, count: (until(self.base_more, cases, count), until(head, cases, count))
+        )
+
+    def finds(self, cases: Collection[CaseId], change: float, idle: Screened) -> set[CaseId]:
+        """Which of the cases are called slower when each of them, alone, is slower by ``change``.
+
+        They are screened together, because a case's screen does not depend on the others' subjects.  They are confirmed
+        one by one, beside the cases that the A/A run ``idle`` confirms.
+        """
+        first = {c: _slowed(x, 1 + change) if c in cases else x for c, x in self.first.items()}
+        screened = self.design.screen(self.base_first, first)
+        found = set()
+        for case in cases:
+            if case not in screened.slower:
+                continue
+            slower = (case, *(c for c in idle.slower if c != case))
+            judgements = {**idle.judgements, case: screened.judgements[case]}
+            alone = dataclasses.replace(screened, slower=slower, faster=(), judgements=judgements)
+            head = {c: self.more[c] for c in slower} | {case: _slowed(self.more[case], 1 + change)}
+            if self._confirm(head, alone)[case].verdict is Verdict.SLOWER:
+                found.add(case)
+        return found
+
+
+def stored_run(table: Sessions, order: Sequence[int], policy: Policy, k: int) -> Resample:
+    """Baseline, screen and confirmation from one order of the sessions."""
+    end = k + policy.screen_sessions
+    parts = order[:k], order[k:end], order[end : end + policy.confirm_sessions]
+    then, first, more = map(table.take, parts)
+    stored = {case: Stored(case, tuple(some)) for case, some in then.items()}
+    return Resample(Design(policy, stored), {}, {}, first, more)
+
+
+def pair_run(table: Sessions, rng: np.random.Generator, policy: Policy) -> Resample:
+    """Screen and confirmation from neighbouring sessions, which of the two is the base being chance.
+
+    Interleaved sessions have come in pairs, and are neighbours in order of time.
+    """
+    begin = int(rng.integers(2)) if len(table.samples) % 2 else 0
+    pairs = [(i, i + 1) for i in range(begin, len(table.samples) - 1, 2)]
+    drawn = [pairs[i][:: int(rng.choice((1, -1)))] for i in rng.permutation(len(pairs))]
+    base, head = zip(*drawn, strict=True)
+    end = policy.screen_pairs
+    stop = end + policy.confirm_pairs
+    parts = (base[:end], head[:end]), (base[end:stop], head[end:stop])
+    (base_first, first), (base_more, more) = (table.take_pairs(*numbers) for numbers in parts)
+    return Resample(Design(policy), base_first, base_more, first, more)
+
+
+def suite_run(table: Sessions, rng: np.random.Generator, policy: Policy, k: int) -> Resample:
+    """A run of 200 cases: copies of the suite, each with an order of the sessions of its own."""
+    stored: dict[CaseId, Stored] = {}
+    first: dict[CaseId, list[Reading]] = {}
+    more: dict[CaseId, list[Reading]] = {}
+    for copy in range(-(-_SUITE // len(table.cases))):
+        part = stored_run(table, [int(i) for i in rng.permutation(len(table.samples))], policy, k)
+        for case in table.cases[: _SUITE - len(stored)]:
+            name = dataclasses.replace(case, candidate=f"{case.candidate}#{copy}")
+            stored[name] = dataclasses.replace((part.design.stored or {})[case], case=name)
+            first[name], more[name] = part.first[case], part.more[case]
+    return Resample(Design(policy, stored), {}, {}, first, more)
+
+
 # -- the other tools' rules --------------------------------------------------------------------------------------
 
 
@@ -256,9 +389,9 @@ def _facts(table: Sessions, case: CaseId) -> CaseFacts:
 
     some = [by[case] for by in table.samples if case in by]
     ratios = [s.estimate / s.comparator_estimate for s in some if s.comparator_estimate is not None]
-    estimates = [s.estimate for s in some]
+    seconds = [s.estimate for s in some]
     ratio = scale(ratios) if len(ratios) == len(some) else None
-    return CaseFacts(statistics.median(estimates), scale(estimates), ratio)
+    return CaseFacts(statistics.median(seconds), scale(seconds), ratio)
 
 
 def _gate_run(study: Study, name: str, draw: Resample, *, plant: bool) -> Screened:

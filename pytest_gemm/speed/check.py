@@ -42,28 +42,23 @@ class Replay:
         self._now += next(self._readings, 0.0)
 
 
+@dataclasses.dataclass
 class SpeedCheck:
     """Ends a test as its case was measured.
 
-    Args:
+    Attributes:
         config: of the run.
         check: ends the tests of cases that have no estimate.
-        measured: by device.
+        measured: what each device measured.
         benchmark: pytest-benchmark's fixture, which reads the given clock.
+        verdicts: on the cases of the test.
     """
 
-    def __init__(
-        self,
-        config: GemmConfig,
-        check: GemmCheck,
-        measured: Sequence[Measured],
-        benchmark: Callable[[Callable[[], float]], Any],
-    ) -> None:
-        self._config = config
-        self._check = check
-        self._measured = {one.device: one for one in measured}
-        self._benchmark = benchmark
-        self.verdicts: list[str] = []
+    config: GemmConfig
+    check: GemmCheck
+    measured: Sequence[Measured]
+    benchmark: Callable[[Callable[[], float]], Any]
+    verdicts: list[str] = dataclasses.field(default_factory=list)
 
     def __call__(self, case: Case) -> list[Judgement]:
         """The verdicts on a case: one for each candidate that was timed.
@@ -72,27 +67,28 @@ class SpeedCheck:
             pytest's own exceptions: the test fails for a wrong result, a slower case and, unless told otherwise, for
             one without a baseline; it is *unsupported* where the backend does not support it.
         """
-        made, this = self._measured.get(case.device), (case.backend.name, case.problem.line)
+        made = next((one for one in self.measured if one.device == case.device), None)
+        this = (case.backend.name, case.problem.line)
         every = [s for session in made.sessions for s in session.samples if timed(s.case) == this] if made else []
         samples = [sample for sample in every if sample.is_timed]
         failed = made.failed.get(this) if made else None
-        if failed is None and not samples:  # all candidates that were asked for have been left out
+        if failed is None and not samples:  # all requested candidates have been left out
             failed = next((sample for sample in every if sample.status is not Status.PASSED), None)
         if failed is not None:
             if failed.status is Status.KNOWN_FAILURE:
-                self._check(case)  # which finds the entry that forbids to run it, and ends the test
-            self._check.finish(case, [_outcome(failed, case.seed)])
+                self.check(case)  # which finds the entry that forbids to run it, and ends the test
+            self.check.finish(case, [_outcome(failed, case.seed)])
             return []
         if made is None or not samples:
             pytest.fail(f"{case.problem} on {case.backend.name} was not timed: no session has it", pytrace=False)
         judged = [judgement for key, judgement in made.judgements.items() if timed(key) == this]
         self._show(case.problem, made, samples, judged)
-        self._check.finish(case, [_outcome(samples[0], case.seed)])
+        self.check.finish(case, [_outcome(samples[0], case.seed)])
         if made.mode == "record":
             texts = [made.refused[j.case] for j in judged if j.case in made.refused]
         else:
             self.verdicts += [str(j.verdict) for j in judged]
-            texts = [self._failure(made, j) for j in judged if j.verdict in self._config.speed.fatal]
+            texts = [self._failure(made, j) for j in judged if j.verdict in self.config.speed.fatal]
         if texts:
             pytest.fail("\n".join(texts), pytrace=False)
         return judged
@@ -103,7 +99,7 @@ class SpeedCheck:
         of_it = [s for s in samples if s.case == first]
         readings = [seconds for sample in of_it for seconds in sample.subject]
         replay = Replay(readings)
-        benchmark = self._benchmark(replay.clock)
+        benchmark = self.benchmark(replay.clock)
         benchmark.group = problem.line
         judgement = next((j for j in judged if j.case == first), None)
         benchmark.extra_info.update(_facts(problem, made, of_it, judgement))
@@ -112,7 +108,7 @@ class SpeedCheck:
     def _failure(self, made: Measured, judgement: Judgement) -> str:
         line = made.stored.get(judgement.case)
         past = rows.Past(*line.history[-1]) if line is not None else None
-        rerun = self._check.rerun.line(Outcome(judgement.case, "", self._config.seed, Status.PASSED))
+        rerun = self.check.rerun.line(Outcome(judgement.case, "", self.config.seed, Status.PASSED))
         mode: Any = "against" if made.mode == "against" else "baseline"
         return text.failure(judgement, rerun, stored=past, mode=mode, record=made.record)
 
@@ -147,9 +143,7 @@ def _facts(problem: Problem, made: Measured, samples: Sequence[Sample], judgemen
         facts |= {
             "verdict": str(judgement.verdict),
             "verdict_code": judgement.reason.code,
-            "change": judgement.change,
-            "minimum_effect": judgement.minimum_effect,
-            "regret": judgement.regret,
             "faster_choice": judgement.faster,
+            **{name: getattr(judgement, name) for name in ("change", "minimum_effect", "regret")},
         }
     return facts

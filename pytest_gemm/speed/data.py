@@ -218,7 +218,7 @@ class Judgement:
         stored_seconds: the baseline's, ``None`` without one.
         weight: share of the comparator that was taken off, 0 for raw time, 1 for the ratio.
         sessions: processes that were looked at, those of the confirmation included.
-        selection: what changed about the choice ("was ..., is ..."), "" for nothing.
+        selection: what changed about the selected candidate ("was ..., is ..."), "" for nothing.
         regret: how much longer than the fastest candidate the selected one takes, as a fraction; ``None`` unmeasured.
         faster: that candidate's name, "" where the selected one is the fastest.
     """

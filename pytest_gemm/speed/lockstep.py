@@ -21,15 +21,6 @@ _YOURS: Final = b"y"
 _DONE: Final = b"d"
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends, for a process each (``pass_fds``); the caller closes both once the processes have started.
-
-    Raises:
-        OSError: when the system has no descriptor left.
-    """
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
 class Interleaving:
     """One side of the alternation.
 

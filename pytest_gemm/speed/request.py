@@ -1,4 +1,4 @@
-"""What a session is asked: the file by which a run tells a worker process what to load and what to time."""
+"""The request to a session: the file that tells a worker process what to load and what to time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKER: Final = "gemm-speed-worker"
 
 
 class Project(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker loads so that it knows the same backends as the run.
+    """What a worker loads so that it has the same backends as the run.
 
     Attributes:
         folder: working directory.
@@ -91,7 +91,7 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     Attributes:
         backend, problem: name and problem line.
-        test: name of its test function; entries of the ledger may ask for it.
+        test: name of its test function; entries of the ledger may name it.
         pinned: candidates of a backend that selects by timing, the one to time first and the others behind it: an
             earlier process of the run has selected.
         spared: candidates that the backend need not time to select one.
@@ -108,7 +108,7 @@ class TimedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one session is asked for.
+    """The request to one session.
 
     Attributes:
         cases: in the order in which they are to be timed.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a problem asks of a machine.
+    """The work of a problem.
 
     Attributes:
         flops: operations of the product, a multiplication and an addition counting two; of integers alike.
@@ -162,7 +162,7 @@ def share(seconds: float, work: Work, dtype_name: str, peaks: Peaks) -> float | 
     """How much of the attainable rate a call of ``seconds`` reached, 1.0 for all of it.
 
     Operands that stay in a cache between the calls can bring it above 1 for a problem that is bound by memory;
-    :func:`excess` says when it is too much.
+    :func:`excess` has the limit.
     """
     least = attainable_seconds(work, dtype_name, peaks)
     return None if least is None else least / seconds
@@ -223,7 +223,7 @@ def _by_width(name: str, peaks: Peaks) -> float | None:
 
 
 def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
-    """Measure what this machine reaches when it is asked for nothing else.
+    """Measure what this machine reaches without other load.
 
     The matrix rate of a dtype is the best call of square products ``M = N = K``, in the layouts ``nn`` and ``nt``; on
     the CPU from 256 up to 4096, as far as about 1.5 s a dtype allow, on CUDA from 2048 up to 8192.  f32 is always

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,7 +25,6 @@ from pytest_gemm.case_id import CaseId
 from pytest_gemm.machine import gpus
 from pytest_gemm.outcome import Reason, Status
 from pytest_gemm.run.terminal import Display
-from pytest_gemm.speed import lockstep
 from pytest_gemm.speed.baseline import entry
 from pytest_gemm.speed.data import Judgement, Peaks, Sample, Session, SessionError, read_session, session_text
 from pytest_gemm.speed.report import units
@@ -68,14 +67,14 @@ class Measured:
         mode: ``baseline``, ``against`` or ``record``.
         sessions: of the head, those of the confirmation included.
         base: of the other environment.
-        failed: cases without an estimate: the sample that says why.
+        failed: cases without an estimate: the sample with the reason.
         judgements: of every timed case.
         stored: the baselines that were compared with.
         anchor: the comparators moved as a whole.
         refused: cases that were to be recorded and were not, with the reason.
         notes: further sentences about the run.
         seconds: by the clock, and by phase.
-        lost: why a file is not complete that was asked for, by the option with its value.
+        lost: why a requested file is not complete, by the option with its value.
     """
 
     device: str
@@ -124,67 +123,62 @@ def timed_apart(device: str, display: Display, wait: float = 0.0) -> Iterator[No
         yield
 
 
+@dataclasses.dataclass
 class Runner:
     """Starts sessions and reads what they leave.
 
-    Args:
+    Attributes:
         config: of the run.
         project: what the sessions load.
         display: for the progress.
         device: where all cases compute.
         scratch: for the folders of the sessions.
         tests: name of the test function of each case.
-
-    Attributes:
-        samples: folder that keeps the sessions' files.
         before: what was selected for the baseline, or in the base environment.
-        failed: of each case that failed, the sample that says why.
+        failed: of each case that failed, the sample with the reason.
         notes, lost: see :class:`Measured`.
+        pinned: candidates of the backends that select by timing, by group and case; the selected one is the first.
+        peaks: of the machine, once a session has measured them.
+        samples: folder that keeps the sessions' files.
+        commit: of the head.
     """
 
-    def __init__(
-        self,
-        config: GemmConfig,
-        project: Project,
-        display: Display,
-        device: str,
-        scratch: Path,
-        tests: Mapping[Timed, str] | None = None,
-    ) -> None:
-        self._config = config
-        self._project = project
-        self._display = display
-        self._device = device
-        self._scratch = scratch
-        self._tests = tests or {}
-        self._count = itertools.count(1)
-        self.samples = config.speed.samples or scratch / f"samples-{device}"
+    config: GemmConfig
+    project: Project
+    display: Display
+    device: str
+    scratch: Path
+    tests: Mapping[Timed, str] = dataclasses.field(default_factory=dict)
+    before: dict[CaseId, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    failed: dict[Timed, Sample] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    lost: dict[str, str] = dataclasses.field(default_factory=dict)
+    pinned: dict[str, dict[Timed, tuple[str, ...]]] = dataclasses.field(default_factory=lambda: defaultdict(dict))
+    peaks: Peaks | None = None
+
+    def __post_init__(self) -> None:
+        self.samples = self.config.speed.samples or self.scratch / f"samples-{self.device}"
         self.samples.mkdir(parents=True, exist_ok=True)
-        for earlier in self.samples.glob(f"{device}-*.jsonl"):  # of another run
+        for earlier in self.samples.glob(f"{self.device}-*.jsonl"):  # of another run
             earlier.unlink()
-        self._commit = _commit(config.speed.root)
-        self._peaks: Peaks | None = None
-        self._pinned: dict[str, dict[Timed, tuple[str, ...]]] = {"head": {}, "base": {}}
-        self.before: dict[CaseId, tuple[str, ...]] = {}
-        self.failed: dict[Timed, Sample] = {}
-        self.notes: list[str] = []
-        self.lost: dict[str, str] = {}
+        self.commit = _commit(self.config.speed.root)
+        self._count = itertools.count(1)
 
     def compile(self, group: Group, cases: Sequence[Timed]) -> None:
         """Have several processes compile and judge the cases at once; what fails needs no timing.
 
         Backends that select a candidate by timing do it here, in one process and alone on the device, and all sessions
-        time that candidate: what a session says is then of a kernel, and what was selected is said once.
+        time that candidate: an estimate is then of one kernel, and the selection is reported once.
         """
-        jobs = min(self._config.jobs, -(-len(cases) // _WORTH_WHILE))
+        jobs = min(self.config.jobs, -(-len(cases) // _WORTH_WHILE))
         # On a CPU Inductor's own rule selects; whether anything was timed shows once it is compiled.
-        registry, on_device = self._config.registry, self._device != "cpu"
+        registry, on_device = self.config.registry, self.device != "cpu"
         tuned = {case for case in cases if on_device and honours(registry[case[0]], Capability.SELECTION)}
         crowded: list[Sample] = []
         if jobs > 1:
             crowded = self._compile(group, cases, jobs, "compiling and judging")
             tuned = {timed(sample.case) for sample in crowded if sample.ranking}
-        if self._config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
+        if self.config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
             self._select(group, todo, crowded)
 
     def _select(self, group: Group, cases: Sequence[Timed], crowded: Sequence[Sample]) -> None:
@@ -193,14 +187,14 @@ class Runner:
         spared = {
             timed(sample.case): names
             for sample in crowded
-            if honours(self._config.registry[sample.case.backend], Capability.PRUNED)
-            and (names := slow(sample, max(_SHORTEST_LIST, 1 + self._config.speed.regret)))
+            if honours(self.config.registry[sample.case.backend], Capability.PRUNED)
+            and (names := slow(sample, max(_SHORTEST_LIST, 1 + self.config.speed.regret)))
         }
         alone = [s for s in self._compile(group, cases, 1, "selecting candidates for", spared) if s.ranking]
         for sample in alone:
             if sample.selected:
                 ranked = (sample.selected[0], *(name for name in sample.ranking if name not in sample.selected))
-                self._pinned[group.name][timed(sample.case)] = ranked
+                self.pinned[group.name][timed(sample.case)] = ranked
         if alone:
             seconds = time.perf_counter() - started
             self.notes.append(f"selecting in {group.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
@@ -215,8 +209,8 @@ class Runner:
     ) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
         dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
-        asked = [TimedCase(*case, self._tests.get(case, ""), spared=(spared or {}).get(case, ())) for case in dealt]
-        requests = [Request(tuple(asked[i::jobs]), self._device, timed=False) for i in range(jobs)]
+        wanted = [TimedCase(*case, self.tests.get(case, ""), spared=(spared or {}).get(case, ())) for case in dealt]
+        requests = [Request(tuple(wanted[i::jobs]), self.device, timed=False) for i in range(jobs)]
 
         def progress(processes: Sequence[_Open]) -> str:
             return f"{what} {sum(one.done for one in processes)} of {len(cases)} cases on {group.label}"
@@ -227,19 +221,19 @@ class Runner:
 
     def _run(
         self,
-        asked: Iterable[tuple[Group, Request]],
+        wanted: Iterable[tuple[Group, Request]],
         progress: Callable[[Sequence[_Open]], str],
         ends: Sequence[socket.socket] = (),
     ) -> Sequence[_Open]:
         """Have these requests answered at the same time; ``ends`` are the sockets that only the processes may keep."""
         with contextlib.ExitStack() as stack:
             try:
-                processes = [stack.enter_context(_Open(self, group, request)) for group, request in asked]
+                processes = [stack.enter_context(_Open(self, group, request)) for group, request in wanted]
             finally:
                 for end in ends:
                     end.close()
-            while sum(not one.poll() for one in processes):  # all of them are asked each time
-                self._display.progress(f"speed: {progress(processes)}")
+            while sum(not one.poll() for one in processes):  # all of them are polled each time
+                self.display.progress(f"speed: {progress(processes)}")
                 time.sleep(0.2)
         return processes
 
@@ -252,13 +246,13 @@ class Runner:
 
         A selection is one observation as well: what a confirmation times is to have been selected twice.
         """
-        pinned = dict.fromkeys(case for case in map(timed, cases) if case in self._pinned[group.name])
+        pinned = dict.fromkeys(case for case in map(timed, cases) if case in self.pinned[group.name])
         if todo := self.left(pinned):
             self.compile(group, todo)
 
     def selected(self, group: Group) -> dict[CaseId, tuple[str, ...]]:
         """What the backends that select by timing have selected."""
-        return {CaseId(*case): candidates[:1] for case, candidates in self._pinned[group.name].items()}
+        return {CaseId(*case): candidates[:1] for case, candidates in self.pinned[group.name].items()}
 
     def sessions(self, groups: Sequence[Group], cases: Sequence[Timed], index: int, label: str) -> dict[str, Session]:
         """A session of each group over the cases that have not failed; the first group begins.
@@ -266,20 +260,20 @@ class Runner:
         On a CPU two processes live at once and time in alternation, a window each, so that they meet the same
         neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
         """
-        if len(groups) > 1 and self._device != "cpu":
+        if len(groups) > 1 and self.device != "cpu":
             one_by_one = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
             return dict(itertools.chain.from_iterable(found.items() for found in one_by_one))
-        ends = lockstep.pair() if len(groups) > 1 else ()
-        asked = []
+        ends = socket.socketpair() if len(groups) > 1 else ()
+        wanted = []
         for group, end in itertools.zip_longest(groups, ends):
             descriptor = None if end is None else end.fileno()
             request = self._request(group, cases, index)
-            asked.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
+            wanted.append((group, replace(request, socket=descriptor, begins=group is groups[0])))
 
         def progress(processes: Sequence[_Open]) -> str:
             return f"{label}, {next((one.now for one in processes if one.now), 'starting')}"
 
-        processes = self._run(asked, progress, ends)
+        processes = self._run(wanted, progress, ends)
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
 
     def _request(self, group: Group, cases: Sequence[Timed], index: int) -> Request:
@@ -287,27 +281,27 @@ class Runner:
         before = {
             timed(case): names[0] for case, names in self.before.items() if len(names) == 1 and not case.candidate
         }
-        pinned = self._pinned[group.name]
-        asked = (
+        pinned = self.pinned[group.name]
+        wanted = (
             TimedCase(
                 *case,
-                self._tests.get(case, ""),
+                self.tests.get(case, ""),
                 pinned=pinned.get(case, ()),
                 before=before.get(case, "") if is_head else "",
             )
             for case in self._shuffled(self.left(cases), index)
         )
-        commit = self._commit if is_head else ""
-        return Request(tuple(asked), self._device, group.name, index, peaks=self._peaks, commit=commit)
+        commit = self.commit if is_head else ""
+        return Request(tuple(wanted), self.device, group.name, index, peaks=self.peaks, commit=commit)
 
     def _ended(self, one: _Open, group: Group, index: int) -> Session:
         session = one.result()
         if not session.peaks.disturbed:  # the next session tries again otherwise
-            self._peaks = session.peaks
+            self.peaks = session.peaks
         self._note_failures(session.samples)
         try:
             text = session_text(session)
-            (self.samples / f"{self._device}-{group.name}-{index:03}.jsonl").write_text(text, encoding="utf-8")
+            (self.samples / f"{self.device}-{group.name}-{index:03}.jsonl").write_text(text, encoding="utf-8")
         except OSError as error:  # the session itself has been read
             self.lost.setdefault(str(self.samples), error.strerror or str(error))
         return session
@@ -320,7 +314,7 @@ class Runner:
         problems: dict[str, list[Timed]] = {}
         for case in cases:
             problems.setdefault(case[1], []).append(case)
-        chance = random.Random(f"{self._config.seed} {index}")
+        chance = random.Random(f"{self.config.seed} {index}")
         groups = list(problems.values())
         chance.shuffle(groups)
         for group in groups:
@@ -336,11 +330,11 @@ class Runner:
 
     def start(self, group: Group, request: Request) -> tuple[subprocess.Popen[bytes], Path]:
         """A process that answers the request, and the folder of its answer."""
-        folder = self._scratch / f"{self._device}-{next(self._count):03}"
+        folder = self.scratch / f"{self.device}-{next(self._count):03}"
         folder.mkdir()
-        (folder / REQUEST).write_bytes(msgspec.json.encode(replace(request, project=self._project)))
+        (folder / REQUEST).write_bytes(msgspec.json.encode(replace(request, project=self.project)))
         environment = {**os.environ, "PYTEST_ADDOPTS": ""}
-        if self._device == "cpu" and request.timed:
+        if self.device == "cpu" and request.timed:
             environment = {**_BOUND, **_HUGE_PAGES, **environment}
         if group.first is not None:
             before = os.environ.get("PYTHONPATH")
@@ -348,7 +342,7 @@ class Runner:
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
                 [group.python, "-m", "pytest_gemm.speed.worker", str(folder / REQUEST)],
-                cwd=self._project.folder,
+                cwd=self.project.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -129,23 +129,23 @@ class Meter:
         self._peaks = request.peaks or self._measured_peaks()
         self._write(session_line(self._head()))
 
-    def __call__(self, case: Case, asked: TimedCase) -> None:
+    def __call__(self, case: Case, wanted: TimedCase) -> None:
         """Compile and judge a case; if it passes it is timed, now or when the others are as far."""
         from pytest_gemm.run.orchestrator import Orchestrator  # which imports torch
 
-        run = Orchestrator(self._config, self._judge, asked.test)
+        run = Orchestrator(self._config, self._judge, wanted.test)
         with self._at_work(case):
             if held := run.withheld(case):
                 self._keep(case.device, held, {})
             else:
-                self._judged(_as_timed(case, asked), asked, run)
+                self._judged(_as_timed(case, wanted), wanted, run)
         if self._judge.has_lost(case.device):
             os._exit(LOST)  # the context is gone; nothing that pytest would do now can reach the device either
         if self.windows == 1 or sum(roofline.work(w.case.problem).bytes for w in self._works) > _WAITING_BYTES:
             self._time_all()
 
     def close(self) -> None:
-        """All cases have been asked for."""
+        """Time what is left, and end the session."""
         self._time_all()
         self._interleaving.close()
         self._write(end_line(time.perf_counter() - self._started))
@@ -203,7 +203,7 @@ class Meter:
     def _at_work(self, case: Case) -> Iterator[None]:
         """The name of the case stands in a file meanwhile, and stays there if the block does not end."""
         if os.getppid() != self._parent:  # the answer has no reader, and the next run may be timing by now
-            pytest.exit("the run that asked for this session is gone", returncode=3)
+            pytest.exit("the run that started this session is gone", returncode=3)
         file = self.folder / NOW
         file.write_text(f"{case.backend.name} {case.problem.line}", encoding="utf-8")
         yield
@@ -211,17 +211,24 @@ class Meter:
 
     # -- judging -----------------------------------------------------------------------------------------
 
-    def _judged(self, case: Case, asked: TimedCase, run: Orchestrator) -> None:
+    def _judged(self, case: Case, wanted: TimedCase, run: Orchestrator) -> None:
         """Judge a case; what passes is left to be timed, and of the rest the samples are written."""
         passed: list[Callable[..., _Work]] = []  # what is being timed, until its outcome is there
         timings: dict[str, float] = {}
 
         def timing(case: Case, prepared: Prepared, given: Operands) -> object:
-            if self.request.timed:
-                return self._take(case, asked, run, prepared, given, passed)
-            timings.clear()
-            timings.update(getattr(prepared, "timings", {}))  # what the backend measured of its candidates
-            return prepared.run(given)
+            """Make ready to be timed what has passed; the judge gets what a timed call returned."""
+            if not self.request.timed:
+                timings.clear()
+                timings.update(getattr(prepared, "timings", {}))  # what the backend measured of its candidates
+                return prepared.run(given)
+            comparator = self._comparator(case, given)
+            candidates = self._candidates(case, wanted, run, prepared, given)
+            with timed(prepared, given) as call:
+                first = call()
+            _wait_for(case.device)
+            passed.append(functools.partial(_Work, case, prepared, given, comparator, candidates, first))
+            return first
 
         started, compiled = time.perf_counter(), 0.0
 
@@ -230,15 +237,15 @@ class Meter:
 
         last: dict[str, Outcome] = {}
         found: list[Judged] = []
-        # What is pinned was selected by the backend itself, whatever the ledger says of a candidate.
-        for judged in (self._judge.judge if asked.pinned else run.judged)(case, timing=timing):
+        # What is pinned was selected by the backend itself, even if the ledger withholds the candidate.
+        for judged in (self._judge.judge if wanted.pinned else run.judged)(case, timing=timing):
             found.append(judged)
             outcome = judged.outcome
             compiled += outcome.seconds.compile
             pruned = outcome.status is Status.PRUNED
             if pruned and outcome.candidate and case.candidates.by_backend:
                 continue  # left out by autotuning, which is no case of its own
-            if asked.pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it
+            if wanted.pinned:  # which candidate it was is a fact of the case, as it is where autotuning has selected it
                 status = Status.CRASHED if pruned else outcome.status
                 outcome = dataclasses.replace(outcome, case=case.id(), status=status)
             work = passed.pop() if passed else None
@@ -258,29 +265,22 @@ class Meter:
             seconds = tuple(timings[name] for name in ranking)
             self._keep(case.device, outcome, phases, ranking=ranking, ranking_seconds=seconds)
 
-    def _take(
-        self,
-        case: Case,
-        asked: TimedCase,
-        run: Orchestrator,
-        prepared: Prepared,
-        given: Operands,
-        passed: list[Callable[..., _Work]],
-    ) -> object:
-        """Make ready to be timed what has passed; the judge sees what a timed call returns."""
-        comparator, candidates = self._comparator(case, given), {}
-        if isinstance(backend := case.backend, CandidateBackend):
-            chosen = prepared.proof().chosen
-            withheld = functools.partial(run.withheld, case)
-            regret = self._config.speed.regret
-            for name in others(asked, chosen, regret, lambda: _listed(backend, case, given), withheld):
-                with contextlib.suppress(Pruned, Unsupported):
-                    candidates[name] = backend.prepare(case.problem, given, case.request(name))
-        with timed(prepared, given) as call:
-            first = call()
-        _wait_for(case.device)
-        passed.append(functools.partial(_Work, case, prepared, given, comparator, candidates, first))
-        return first
+    def _candidates(
+        self, case: Case, wanted: TimedCase, run: Orchestrator, prepared: Prepared, given: Operands
+    ) -> dict[str, Prepared]:
+        """The candidates that are timed beside the selected one."""
+        backend, found = case.backend, {}
+        if not isinstance(backend, CandidateBackend):
+            return {}
+
+        def listed() -> Sequence[str]:
+            return backend.candidates(case.problem, given, case.request()).names
+
+        chosen, withheld = prepared.proof().chosen, functools.partial(run.withheld, case)
+        for name in others(wanted, chosen, self._config.speed.regret, listed, withheld):
+            with contextlib.suppress(Pruned, Unsupported):
+                found[name] = backend.prepare(case.problem, given, case.request(name))
+        return found
 
     def _comparator(self, case: Case, given: Operands) -> dict[str, Prepared]:
         """The comparator of a case by its name, if one can compute it; none is timed beside itself."""
@@ -294,7 +294,7 @@ class Meter:
         try:
             comparator = backend.prepare(case.problem, given, DEFAULT)
             comparator.run(given)
-        except Exception:  # not a fault of the subject; the sample says that it had no comparator
+        except Exception:  # not a fault of the subject; the sample has no comparator
             return {}
         return {name: comparator}
 
@@ -346,7 +346,7 @@ class Meter:
         work.phases["time"] += time.perf_counter() - started
 
     def _calls(self, stack: contextlib.ExitStack, prepared: Prepared, work: _Work) -> _Calls:
-        """What to call in turn: on a GPU with as many sets of operands as its cache does not hold."""
+        """The calls, one after the other: on a GPU with as many sets of operands as its cache does not hold."""
         count = cuda.rotation(int(roofline.work(work.case.problem).bytes), work.case.device)
         sets = [work.given, *(work.given.clone() for _ in range(1, count))]
         return [stack.enter_context(timed(prepared, one)) for one in sets]
@@ -382,7 +382,7 @@ class Meter:
         return roofline.excess(min(sample.subject), roofline.work(problem), dtype, self._peaks, cache=cache)
 
 
-def _as_timed(case: Case, asked: TimedCase) -> Case:
+def _as_timed(case: Case, wanted: TimedCase) -> Case:
     """The case with one input distribution and its candidate.
 
     Power, and with it the clock, depends on the data: uniform in [-1, 1] where the problem has such values.
@@ -393,17 +393,13 @@ def _as_timed(case: Case, asked: TimedCase) -> Case:
     return dataclasses.replace(
         case,
         distributions=("rand",) if "rand" in distributions else distributions[:1],
-        candidates=CandidateSelection(asked.pinned[0] if asked.pinned else case.candidates.text or "winner"),
-        pruned=frozenset(asked.spared),
+        candidates=CandidateSelection(wanted.pinned[0] if wanted.pinned else case.candidates.text or "winner"),
+        pruned=frozenset(wanted.spared),
     )
 
 
-def _listed(backend: CandidateBackend, case: Case, given: Operands) -> Sequence[str]:
-    return backend.candidates(case.problem, given, case.request()).names
-
-
 def others(
-    asked: TimedCase,
+    wanted: TimedCase,
     chosen: Sequence[str],
     regret: int,
     listed: Callable[[], Sequence[str]],
@@ -416,7 +412,7 @@ def others(
     the list.
 
     Args:
-        asked: the case.
+        wanted: the case.
         chosen: what is selected.
         regret: value of ``--gemm-regret``.
         listed: all candidates of the problem.
@@ -426,10 +422,10 @@ def others(
     def allowed(names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in chosen and not withheld(name)]
 
-    before = allowed([asked.before]) if asked.before and chosen else []
-    found = [name for name in before if name in asked.pinned or name in listed()]
+    before = allowed([wanted.before]) if wanted.before and chosen else []
+    found = [name for name in before if name in wanted.pinned or name in listed()]
     if regret:
-        ranked = allowed(asked.pinned)
+        ranked = allowed(wanted.pinned)
         found += ranked[:regret] or CandidateSelection(str(regret)).of(allowed(listed()))
     return list(dict.fromkeys(found))
 
@@ -500,9 +496,9 @@ def answer(request: Request, folder: Path, config: GemmConfig) -> None:
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     meter = Meter(request, folder, config)
     device, candidates = Device(request.device), CandidateSelection(config.choices)
-    for asked in request.cases:
-        backend, problem = config.registry[asked.backend], Problem.parse(asked.problem)
-        meter(Case(backend, problem, (), config.seed, device, candidates), asked)
+    for wanted in request.cases:
+        backend, problem = config.registry[wanted.backend], Problem.parse(wanted.problem)
+        meter(Case(backend, problem, (), config.seed, device, candidates), wanted)
     meter.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -45,7 +46,7 @@ def side(busy: Busy, name: str, descriptor: int, rounds: Sequence[int], *, first
 def both(rounds: Sequence[int], others: Sequence[int]) -> Busy:
     """What two threads, each with its end, did."""
     busy = Busy()
-    ends = [end.detach() for end in lockstep.pair()]
+    ends = [end.detach() for end in socket.socketpair()]
     threads = [
         threading.Thread(target=side, args=(busy, "a", ends[0], rounds), kwargs={"first": True}, daemon=True),
         threading.Thread(target=side, args=(busy, "b", ends[1], others), kwargs={"first": False}, daemon=True),
@@ -88,7 +89,7 @@ def test_neither_side_leaves_a_round_before_both_are_done() -> None:
 
 @pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
 def test_the_death_of_the_other_process_ends_no_session(how: str) -> None:
-    mine, other = lockstep.pair()
+    mine, other = socket.socketpair()
     code = f"""
 import os, sys
 from pytest_gemm.speed.lockstep import Interleaving

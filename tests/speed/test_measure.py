@@ -267,7 +267,7 @@ def test_only_a_backend_that_times_itself_is_spared_candidates_and_the_report_sa
     head = Group("head")
     runner.compile(head, [("several", MM.line), ("compiler", MM.line), *(("several", f"x{i}") for i in range(4))])
     assert asked == [{}, {("several", MM.line): ("c8", "c9", "c10", "c11")}]
-    pinned = runner._pinned["head"]
+    pinned = runner.pinned["head"]
     assert pinned["several", MM.line] == ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c0")
     assert len(pinned["compiler", MM.line]) == len(crowd)
     (note,) = runner.notes

@@ -510,12 +510,12 @@ class Selecting(runner_module.Runner):
 
     def __init__(self, selects: Sequence[str]) -> None:
         self.failed, self.before = {}, {}
-        self._pinned, self._selects, self.asked = {"head": {}}, iter(selects), 0
+        self.pinned, self._selects, self.asked = {"head": {}}, iter(selects), 0
         self.compile(Group("head"), [])
 
     def compile(self, group: Group, _: Sequence[tuple[str, str]]) -> None:
         self.asked += 1
-        self._pinned[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
+        self.pinned[group.name] = {(CASE.backend, CASE.problem): (next(self._selects), "old", "bad")}
 
     def sessions(
         self, groups: Sequence[Group], cases: Sequence[tuple[str, str]], index: int, label: str

@@ -21,13 +21,13 @@ from pytest_gemm.speed.timing.paired import COMPARATOR, SUBJECT, Call, Calls, Co
 
 @dataclasses.dataclass(frozen=True)
 class GpuState:
-    """What a GPU said of itself; ``None`` for what it did not.
+    """What a GPU reports of itself; ``None`` for what it does not.
 
     Attributes:
         sm_mhz, memory_mhz: clocks.
         watts: power that it draws.
         celsius: its temperature.
-        reasons: bits that say why the clock is what it is, see :data:`_REASONS`.
+        reasons: bits for why the clock is what it is, see :data:`_REASONS`.
     """
 
     sm_mhz: float | None = None
@@ -94,7 +94,7 @@ def _probe_of() -> Callable[[], GpuState | None]:
 
 
 class CudaRuntime:
-    """The few things that the timer asks of CUDA, through torch; the current device and stream."""
+    """The functions of CUDA that the timer needs, through torch; the current device and stream."""
 
     def warm(self, calls: Sequence[Call]) -> None:
         """Run everything twice on another stream: capture must not meet a first call, which allocates and compiles."""
@@ -109,7 +109,7 @@ class CudaRuntime:
         torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Call]) -> Any:
-        """A CUDA graph of the calls in turn.
+        """A CUDA graph of the calls, one after the other.
 
         Raises:
             RuntimeError: when one of them does what must not be captured, for instance waits for the device.
@@ -125,7 +125,7 @@ class CudaRuntime:
         return graph
 
     def nodes(self, graph: Any) -> int | None:
-        """How many kernels, copies and fills a graph holds; ``None`` where the driver cannot be asked."""
+        """How many kernels, copies and fills a graph holds; ``None`` where there is no driver."""
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -168,7 +168,7 @@ class _CudaTarget(Target):
         self._length = 0
 
     def nodes(self) -> int | None:
-        """Nodes of one turn, each call captured alone; ``None`` where they cannot be counted.
+        """Nodes of one cycle, each call captured alone; ``None`` where they cannot be counted.
 
         Raises:
             TimingError: for a call that launches nothing.
@@ -185,7 +185,7 @@ class _CudaTarget(Target):
         return total
 
     def seconds(self, calls: int) -> float:
-        """See :class:`Target`; the calls that do not count are as many again, or one turn without a graph."""
+        """See :class:`Target`; the calls that do not count are as many again, or one cycle without a graph."""
         runtime = self._timer.runtime
         if self._timer.graphs and calls != self._length:
             self._capture(calls)
@@ -329,7 +329,7 @@ _MOST_SETS: Final = 64
 
 
 def rotation(bytes_of_operands: int, device: str) -> int:
-    """How many sets of operands to call in turn, so that none is found in the cache.
+    """How many sets of operands to cycle through, so that none is found in the cache.
 
     On CUDA they hold twice the L2 cache together: what a call reads was thrown out since it was last read.  At most 64,
     which leaves out products of less than about 2 MB on a GPU with 50 MB of L2.  On the CPU one: its kernels are timed

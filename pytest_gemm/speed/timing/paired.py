@@ -33,7 +33,7 @@ _CANDIDATE: Final = "candidate "
 
 # Raise this number with every change of this module that changes an estimate.
 _VERSION: Final = 1
-# A median of fewer blocks says nothing of their spread.
+# A median of fewer blocks does not show their spread.
 _LEAST_BLOCKS: Final = 5
 # In units of the least warm-up.
 _LONGEST_WARM: Final = 10
@@ -110,7 +110,7 @@ def merged(windows: Sequence[Readings]) -> Readings:
     """Readings that were taken in several windows of a session as those of one case.
 
     A window in which the machine was disturbed is left out; of fewer than half of them nothing is made, and the
-    result says what disturbed them.
+    result has what disturbed them.
     """
     good = [one for one in windows if not one.disturbed]
     disturbed = ""
@@ -212,7 +212,7 @@ def measure(
     """Time a call beside another one.
 
     Args:
-        subject: what is timed; several calls for several sets of operands, used in turn.
+        subject: what is timed; several calls for several sets of operands, one after the other.
         comparator: what is timed beside it; ``None`` for nothing: a block is two readings of the subject then.
         candidates: further candidates by name, timed once in the middle of each block.
         timer: for where the calls compute.
