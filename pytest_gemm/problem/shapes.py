@@ -181,8 +181,7 @@ def _shared(path: Path) -> Mapping[str, list[Value]]:
     file = TableFile(path, "set", ShapeError)
     for name, values in (found := file.document()).items():
         if not isinstance(values, list) or not all(map(_is_plain, values)):
-            line = file.find(rf"{re.escape(name)}\s*=")
-            raise ShapeError(path, line, f"{name} is {shown(values)}", "write a list of texts and numbers")
+            raise ShapeError(path, file.place(name), f"{name} is {shown(values)}", "write a list of texts and numbers")
     return found
 
 

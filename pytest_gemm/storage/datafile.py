@@ -2,15 +2,18 @@
 
 Ledgers and files of problems are lists of TOML tables, ``[[name]]``.  :class:`TableFile` holds each against a table of
 its keys and finds the line of a key, which no TOML library tells: ``tomllib`` and ``tomlkit`` give values without it.
+So the text is cut into the shortest pieces that are TOML, each a header or a key with its value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +33,7 @@ def shown(value: object) -> str:
     """A value as the writer of a TOML file knows it, cut where it is long."""
     try:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # Python writes no number of 4300 digits, and nothing that is nested too deeply
+    except (ValueError, RecursionError):  # of a number of 4300 digits, and of what is nested too deeply
         text = "a number that is too large" if isinstance(value, int) else "a value that is too large"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -100,7 +100,6 @@ class TableFile:
         error: class of the errors, which are raised for everything that is wrong.
 
     Attributes:
-        lines: of the text.
         index: of the table that :meth:`tables` gave last, from 0; methods that ask for a line mean its lines.
     """
 
@@ -110,8 +109,7 @@ class TableFile:
         self.error = error
         self.index = -1
         self.text = self._read()
-        self.lines = self.text.splitlines()
-        self.quoted = _lines_inside_strings(self.lines)
+        self._lines = self.text.replace("\r\n", "\n").split("\n")
 
     def _read(self) -> str:
         try:
@@ -132,13 +130,13 @@ class TableFile:
             return tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as error:
             found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-            line = int(found[1]) if found else max(len(self.lines), 1)
+            line = int(found[1]) if found else len(self.text.splitlines()) or 1
             message = re.sub(r" \(at .*\)\Z", "", str(error))
             raise self.error(self.path, line, f"is not TOML: {message}", "correct the syntax") from None
         except RecursionError:
             raise self.error(self.path, 0, "is nested too deeply", f"write [[{self.table}]] tables") from None
-        except ValueError as error:  # of a number with more digits than Python reads
-            line = self.find(r"[^\"']*\d[\d_]{4000}") if "digits" in str(error) else 0
+        except ValueError:  # of a number with more digits than Python reads
+            line = next((n for n, text in enumerate(self._lines, 1) if re.search(r"\d[\d_]{4000}", text)), 0)
             raise self.error(self.path, line, "has a number that is too large", "write a smaller one") from None
 
     def tables(self) -> Iterator[Mapping[str, Any]]:
@@ -146,13 +144,12 @@ class TableFile:
         document = self.document()
         for key in document:
             if key != self.table:
-                hint = did_you_mean(key, [self.table])
-                line = self.find(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}\b")
-                raise self.error(self.path, line, f"unknown table {shown(key)}{hint}", f"entries are [[{self.table}]]")
+                problem = f"unknown table {shown(key)}{did_you_mean(key, [self.table])}"
+                raise self.error(self.path, self.place(key), problem, f"entries are [[{self.table}]]")
         found = document.get(self.table, [])
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            line = self.find(rf"\s*(\[\s*)?[\"']?{self.table}\b")
-            raise self.error(self.path, line, f"{self.table} is not a list of tables", f"write [[{self.table}]]")
+            problem = f"{self.table} is not a list of tables"
+            raise self.error(self.path, self.place(self.table), problem, f"write [[{self.table}]]")
         for self.index, one in enumerate(found):
             yield one
 
@@ -189,55 +186,46 @@ class TableFile:
 
     # -- where something stands ------------------------------------------------------------------------------------
 
-    def find(self, pattern: str, start: int = 0, stop: int | None = None) -> int:
-        """1-based number of the first line outside strings that begins like ``pattern``; 0 when none does."""
-        for number in range(start, len(self.lines) if stop is None else stop):
-            if not self.quoted[number] and re.match(pattern, self.lines[number]):
-                return number + 1
-        return 0
+    @functools.cached_property
+    def _pieces(self) -> list[tuple[int, dict[str, Any]]]:
+        """Each header and each key with its value, with the number of its first line; of a text that is TOML."""
+        found, start = [], 0
+        for end in range(1, len(self._lines) + 1):
+            with contextlib.suppress(tomllib.TOMLDecodeError):  # in the middle of a value
+                if piece := tomllib.loads("\n".join(self._lines[start:end])):
+                    found.append((start + 1, piece))
+                start = end
+        return found
 
-    def span(self) -> tuple[int, int]:
-        """0-based first and past-the-last line of the current table."""
-        headers = [
-            number
-            for number, line in enumerate(self.lines)
-            if not self.quoted[number] and re.match(rf"\s*\[\[\s*[\"']?{self.table}[\"']?\s*\]\]", line)
-        ]
-        if self.index >= len(headers):  # an inline array of tables: nothing better is known
-            return 0, len(self.lines)
-        return headers[self.index], headers[self.index + 1] if self.index + 1 < len(headers) else len(self.lines)
+    def place(self, key: str) -> int:
+        """1-based number of the first line with a key of the whole file; 0 when it has none."""
+        return next((number for number, piece in self._pieces if key in piece), 0)
 
     def line(self, *keys: str) -> int:
         """1-based line of a key of the current table, or of the table itself."""
-        start, stop = self.span()
-        if not keys:
-            return start + 1
-        key = rf"[\"']?{re.escape(keys[-1])}[\"']?\s*="
-        if len(keys) == 1:
-            return self.find(rf"\s*[\"']?{re.escape(keys[0])}[\"']?\s*[=.]", start, stop) or start + 1
-        section = self.find(rf"\s*\[\s*{self.table}\s*\.\s*{keys[0]}\s*\]", start, stop)
-        in_section = self.find(rf"\s*{key}", section, stop) if section else 0
-        return (
-            in_section
-            or self.find(rf"\s*{keys[0]}\s*\.\s*{key}", start, stop)
-            or self.find(rf"\s*{keys[0]}\s*=.*[{{,\s]{key}", start, stop)
-            or self.line(keys[0])
-        )
+        nearest, depth, last, inside = 0, -1, -1, ""
+        for number, piece in self._pieces:
+            found, block = {inside: piece} if inside else piece, piece.get(self.table)
+            if isinstance(block, list):  # a header, or all tables at once
+                if last >= self.index:
+                    break
+                last += len(block)
+                found, inside = {}, ""
+            elif block is not None:  # the header of a table inside the current one
+                found, inside = block, next(iter(block))
+            if last >= self.index and (reached := _depth(found, keys)) > depth:
+                nearest, depth = number, reached
+        return nearest
 
     def fail(self, problem: str, remedy: str, *keys: str) -> FileError:
         """An error at a key of the current table."""
         return self.error(self.path, self.line(*keys), problem, remedy)
 
 
-def _lines_inside_strings(lines: list[str]) -> list[bool]:
-    """For each line whether it begins inside a multi-line string, where nothing is a key or a header."""
-    inside: list[bool] = []
-    quote = ""
-    for line in lines:
-        inside.append(bool(quote))
-        for mark in re.findall(r'"""|\'\'\'', line):
-            if not quote:
-                quote = mark
-            elif mark == quote:
-                quote = ""
-    return inside
+def _depth(found: Any, keys: Sequence[str]) -> int:
+    """How many of the keys lead on, one inside the other."""
+    for depth, key in enumerate(keys):
+        if not isinstance(found, dict) or key not in found:
+            return depth
+        found = found[key]
+    return len(keys)
