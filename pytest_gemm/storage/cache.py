@@ -14,16 +14,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from pytest_gemm.storage import files
-from pytest_gemm.text import show
+from pytest_gemm.text import show, table
 
 _DAY: Final = 86400.0
 _GB: Final = 10**9
@@ -76,19 +77,23 @@ class Limits:
         Raises:
             ValueError: when one is no number.
         """
-        default = cls()
-        return cls(
-            _number("PYTEST_GEMM_CACHE_DAYS", os.environ.get("PYTEST_GEMM_CACHE_DAYS", ""), default.days),
-            _number("PYTEST_GEMM_CACHE_GB", os.environ.get("PYTEST_GEMM_CACHE_GB", ""), default.gigabytes),
-        )
+        names = ("PYTEST_GEMM_CACHE_DAYS", "PYTEST_GEMM_CACHE_GB")
+        return cls(**cls.given(*((name, os.environ.get(name, "")) for name in names)))
 
+    @staticmethod
+    def given(days: tuple[str, str], gigabytes: tuple[str, str]) -> dict[str, float]:
+        """The limits that are set, each from the name of its setting and a text; "" is not set.
 
-def _number(name: str, text: str, default: float) -> float:
-    if not text:
-        return default
-    if not re.fullmatch(r"\d{1,12}(\.\d{1,12})?", text):
-        raise ValueError(f"{name}={text}: give a number, 0 for no limit")
-    return float(text)
+        Raises:
+            ValueError: when one is no number.
+        """
+        found = {}
+        for field, (name, text) in {"days": days, "gigabytes": gigabytes}.items():
+            if text and not re.fullmatch(r"\d{1,12}(\.\d{1,12})?", text):
+                raise ValueError(f"{name}={text}: give a number, 0 for no limit")
+            if text:
+                found[field] = float(text)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +165,11 @@ def prune(folder: Path, limits: Limits, *, seconds: float = float("inf"), spared
         spared: entries used in the last so many seconds stay, whatever their size.
     """
     now, until = time.time(), time.monotonic() + seconds
+    oldest = now - limits.days * _DAY if limits.days else -math.inf
+    most = limits.gigabytes * _GB if limits.gigabytes else math.inf
     done, kept = Pruned(), []
     for entry in entries(folder):
-        if limits.days and entry.used < now - limits.days * _DAY:
+        if entry.used < oldest:
             _remove(folder, entry, done)
         else:
             kept.append(entry)
@@ -170,7 +177,7 @@ def prune(folder: Path, limits: Limits, *, seconds: float = float("inf"), spared
         if time.monotonic() > until:
             return dataclasses.replace(done, complete=False)
     for entry in sorted(kept, key=lambda one: one.used):
-        if not limits.gigabytes or done.left <= limits.gigabytes * _GB or entry.used > now - spared:
+        if done.left <= most or entry.used > now - spared:
             break
         done.left -= entry.size
         _remove(folder, entry, done)
@@ -218,26 +225,22 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count < _GB else f"{count / _GB:.2f} GB"
 
 
-def _ago(used: float) -> str:
-    return f"{max(0.0, time.time() - used) / _DAY:.1f} days"
+def _row(kind: str, found: Sequence[Entry]) -> tuple[str, ...]:
+    ages = [f"{max(0.0, time.time() - one.used) / _DAY:.1f} days" for one in sorted(found, key=lambda one: -one.used)]
+    return kind, str(len(found)), _size(sum(one.size for one in found)), *(ages[:1] + ages[-1:])
 
 
 def _show(folder: Path) -> str:
-    from tabulate import tabulate
-
     limits = Limits.from_environment()
-    rows = [("kept", "entries", "size", "unused for", "to")]
     found = list(entries(folder)) if folder.is_dir() else []
-    for kind in dict.fromkeys(entry.kind for entry in found):
-        those = [entry for entry in found if entry.kind == kind]
-        used = [entry.used for entry in those]
-        size = _size(sum(entry.size for entry in those))
-        rows.append((kind, str(len(those)), size, _ago(max(used)), _ago(min(used))))
-    rows.append(("all", str(len(found)), _size(sum(entry.size for entry in found)), "", ""))
-    table = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", *4 * ("right",)))
+    kinds = dict.fromkeys(entry.kind for entry in found)
+    rows = [_row(kind, [entry for entry in found if entry.kind == kind]) for kind in kinds]
+    head = ("kept", "entries", "size", "unused for", "to")
+    lines = table(head, [*rows, (*_row("all", found)[:3], "", "")], range(1, 5))
     days = f"{limits.days:g} days" if limits.days else "no age"
     most = f"{limits.gigabytes:g} GB" if limits.gigabytes else "no size"
-    return f"{folder}\n{table}\nlimits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)\n"
+    lines.append(f"limits: {days} (PYTEST_GEMM_CACHE_DAYS), {most} (PYTEST_GEMM_CACHE_GB)")
+    return "\n".join([str(folder), *lines]) + "\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -258,11 +261,11 @@ def run(given: argparse.Namespace) -> int:
     """
     folder = home()
     limits = Limits.from_environment()
-    if given.task == "prune":
-        limits = Limits(
-            _number("--older-than", given.older_than, limits.days),
-            _number("--max-size", given.max_size, limits.gigabytes),
-        )
+    if given.task == "clear":
+        limits = Limits(days=-1.0)  # what is used now goes too
+    elif given.task == "prune":
+        changes = Limits.given(("--older-than", given.older_than), ("--max-size", given.max_size))
+        limits = dataclasses.replace(limits, **changes)
     if given.task == "show":
         show(_show(folder))
         return 0
@@ -271,8 +274,7 @@ def run(given: argparse.Namespace) -> int:
         return 0
     try:
         with files.locked(folder / _LOCK, -1.0):
-            clear = Limits(days=-1.0)  # what is used now goes too
-            done = prune(folder, clear if given.task == "clear" else limits)
+            done = prune(folder, limits)
     except files.LockTimeoutError:
         show(f"{folder}: a running process uses it, so nothing was removed; try again when it has ended\n")
         return 1
