@@ -124,10 +124,6 @@ def page(families: Iterable[Family]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """``pytest-gemm families`` has no arguments."""
-
-
 def run(_given: argparse.Namespace) -> int:
     """Print the page; returns 1 where a line is no problem of the suite."""
     families = load()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-from pathlib import Path
 from typing import Final
 
 from pytest_gemm.problem.errors import SUBJECTS
@@ -102,14 +101,6 @@ def _modern_flags(found: re.Match[str]) -> str:
         return found[0]
     flags = ":".join(_modern_field(found["flags"]))
     return f"{found['given'] or ''}{found['quote']}{found['not']}{flags}{found['quote']}"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="FILE", help=f"files, or folders ({' '.join(_SUFFIXES)})"
-    )
-    parser.add_argument("--check", action="store_true", help="report what would change, write nothing, exit with 1")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.problem.errors import ProblemError
@@ -101,12 +100,6 @@ def _epilogues(outcomes: Iterable[Outcome]) -> list[list[object]]:
         fusions = " ".join(map(str, sorted(distinct(problems.values(), "fusions"))))
         rows.append([*key, len(problems), len(apart) or "", fusions, *(apart[:1] or [""])])
     return rows
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm results``."""
-    parser.add_argument("records", nargs="+", type=Path, help="run.jsonl of --gemm-output")
-    parser.add_argument("--title", default="Results", help="heading of the page")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -531,15 +531,6 @@ def _as_json(study: Study) -> dict[str, Any]:
     }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm calibrate``."""
-    parser.add_argument("sessions", type=Path, help="folder of session files (*.jsonl), all of the same code")
-    parser.add_argument("--runs", type=int, default=300, help="A/A runs to sample (default: 300)")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples (default: 0)")
-    parser.add_argument("--stored", type=int, default=12, help="sessions of a baseline (default: 12)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
-
-
 def run(given: argparse.Namespace) -> int:
     """Print the study of the sessions.
 

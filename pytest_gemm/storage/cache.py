@@ -243,16 +243,6 @@ def _show(folder: Path) -> str:
     return "\n".join([str(folder), *lines]) + "\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm cache``."""
-    tasks = parser.add_subparsers(required=True, metavar="COMMAND", dest="task")
-    tasks.add_parser("show", help="how much is kept, by kind, with its age")
-    pruning = tasks.add_parser("prune", help="remove what is beyond the limits")
-    pruning.add_argument("--older-than", default="", metavar="DAYS", help="entries that were not used for so long")
-    pruning.add_argument("--max-size", default="", metavar="GB", help="the least recently used beyond this size")
-    tasks.add_parser("clear", help="remove everything")
-
-
 def run(given: argparse.Namespace) -> int:
     """Run one task; returns 1 while a process uses what is to be removed.
 

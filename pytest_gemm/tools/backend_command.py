@@ -58,22 +58,6 @@ def answers(worker: Worker, limit: float | None = None, **request: object) -> It
         raise Unanswered(str(error).strip().splitlines()[-1]) from None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that such commands share."""
-    parser.add_argument("--backends", default="auto", metavar="LIST", help="default: auto, all that can run here")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: each backend's")
-    parser.add_argument("--threads", metavar="N", help="CPU threads (default: the cores)")
-    parser.add_argument("--timeout", metavar="SECONDS", default="1800", help="limit of one backend (default: 1800)")
-    parser.add_argument("--allow-missing", action="store_true", help="a named backend may be missing")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME.KEY=VALUE", help="a backend's setting")
-    parser.add_argument(
-        "pytest_args",
-        nargs="*",
-        metavar="ARG",
-        help="pytest's: a folder whose conftest.py registers backends; behind --: options, -p PLUGIN for instance",
-    )
-
-
 class _Plugin:
     """A plugin that shows the report where pytest would run its session."""
 
@@ -101,7 +85,7 @@ def show(given: argparse.Namespace, report: Report, options: Sequence[str] = ())
     """Show a report; returns the exit status.
 
     Args:
-        given: what :func:`add_arguments` parsed.
+        given: the arguments of ``commands.toml``.
         report: the report.
         options: further ones of pytest.
     """

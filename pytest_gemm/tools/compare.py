@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from pytest_gemm import records
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Outcome, Status
 from pytest_gemm.run import record
 from pytest_gemm.text import show, table
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm compare``."""
-    parser.add_argument("before", type=Path, metavar="BEFORE", help="run.jsonl of --gemm-output")
-    parser.add_argument("after", type=Path, metavar="AFTER", help="run.jsonl of another run")
-    parser.add_argument("--markdown", action="store_true", help="a table for a pull request")
 
 
 def run(given: argparse.Namespace) -> int:

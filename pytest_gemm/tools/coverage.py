@@ -321,16 +321,6 @@ def explained(record: record_module.Record, ledger: Ledger) -> list[Outcome]:
     return found
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm coverage``."""
-    parser.add_argument("records", nargs="+", type=Path, help="run.jsonl of --gemm-output")
-    parser.add_argument("--title", default="", help="heading of the page")
-    parser.add_argument("--json", action="store_true", help="the data instead of a page")
-    parser.add_argument(
-        "--known-failures", type=Path, metavar="FILE", help="a ledger that knows what failed, in place of the runs' own"
-    )
-
-
 def run(given: argparse.Namespace) -> int:
     """Print the matrix."""
     records = [record_module.read(path) for path in given.records]

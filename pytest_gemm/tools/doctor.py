@@ -23,9 +23,7 @@ from pytest_gemm.machine import gpus, processor
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.outcome import Activity, Phase, Status
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.tools.backend_command import WIDTH, Unanswered, add_arguments, answers, show
-
-__all__ = ["add_arguments", "report", "run"]
+from pytest_gemm.tools.backend_command import WIDTH, Unanswered, answers, show
 
 if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig

@@ -69,11 +69,6 @@ def _tensors(problem: Problem) -> list[str]:
     return ["tensors", *rows, "", "input distributions", f"  {' '.join(names)}", "", textwrap.indent(source, "  ")]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    parser.add_argument("lines", nargs="+", metavar="LINE", help="problem lines")
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of each line."""
     show("\n".join(map(explain, args.lines)))

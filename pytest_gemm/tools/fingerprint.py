@@ -39,7 +39,6 @@ from pytest_gemm.isolation.worker import Service, Worker
 from pytest_gemm.machine import software
 from pytest_gemm.machine.key import hardware_key
 from pytest_gemm.outcome import Activity, Phase, Pruned, Unsupported
-from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import files
 from pytest_gemm.text import table as text_table
@@ -52,16 +51,6 @@ if TYPE_CHECKING:
     from pytest_gemm.config import GemmConfig
 
 _FORMAT: Final = 1
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm fingerprint``."""
-    backend_command.add_arguments(parser)
-    parser.add_argument("--level", default="quick", choices=LEVELS, help="how many columns (default: quick)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="store the fingerprints there, by hardware key")
-    parser.add_argument(
-        "--baselines", default="baselines", metavar="DIR", help="stored ones to compare with (default: baselines)"
-    )
 
 
 def run(given: argparse.Namespace) -> int:

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.problem.axes import LEVELS
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.ops import OPS
 from pytest_gemm.problem.problem import Problem
@@ -292,8 +291,6 @@ def _problems(entry: str, level: str, ops: Sequence[str]) -> list[Problem]:
 
 
 def _write(given: argparse.Namespace) -> tuple[list[str], int]:
-    if not 1 <= given.threads <= _MOST_THREADS:
-        raise ValueError(f"--threads={given.threads}: give 1 or more, {_MOST_THREADS} at most")
     from pytest_gemm.backends.cpp.backend import CppBackend
 
     problems = _problems(given.problems, given.level, given.ops)
@@ -368,53 +365,34 @@ def _diff(given: argparse.Namespace) -> tuple[list[str], int]:
     return lines, int(bool(news))
 
 
-def _names(what: str, known: Iterable[str]) -> Callable[[str], list[str]]:
-    """The type of an argument that takes a list of known names."""
-
-    def names(text: str) -> list[str]:
-        found = [word.strip() for word in text.split(",") if word.strip()]
-        for name in found:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise argparse.ArgumentTypeError(f"no such {what}: {name}{hint}; known: {', '.join(known)}")
-        return found
-
-    return names
+def isas(text: str) -> list[str]:
+    """The type of ``--isa``."""
+    return _names(text, "level", ISAS)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``pytest-gemm snapshot``."""
-    tasks = parser.add_subparsers(required=True, metavar="COMMAND")
+def ops(text: str) -> list[str]:
+    """The type of ``--ops``."""
+    return _names(text, "op", OPS)
 
-    write = tasks.add_parser("write", help="list what this torch selects, for every instruction set, and store it")
-    write.add_argument("dir", type=Path, metavar="DIR", help="DIR/torch-2.13/cpp-avx512.tsv and so on are written")
-    isas = f"some of {', '.join(ISAS)} (default: all)"
-    write.add_argument("--isa", type=_names("level", ISAS), default=[], metavar="LIST", help=isas)
-    write.add_argument("--threads", type=int, default=16, metavar="N", help="of a program (default: 16)")
-    write.add_argument("--level", default="quick", choices=LEVELS, help="of the problems (default: quick)")
-    ops = "only problems of these ops"
-    write.add_argument("--ops", type=_names("op", OPS), default=[], metavar="LIST", help=ops)
-    write.add_argument(
-        "--problems",
-        default="pytest_gemm.conformance.matrix:products",
-        metavar="MODULE:FUNCTION",
-        help="a function of the level that returns problems (default: those of the conformance suite)",
-    )
-    write.set_defaults(task=_write)
 
-    show = tasks.add_parser("show", help="how often each micro-kernel is selected")
-    show.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder of them")
-    show.set_defaults(task=_show)
+def _names(text: str, what: str, known: Iterable[str]) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    for name in found:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise argparse.ArgumentTypeError(f"no such {what}: {name}{hint}; known: {', '.join(known)}")
+    return found
 
-    diff = tasks.add_parser("diff", help="what is selected otherwise; exit status 1 if anything is")
-    for name in ("old", "new"):
-        diff.add_argument(name, type=Path, metavar=name.upper(), help="a file, or a folder of one release")
-    diff.add_argument("--markdown", action="store_true", help="tables for a pull request")
-    diff.set_defaults(task=_diff)
+
+def threads(text: str) -> int:
+    """The type of ``--threads``."""
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more, {_MOST_THREADS} at most")
+    return int(text)
 
 
 def run(given: argparse.Namespace) -> int:
     """Run one task; returns 1 where ``diff`` finds that a release selects otherwise."""
-    lines, status = given.task(given)
+    lines, status = {"write": _write, "show": _show, "diff": _diff}[given.task](given)
     show("\n".join(lines) + "\n")
     return int(status)

@@ -25,8 +25,8 @@ from pytest_gemm.machine import isa
 from pytest_gemm.text import shown
 from pytest_gemm.tools import cli
 
-for _module, _ in cli.COMMANDS.values():  # pytester forgets what is imported later, and numpy is imported once only
-    importlib.import_module(_module)
+for _command in cli.COMMANDS.values():  # pytester forgets what is imported later, and numpy is imported once only
+    importlib.import_module(_command["module"])
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -426,7 +426,7 @@ COMMANDS = wrong(
     ("results folder", "folder", "Is a directory"),
     ("snapshot show nowhere", "nowhere", "has no snapshots"),
     ("snapshot write folder --isa=avx51", "argument --isa", "avx51", "did you mean 'avx512'?"),
-    ("snapshot write folder --threads=0", "--threads=0"),
+    ("snapshot write folder --threads=0", "argument --threads: 0"),
     ("snapshot write folder --threads=99999999999999999999", "1024 at most"),
     ("snapshot write folder --level=fast", "argument --level", "'fast'", "exhaustive"),
     ("snapshot write folder --ops=admm", "argument --ops", "admm", "did you mean 'addmm'?"),

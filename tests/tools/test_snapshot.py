@@ -139,7 +139,7 @@ def test_folders_of_two_releases_are_compared_file_by_file(
     ("words", "told"),
     [
         (("write", "{0}", "--isa=avx3"), "argument --isa: no such level: avx3 (did you mean 'avx2'?); known: avx2, "),
-        (("write", "{0}", "--threads=0"), "--threads=0: give 1 or more"),
+        (("write", "{0}", "--threads=0"), "argument --threads: 0: give 1 or more, 1024 at most"),
         (("write", "{0}", "--problems=pytest_gemm:nobody"), "name a function of a level as package.module:function"),
         (("show", "{0}/nothing"), "has no snapshots"),
         (("diff", "{0}/torch-2.12", "{0}/torch-2.13/cpp-avx512.tsv"), "cannot be read"),
