@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
     def fill(self, command: Mapping[str, Any]) -> None:
         """Add the arguments and the tasks of a command of :data:`COMMANDS`."""
-        for argument in (*COMMANDS.get(command.get("also"), {}).get("arguments", ()), *command.get("arguments", ())):
+        for argument in (*COMMANDS.get(command.get("also", ""), {}).get("arguments", ()), *command.get("arguments", ())):
             options = {key: _named(value) if key in {"type", "choices"} else value for key, value in argument.items()}
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):
