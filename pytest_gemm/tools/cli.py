@@ -40,7 +40,8 @@ class Parser(argparse.ArgumentParser):
 
     def fill(self, command: Mapping[str, Any]) -> None:
         """Add the arguments and the tasks of a command of :data:`COMMANDS`."""
-        for argument in (*COMMANDS.get(command.get("also", ""), {}).get("arguments", ()), *command.get("arguments", ())):
+        also = COMMANDS[command["also"]]["arguments"] if "also" in command else []
+        for argument in also + command.get("arguments", []):
             options = {key: _named(value) if key in {"type", "choices"} else value for key, value in argument.items()}
             self.add_argument(options.pop("name"), **options)
         if tasks := command.get("tasks"):
