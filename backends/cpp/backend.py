@@ -88,7 +88,7 @@ class CppBackend(InductorBackend):
             micro-kernel with register blocking and, beside it, the blockings over threads and caches (see
             ``selection._blockings``); and whether there was a selection that had no candidate.
         """
-        from pytest_gemm.backends.inductor.listing import listing
+        from pytest_gemm.backends.inductor.artifact import listing
 
         first, tensors = self._first(problem, operands)
         seen = listing(first, tensors, self._spec(problem, request, Space()))

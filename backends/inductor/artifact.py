@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,9 @@ import torch
 
 from pytest_gemm.api.executed import products_in_source, record_products
 from pytest_gemm.api.proof import Generation, Proof
-from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.api.protocols import Candidates
 from pytest_gemm.backends.cpp import machine_code, micro_kernels
-from pytest_gemm.backends.inductor import compilation, generated_code, selection, torch_compat
+from pytest_gemm.backends.inductor import generated_code, torch_compat
 from pytest_gemm.backends.inductor.bindings import (
     Binding,
     Program,
@@ -39,12 +39,13 @@ from pytest_gemm.backends.inductor.bindings import (
     constant_names,
     flatten,
     m_dimensions,
+    same_bits,
     stand_in,
     stand_ins,
 )
+from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
 from pytest_gemm.backends.inductor.poisoning import poisoned_memory
 from pytest_gemm.backends.inductor.pruned import IN_CPP, after_failure, left_out
-from pytest_gemm.case_id import Mode
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
@@ -104,11 +105,10 @@ class _Compiled:
 
     function: Callable[..., torch.Tensor]
     inputs: tuple[str, ...]
-    session: compilation.Session
+    session: Session
     modules: tuple[ModuleType, ...]
     kernels: dict[str, bool]
-    foreign_calls: tuple[str, ...]
-    observed: tuple[str, ...]
+    foreign: tuple[str, ...]
     order: tuple[str, ...]
     calls: list[str]
     text: str = ""
@@ -157,6 +157,15 @@ def _calling(problem: Problem, spec: CompileSpec) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _compiling(
+    problem: Problem, spec: CompileSpec, candidate: int | str | None = None, listing: bool = False
+) -> Iterator[Session]:
+    """A session under the problem's settings: templates read them, and Dynamo guards on them."""
+    with threads_for(spec.threads), settings(problem), torch_compat.session(spec, candidate, listing) as seen:
+        yield seen
+
+
 def traced(problem: Problem, tensors: Tensors, constants: Tensors) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """The program with these constants inside as straight-line code, and its arguments, marked where M is dynamic."""
     inputs = example_inputs(tensors, constants)
@@ -201,17 +210,7 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
     candidate = spec.candidate
     while True:
         module, args = traced(problem, tensors, constants)
-        with (
-            threads_for(spec.threads),
-            settings(problem),  # templates read them, and Dynamo guards on them
-            torch_compat.session(
-                spec.options,
-                directory=spec.directory,
-                user_caches=spec.cache_tag,
-                candidate=candidate,
-                isa=spec.request.isa,
-            ) as seen,
-        ):
+        with _compiling(problem, spec, candidate) as seen:
             try:
                 # In here: it makes Inductor set its folder in the environment.
                 function, text = entry_point(problem, module, args, inputs, spec)
@@ -244,53 +243,30 @@ def _compile(problem: Problem, tensors: Tensors, constants: Tensors, spec: Compi
     # Once more, now that the kernels are counted: this shows their order and what went through the dispatcher.
     with _calling(problem, spec), record_products() as observed:
         function(*args)
-    order, foreign = tuple(calls), products_in_source(source)
-    if in_cpp is not None:
-        order, foreign = in_cpp.calls, tuple(dict.fromkeys((*foreign, *in_cpp.foreign)))
-    return _Compiled(
-        function, inputs, seen, modules, kernels, foreign, tuple(observed), order, calls, text, in_cpp is not None
-    )
+    order = tuple(calls) if in_cpp is None else in_cpp.calls
+    foreign = dict.fromkeys((*observed, *products_in_source(source), *(in_cpp.foreign if in_cpp else ())))
+    return _Compiled(function, inputs, seen, modules, kernels, tuple(foreign), order, calls, text, in_cpp is not None)
 
 
-@dataclasses.dataclass(frozen=True)
-class CompileSpec:
-    """How to compile: Inductor's options, where its caches live, and what may be answered from them.
+def list_candidates(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Candidates:
+    """The candidates that Inductor has for the program, in its order; compiles none of them."""
+    seen = listing(problem, tensors, spec)
+    return Candidates(tuple(dict.fromkeys(seen.choices)), unsupported=seen.unsupported)
 
-    ``threads`` holds while compiling and running: blocking reads it, and Dynamo guards on it.
-    ``request`` is what the engine asked for.
-    ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
-    A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
-    Inductor's, without what the options of ``request.candidate`` add to it (``,cache=2.2.8``).
-    ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
-    ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
-    ``beyond``: the CPU may not have ``request.isa``: candidates can be listed then, and nothing be compiled.
-    """
 
-    inductor_name: str
-    options: Mapping[str, Any]
-    directory: str
-    threads: int
-    request: BuildRequest = DEFAULT
-    rebind: bool = True
-    candidate: int | str | None = None
-    device_kernel: str = ""
-    wanted: str = ""
-    beyond: bool = False
-
-    @property
-    def mode(self) -> Mode:
-        """How the program is reached."""
-        return self.request.mode
-
-    @property
-    def cache_tag(self) -> str:
-        """Separates the entries of a user's caches, whose keys do not contain a candidate."""
-        return "-".join(filter(None, (self.request.user_caches, self.request.candidate))) if self.warm else ""
-
-    @property
-    def warm(self) -> bool:
-        """Whether the user's caches are on."""
-        return bool(self.request.user_caches)
+def listing(problem: Problem, tensors: Tensors, spec: CompileSpec) -> Session:
+    """What Inductor's first selection for the program was given; compiles and runs nothing."""
+    constants = stand_ins(constant_tensors(problem, tensors, spec), tensors)
+    inputs = example_inputs(tensors, constants)
+    module, args = traced(problem, tensors, constants)
+    with _compiling(problem, spec, listing=True) as seen:
+        try:
+            function, _ = entry_point(problem, module, args, inputs, spec)
+            function(*args)
+        except Exception as error:
+            if not torch_compat.listed(error):
+                raise  # something else ended the compile
+    return seen
 
 
 # A compile that inlines a tensor of this shape can never be rebound, so the stand-ins are not even tried.
@@ -303,14 +279,12 @@ class Artifact:
 
     Attributes:
         rebind_reason: why it cannot be rebound, "" when it can or has no constants.
-        compiles: how often the compiler ran for it; 1 unless it cannot be rebound.
     """
 
     def __init__(self, problem: Problem, tensors: Tensors, spec: CompileSpec) -> None:
         self._recorded: tuple[str, ...] = ()
         self.problem = problem
         self.spec = spec
-        self.compiles = 0
         self.rebind_reason = ""
         self._bindings: list[Binding] = []
         self._bound: tuple[Any, ...] | None = None
@@ -326,12 +300,15 @@ class Artifact:
         else:
             self._try_to_rebind(tensors)
         if self.rebind_reason:
+            if spec.rebind:
+                spec.log.unbindable[problem.line] = self.rebind_reason
             self._compile_for(tensors)
         if spec.mode == "cudagraphs":
             self.run(tensors)  # PyTorch may skip the graph: to be known before a judged run
 
     def _run_compiler(self, tensors: Tensors, constants: Tensors) -> _Compiled:
-        self.compiles += 1
+        self.spec.log.compiles += 1
+        self.spec.log.recompiles += hasattr(self, "_compiled")
         made = _compile(self.problem, tensors, constants, self.spec)
         for module in made.modules:
             finalize(self, torch_compat.forget_module, module)
@@ -366,7 +343,7 @@ class Artifact:
         if identity == self._bound:
             return
         if self.rebind_reason:
-            if not all(selection.same_bits(tensors[n], self._contents[n]) for n in self._names):
+            if not all(same_bits(tensors[n], self._contents[n]) for n in self._names):
                 self._compile_for(tensors)
         else:
             tensors = {**tensors, **program.derived(self.problem, tensors)}
@@ -421,16 +398,17 @@ class Artifact:
         """What the last run executed, what the module defines and what was chosen."""
         compiled = self._compiled
         templates = compiled.templates
-        foreign = dict.fromkeys((*compiled.observed, *compiled.foreign_calls))
+        foreign = compiled.foreign
         if compiled.session.subgraphs:
             # Inductor's own program around a product of ATen's slices: what it generated is the sum of these.
             templates = tuple(compiled.kernels)
-            foreign = dict.fromkeys(name for name in foreign if not _multiplies_slices(name))
+            foreign = tuple(name for name in foreign if not _multiplies_slices(name))
         chosen = tuple(c for c in compiled.session.chosen if c not in compiled.session.foreign)
-        if not compiled.session.choices and self.spec.warm:
+        is_warm = not compiled.session.choices and bool(self.spec.request.user_caches)
+        if is_warm:
             # Nothing was selected: the program came out of the FX graph cache, with what was selected back then.
             chosen = tuple(f"{name} out of the FX graph cache" for name in templates)
-        wanted = "" if not compiled.session.choices and self.spec.warm else self.spec.wanted
+        wanted = "" if is_warm else self.spec.wanted
         # Where one template has to have computed it, the code has to be that template's, however it was selected.
         asked = self.spec.request.candidate or (chosen[0] if wanted and len(chosen) == 1 else "")
         return Proof(
@@ -473,11 +451,6 @@ class Artifact:
     def products(self) -> tuple[micro_kernels.Product, ...]:
         """What the generated code shows of the C++ templates' products; none where it has none of them."""
         return self._compiled.products
-
-    @property
-    def session(self) -> compilation.Session:
-        """What the compile showed."""
-        return self._compiled.session
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -546,12 +519,12 @@ class InductorPrepared:
     @property
     def pruned(self) -> dict[str, Reason]:
         """Candidates that were left out on the way to the one that runs: name -> why."""
-        return dict(self.artifact.session.pruned)
+        return dict(self.artifact._compiled.session.pruned)
 
     @property
     def timings(self) -> dict[str, float]:
         """Seconds a call of the candidates that the selection timed, by name; empty where it timed none."""
-        return dict(self.artifact.session.timings)
+        return dict(self.artifact._compiled.session.timings)
 
     @property
     def source(self) -> str:
@@ -565,5 +538,4 @@ class CalledPrepared(InductorPrepared):
     def proof(self) -> Proof:
         """The products that the program calls, by what the dispatcher saw and by its text."""
         compiled = self.artifact._compiled
-        seen = tuple(dict.fromkeys((*compiled.observed, *compiled.foreign_calls)))
-        return Proof(executed=seen or compiled.order, provable=False)
+        return Proof(executed=compiled.foreign or compiled.order, provable=False)

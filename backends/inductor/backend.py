@@ -13,13 +13,14 @@ import dataclasses
 import fnmatch
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
 from pytest_gemm.backends.inductor import naming
+from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec
 from pytest_gemm.backends.rules import check
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.outcome import Reason, Unsupported
@@ -30,10 +31,10 @@ from pytest_gemm.storage import cache
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gemm.backends.inductor.artifact import Artifact, CompileSpec, InductorPrepared
-    from pytest_gemm.backends.inductor.listing import Listed
+    from pytest_gemm.backends.inductor.artifact import Artifact, InductorPrepared
     from pytest_gemm.operands.tensors import Operands
 
+_T = TypeVar("_T")
 
 # The M at which a m.dynamic artifact is compiled, whatever M comes first: a single rerun then compiles
 # the very same kernel.  No dimension of a test is likely to equal it by chance.
@@ -44,6 +45,8 @@ _MODE_OPTIONS: Mapping[str, dict[str, Any]] = {
     "cudagraphs": {"triton.cudagraphs": True},
     "cpp-wrapper": {"cpp_wrapper": True},
 }
+
+_RECIPES: Mapping[str, Literal["dynamic", "aoti"]] = {"dynamic": "dynamic", "aoti": "aoti"}
 
 # What the backends on CUDA set beside their own.  No freezing: constants are not packed on a GPU, and a user's
 # parameters are arguments there.  No padding of odd sizes: it depends on a benchmark, and it would keep every tail away
@@ -92,6 +95,24 @@ def cache_dir(isa: str = "") -> Path:
     return cache.use() / f"inductor-{torch.__version__}" / isa
 
 
+class _Recent(OrderedDict[tuple[Any, ...], _T]):
+    """The values that were used last, so many of them."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def obtain(self, key: tuple[Any, ...], make: Callable[[], _T]) -> _T:
+        """The value that is kept under a key, or that is made now."""
+        if key not in self:
+            self[key] = make()
+        self.move_to_end(key)
+        found = self[key]
+        while len(self) > self._most:
+            self.popitem(last=False)
+        return found
+
+
 class InductorBackend(abc.ABC):
     """One backend of Inductor's autotuning, alone.
 
@@ -116,9 +137,6 @@ class InductorBackend(abc.ABC):
         device_kernel: pattern of its kernels' names on the device; "" where they are those of the generated code.
         listing: candidates are listed for instruction sets that the CPU may not execute, and nothing can be compiled.
         variety: over how many of its candidates ``one`` spreads the problems.
-        compiles: how often the compiler ran; a list of candidates is no compile.
-        recompiles: how many of those only because constants could not be replaced.
-        unbindable: why, by problem line.
     """
 
     name: str = ""
@@ -142,15 +160,17 @@ class InductorBackend(abc.ABC):
 
     def _begin(self) -> None:
         """Set everything that is no setting: nothing has been compiled or listed."""
-        self.unbindable: dict[str, str] = {}
-        self._artifacts: defaultdict[BuildRequest, OrderedDict[tuple[Any, ...], Artifact]] = defaultdict(OrderedDict)
-        self._lists: OrderedDict[tuple[Any, ...], Listed] = OrderedDict()
-        self._forgotten_compiles = 0
-        self._forgotten_recompiles = 0
+        self._log = CompileLog()
+        # Artifacts of single candidates share a place, those of every other kind of request have one each.
+        self._artifacts: defaultdict[BuildRequest, _Recent[Artifact]] = defaultdict(lambda: _Recent(self._keep))
+        self._candidates: _Recent[Artifact] = _Recent(min(self._keep, 1) * _KEPT_CANDIDATES)
+        self._lists: _Recent[Candidates] = _Recent(_KEPT_LISTS)
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings: what was compiled belongs to this process."""
-        return {name: value for name, value in vars(self).items() if name == "_keep" or not name.startswith("_")}
+        return {
+            name: vars(self)[name] for name in vars(self) if name not in {"log", "_artifacts", "_candidates", "_lists"}
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -203,15 +223,12 @@ class InductorBackend(abc.ABC):
         Where the template kernel is the last one, it has held the sum in f32 through the whole epilogue and has
         rounded once.  With another kernel after it, or before anything is compiled, the result may have been
         rounded in between.  So may a value that is tapped: the last step can go on from what was stored; and the
-        products of ``concat``, which the program scales itself.
+        products of ``concat``, which the program scales itself: a pass may put that product into the kernel.
         """
-        fused = (
-            artifact is not None and artifact.fused and not _casts(problem) and not problem.has("program.multi_output")
-        )
+        casts = any(step.kind is StepKind.CAST for step in problem.epilogue)  # the graph determines where to round
+        fused = artifact is not None and artifact.fused and not casts and not problem.has("program.multi_output")
         plain = not problem.passes and problem.step("bias") is None
-        scales = problem.has(
-            "program.concat"
-        )  # with a product of the program's own, which a pass may put into the kernel
+        scales = problem.has("program.concat")
         return dataclasses.replace(self.sum(problem), epilogue="fused" if (fused or plain) and not scales else "either")
 
     def sum(self, problem: Problem) -> Contract:
@@ -247,8 +264,9 @@ class InductorBackend(abc.ABC):
         names: list[str] = []
         unsupported: dict[str, Reason] = {}
         for space in self.spaces(problem):
-            names += self._listed(problem, operands, request, space)
-            unsupported |= self._list(problem, operands, request, space).unsupported
+            listed = self._list(problem, operands, request, space)
+            names += listed.names
+            unsupported |= listed.unsupported
         if not names:
             raise Unsupported("no-candidate", f"Inductor has no {self.inductor_name} candidate for {problem}")
         return Candidates(tuple(names), unsupported=unsupported)
@@ -262,7 +280,7 @@ class InductorBackend(abc.ABC):
         spec = self._spec(problem, request, self._space_of(problem, operands, request) if name else Space())
         dynamic = problem.has("m.dynamic")
         return Recipe(
-            how="dynamic" if request.mode == "dynamic" else "aoti" if request.mode == "aoti" else "compile",
+            how=_RECIPES.get(request.mode, "compile"),
             options={**spec.options, **naming.forcing(name)},
             constants=tuple(sorted(constant_names(problem))) if spec.options.get("freezing") else (),
             dynamic=m_dimensions(problem) if dynamic else {},
@@ -284,34 +302,23 @@ class InductorBackend(abc.ABC):
 
         first, tensors = self._first(problem, operands)
         name = request.candidate
-        # Artifacts of single candidates share a place, those of every other kind of request have one each.
-        kept = self._artifacts[request.replace(candidate="*" if name else "", selection=self.selects(request))]
-        key = (name, *self._key(first, tensors))
-        if key in kept:
-            kept.move_to_end(key)
-            return kept[key]
-        if name:
-            space = self._space_of(problem, operands, request)
-            spec = self._spec(problem, request, space)
-            spec = dataclasses.replace(spec, candidate=name.removesuffix(space.suffix))
-        else:
-            spec = self._spec(problem, request, Space())
-            if self.selects(request) == Selection.ONE:
-                spec = dataclasses.replace(spec, candidate=zlib.crc32(first.line.encode()) % self.variety)
-        artifact = Artifact(first, tensors, spec)
-        if artifact.rebind_reason and spec.rebind:
-            self.unbindable[problem.line] = artifact.rebind_reason
-        if request.user_caches or (name and not problem.has("m.dynamic")):
-            self._forget(artifact)  # its caller holds it, and no other problem has a use for it
-            return artifact
-        kept[key] = artifact
-        while len(kept) > (min(self._keep, 1) * _KEPT_CANDIDATES if name else self._keep):
-            self._forget(kept.popitem(last=False)[1])
-        return artifact
 
-    def _forget(self, artifact: Artifact) -> None:
-        self._forgotten_compiles += artifact.compiles
-        self._forgotten_recompiles += artifact.compiles - 1
+        def compiled() -> Artifact:
+            if name:
+                space = self._space_of(problem, operands, request)
+                candidate: int | str | None = name.removesuffix(space.suffix)
+            else:
+                space = Space()
+                by_line = zlib.crc32(first.line.encode()) % self.variety
+                candidate = by_line if self.selects(request) == Selection.ONE else None
+            spec = dataclasses.replace(self._spec(problem, request, space), candidate=candidate)
+            return Artifact(first, tensors, spec)
+
+        if request.user_caches or (name and not problem.has("m.dynamic")):
+            return compiled()  # its caller holds it, and no other problem has a use for it
+        request = request.replace(selection=self.selects(request))
+        kept = self._candidates if name else self._artifacts[request]
+        return kept.obtain((request, *self._key(first, tensors)), compiled)
 
     def _first(self, problem: Problem, operands: Operands) -> tuple[Problem, dict[str, torch.Tensor]]:
         """The problem whose program is compiled, and tensors of its geometry: for ``m.dynamic`` another M."""
@@ -327,8 +334,6 @@ class InductorBackend(abc.ABC):
 
     def _spec(self, problem: Problem, request: BuildRequest, space: Space) -> CompileSpec:
         """How to compile the problem with the candidates of ``space``, benchmarking them."""
-        from pytest_gemm.backends.inductor.artifact import CompileSpec
-
         return CompileSpec(
             self.inductor_name,
             self.options(problem, request) | dict(space.options) | _MODE_OPTIONS.get(request.mode, {}),
@@ -339,25 +344,20 @@ class InductorBackend(abc.ABC):
             device_kernel=self.device_kernel,
             wanted=self.wanted(problem),
             beyond=self.listing,
+            log=self._log,
         )
 
-    def _listed(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> tuple[str, ...]:
-        """Names of the candidates of one space, none where it has none."""
-        own = self._list(problem, operands, request, space).names
-        return tuple(f"{name}{space.suffix}" for name in own if fnmatch.fnmatchcase(name, space.only))
-
-    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> Listed:
-        """All candidates under the options of one space."""
-        from pytest_gemm.backends.inductor.listing import list_candidates
+    def _list(self, problem: Problem, operands: Operands, request: BuildRequest, space: Space) -> Candidates:
+        """The candidates of one space, none where it has none."""
+        from pytest_gemm.backends.inductor import artifact
 
         first, tensors = self._first(problem, operands)
         request = request.replace(candidate="")
         key = (space, request, *self._key(first, tensors))
-        if key not in self._lists:
-            self._lists[key] = list_candidates(first, tensors, self._spec(problem, request, space))
-            while len(self._lists) > _KEPT_LISTS:
-                self._lists.popitem(last=False)
-        return self._lists[key]
+        spec = self._spec(problem, request, space)
+        found = self._lists.obtain(key, lambda: artifact.list_candidates(first, tensors, spec))
+        names = (f"{name}{space.suffix}" for name in found.names if fnmatch.fnmatchcase(name, space.only))
+        return dataclasses.replace(found, names=tuple(names))
 
     def _space_of(self, problem: Problem, operands: Operands, request: BuildRequest) -> Space:
         """Where the requested candidate comes from.
@@ -369,22 +369,14 @@ class InductorBackend(abc.ABC):
         if len(spaces) == 1:
             return spaces[0]  # whether it has this candidate shows when it is compiled
         for space in spaces:
-            if name in self._listed(problem, operands, request, space):
+            if name in self._list(problem, operands, request, space).names:
                 return space
         raise Unsupported("unknown-candidate", f"Inductor has no {self.inductor_name} candidate {name} for {problem}")
 
     @property
-    def compiles(self) -> int:
-        """How often the compiler ran."""
-        return self._forgotten_compiles + sum(a.compiles for a in self._alive())
-
-    @property
-    def recompiles(self) -> int:
-        """How many of the compiles only put other constants into a program."""
-        return self._forgotten_recompiles + sum(a.compiles - 1 for a in self._alive())
-
-    def _alive(self) -> Iterator[Artifact]:
-        return (artifact for kept in self._artifacts.values() for artifact in kept.values())
+    def log(self) -> CompileLog:
+        """What has been compiled."""
+        return self._log
 
     def _threads(self) -> int:
         import torch
@@ -428,11 +420,6 @@ def _strides_at(tensor: torch.Tensor, dim: int, m: int) -> list[int]:
             found[place] = stride // old * new + stride % old
             old, new = stride, found[place]
     return found
-
-
-def _casts(problem: Problem) -> bool:
-    """Whether the graph itself determines where to round: by a cast, before which the value has the product's dtype."""
-    return any(s.kind is StepKind.CAST for s in problem.epilogue)
 
 
 def not_on(name: str, devices: tuple[str, ...], device: str) -> Availability:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from pytest_gemm.backends.inductor import compilation, selection
+from pytest_gemm.backends.inductor.compilation import Packing, Session
 from pytest_gemm.problem.ops.woq import THIRDS
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
@@ -136,8 +136,16 @@ class Binding:
     recipe: Callable[[torch.Tensor], torch.Tensor]
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two dense tensors agree in dtype, shape and every bit (a NaN equals itself)."""
+    if a.is_mkldnn or b.is_mkldnn or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.detach().contiguous().view(kind), b.detach().contiguous().view(kind))
+
+
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.stride() == b.stride() and selection.same_bits(a, b)
+    return a.shape == b.shape and a.stride() == b.stride() and same_bits(a, b)
 
 
 def _geometry_kept(
@@ -175,15 +183,13 @@ def _adapted(
     return adapt(view(tensor), like)
 
 
-def _replay(
-    packing: selection.Packing, view: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
-) -> torch.Tensor:
+def _replay(packing: Packing, view: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     # A weight of another type has been converted before it was packed (mixed_mm).
     return packing.replay(view(tensor).to(packing.source.dtype))
 
 
 def _candidates(
-    constant: torch.Tensor, packings: list[selection.Packing], tensor: torch.Tensor
+    constant: torch.Tensor, packings: list[Packing], tensor: torch.Tensor
 ) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """Ways in which ``constant`` may have been made of ``tensor``, the likeliest first."""
     found: list[Callable[[torch.Tensor], torch.Tensor]] = []
@@ -204,7 +210,7 @@ def stand_ins(names: Iterable[str], tensors: Tensors) -> dict[str, torch.Tensor]
 
 
 def bindings(
-    module: ModuleType, session: compilation.Session, constants: Tensors, ignorable: frozenset[str]
+    module: ModuleType, session: Session, constants: Tensors, ignorable: frozenset[str]
 ) -> tuple[list[Binding], str]:
     """Recipes for all constants of ``module``, or the reason why there are none.
 
@@ -232,16 +238,14 @@ def bindings(
     return made, ""
 
 
-def _explain(
-    attribute: str, constant: torch.Tensor, session: compilation.Session, constants: Tensors
-) -> Binding | None:
+def _explain(attribute: str, constant: torch.Tensor, session: Session, constants: Tensors) -> Binding | None:
     for source, tensor in constants.items():
         for recipe in _candidates(constant, session.packings, tensor):
             try:
                 value = recipe(tensor)
             except (RuntimeError, AssertionError):  # a shape that does not fit is merely not this way
                 continue
-            if value.shape == constant.shape and selection.same_bits(value, constant):
+            if value.shape == constant.shape and same_bits(value, constant):
                 return Binding(attribute, source, _geometry_kept(constant, recipe))
     return None
 

@@ -1,15 +1,87 @@
-"""What one compilation showed of itself."""
+"""One compilation: how it is requested, and what it shows of itself."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pytest_gemm.api.request import DEFAULT, BuildRequest
+from pytest_gemm.case_id import Mode
 from pytest_gemm.outcome import Reason
 
 if TYPE_CHECKING:
-    from pytest_gemm.backends.inductor.selection import Packing
+    import torch
+
+
+@dataclasses.dataclass
+class CompileLog:
+    """What a backend has compiled.
+
+    Attributes:
+        compiles: how often the compiler ran; a list of candidates is no compile.
+        recompiles: how many of those only because constants could not be replaced.
+        unbindable: why, by problem line.
+    """
+
+    compiles: int = 0
+    recompiles: int = 0
+    unbindable: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileSpec:
+    """How to compile: Inductor's options, where its caches live, and what may be answered from them.
+
+    ``threads`` holds while compiling and running: blocking reads it, and Dynamo guards on it.
+    ``request`` is what the engine asked for.
+    ``candidate`` compiles that one of the candidates (a number, counted round, or a name) instead of benchmarking all.
+    A number that leads to a candidate which is pruned gives way to the next one, a name does not.  The name is
+    Inductor's, without what the options of ``request.candidate`` add to it (``,cache=2.2.8``).
+    ``device_kernel`` is the pattern of the kernels' names on the device, "" where they are those of the generated code.
+    ``wanted`` is the pattern of the one candidate that has to be chosen, "" where any will do.
+    ``log`` counts the compiles.
+    ``beyond``: the CPU may not have ``request.isa``: candidates can be listed then, and nothing be compiled.
+    """
+
+    inductor_name: str
+    options: Mapping[str, Any]
+    directory: str
+    threads: int
+    request: BuildRequest = DEFAULT
+    rebind: bool = True
+    candidate: int | str | None = None
+    device_kernel: str = ""
+    wanted: str = ""
+    beyond: bool = False
+    log: CompileLog = dataclasses.field(default_factory=CompileLog)
+
+    @property
+    def mode(self) -> Mode:
+        """How the program is reached."""
+        return self.request.mode
+
+    @property
+    def cache_tag(self) -> str:
+        """Separates the entries of a user's caches, whose keys do not contain a candidate; "" where they are off."""
+        caches, candidate = self.request.user_caches, self.request.candidate
+        return f"{caches}-{candidate}" if caches and candidate else caches
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """One call of a C++ template's own weight packing, ready to be replayed.
+
+    Attributes:
+        source: the K x N (or batched) tensor that was packed.
+        packed: what the template made of it, the tensor that became a constant of the program.
+        replay: the same code with the same arguments on another tensor of that shape and dtype.
+    """
+
+    source: torch.Tensor
+    packed: torch.Tensor
+    replay: Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass

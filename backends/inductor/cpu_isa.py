@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
 
 from pytest_gemm.backends.inductor.compilation import Session
+from pytest_gemm.backends.inductor.hooks import hooked, patched
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.machine.isa import ISAS
 
-# -- micro-kernels of the C++ templates ------------------------------------------------------------------
-#
-# Inductor's templates ask create_micro_gemm() for one micro-kernel, and its heuristic takes one of those registered in
-# micro_gemm_configs.  With only one of them registered it takes that one, or none where it does not fit.
-
+# Levels of micro-kernels by the name of Inductor's class, where they differ.
 ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
 
 
@@ -139,65 +134,51 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
         yield
         return
     import torch._inductor.compile_fx  # first: the modules below import each other in a circle
-    from torch._inductor import cpp_builder, cpu_vec_isa, utils
+    from torch._inductor import cpu_vec_isa, utils
     from torch._inductor.fx_passes import mkldnn_fusion
 
-    rank = ISAS.index(isa)
+    def has(least: str, machine: Callable[[], object]) -> bool:
+        return ISAS.index(isa) >= ISAS.index(least) and (beyond or bool(machine()))
+
     # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
     best = isa_module.isas(processor.cpu().flags)[-1:] == (isa,)
     march = "native" if best and not beyond else _VECTORS[isa][1]
-    capable: Any = getattr(torch.cpu, "get_capabilities", None)
-    optimizing: Any = cpp_builder._get_optimization_cflags
 
-    def flags(*args: Any, **kwargs: Any) -> Any:
-        cflags, ldflags = optimizing(*args, **kwargs)
+    def flags(call: Any, *args: Any, **kwargs: Any) -> Any:
+        cflags, ldflags = call(*args, **kwargs)
         return [f"march={march}" if flag.startswith("march=") else flag for flag in cflags], ldflags
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(isa)]))
-        stack.enter_context(patch.object(cpp_builder, "_get_optimization_cflags", flags))
-        for name, least in _QUESTIONS.items():
-            original = getattr(torch.cpu, name, None)
-            if original is not None:
-                answer = rank >= ISAS.index(least) and (beyond or bool(original()))
-                stack.enter_context(patch.object(torch.cpu, name, lambda answer=answer: answer))
-        for name, least in _ONEDNN.items():
-            for module in (utils, mkldnn_fusion):
-                asked: Any = getattr(module, name, None)
-                if asked is not None:
-                    answer = rank >= ISAS.index(least) and (beyond or bool(asked("cpu")))
-                    stack.enter_context(patch.object(module, name, _for_cpu(asked, answer)))
-        if beyond:
-            stack.enter_context(_packing_nothing())
-            if capable is not None:
-                facts = {**capable(), **LISTED_CACHES}
-                stack.enter_context(patch.object(torch.cpu, "get_capabilities", lambda: facts))
-            for name, fact in (("_L1d_cache_size", "l1d_cache_size"), ("_L2_cache_size", "l2_cache_size")):
-                if hasattr(torch._C._cpu, name):  # where releases before get_capabilities ask
-                    size = LISTED_CACHES[fact]
-                    stack.enter_context(patch.object(torch._C._cpu, name, lambda size=size: size))
+    hooks: dict[str, Callable[..., Any]] = {"torch._inductor.cpp_builder:_get_optimization_cflags": flags}
+    changes: list[tuple[Any, str, Any]] = [(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(isa)])]
+    for name, least in _QUESTIONS.items():
+        if original := getattr(torch.cpu, name, None):
+            changes.append((torch.cpu, name, functools.partial(bool, has(least, original))))
+    for name, least in _ONEDNN.items():
+        for module in (utils, mkldnn_fusion):
+            if asked := getattr(module, name, None):
+                answer = has(least, functools.partial(asked, "cpu"))
+                changes.append((module, name, functools.partial(_for_cpu, asked, answer)))
+    if beyond:
+        hooks["torch._inductor.constant_folding:ConstantFolder.call_function"] = _pack_nothing
+        if capable := getattr(torch.cpu, "get_capabilities", None):
+            changes.append((torch.cpu, "get_capabilities", functools.partial(dict, {**capable(), **LISTED_CACHES})))
+        for name, fact in (("_L1d_cache_size", "l1d_cache_size"), ("_L2_cache_size", "l2_cache_size")):
+            if hasattr(torch._C._cpu, name):  # where releases before get_capabilities ask
+                changes.append((torch._C._cpu, name, functools.partial(int, LISTED_CACHES[fact])))
+    with hooked(hooks), patched(changes):
         yield
 
 
-def _for_cpu(asked: Callable[[str], bool], answer: bool) -> Callable[[str], bool]:
+def _for_cpu(asked: Callable[[str], bool], answer: bool, device: str) -> bool:
     """``asked`` with another answer about the CPU."""
-    return lambda device: answer if device == "cpu" else asked(device)
+    return answer if device == "cpu" else asked(device)
 
 
-@contextlib.contextmanager
-def _packing_nothing() -> Iterator[None]:
+def _pack_nothing(call: Any, folder: Any, target: Any, args: Any, kwargs: Any) -> Any:
     """Let freezing take oneDNN's packed weight for the weight itself: oneDNN here may be unable to pack it."""
-    from torch._inductor.constant_folding import ConstantFolder
-
-    call: Any = ConstantFolder.call_function
-
-    def calling(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        if "_reorder_linear_weight" in str(target) and args[0].dtype != torch.float32:
-            return args[0]
-        return call(self, target, args, kwargs)
-
-    with patch.object(ConstantFolder, "call_function", calling):
-        yield
+    if "_reorder_linear_weight" in str(target) and args[0].dtype != torch.float32:
+        return args[0]
+    return call(folder, target, args, kwargs)
 
 
 # Libraries and levels by what was made of them: a loader of Inductor's, or a generated module.  Inductor keeps both and
@@ -209,48 +190,34 @@ levels_of: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 @contextlib.contextmanager
 def watch_libraries(seen: Session) -> Iterator[None]:
     """Note the libraries of generated C++ and the levels of their compile commands, of those that are there too."""
-    from torch._inductor.codecache import CppCodeCache
-    from torch._inductor.cpp_builder import CppBuilder
 
-    target: Any = CppBuilder.get_target_file_path
-    command: Any = CppBuilder.get_command_line
-    load: Any = inspect.getattr_static(CppCodeCache, "load_async").__func__
-
-    def targeting(self: Any) -> Any:
-        path = target(self)
+    def target(call: Any, builder: Any) -> Any:
+        path = call(builder)
         if path.endswith(".so"):
             seen.libraries.append(path)
         return path
 
-    def commanding(self: Any) -> Any:
-        made = command(self)
+    def command(call: Any, builder: Any) -> Any:
+        made = call(builder)
         seen.levels.append(level_of(made))
         return made
 
-    def loading(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def load(call: Any, *args: Any, **kwargs: Any) -> Any:
         before = len(seen.libraries)
-        loader = load(cls, *args, **kwargs)  # makes the commands every time: its keys are of them
+        loader = call(*args, **kwargs)  # makes the commands every time: its keys are of them
         if made := seen.libraries[before:]:
             libraries_of[loader] = tuple(made)
         else:
             seen.libraries += libraries_of.get(loader, ())
         return loader
 
-    before = _counted()
-    with (
-        patch.object(CppBuilder, "get_target_file_path", targeting),
-        patch.object(CppBuilder, "get_command_line", commanding),
-        patch.object(CppCodeCache, "load_async", classmethod(loading)),
-    ):
+    hooks = {
+        "torch._inductor.cpp_builder:CppBuilder.get_target_file_path": target,
+        "torch._inductor.cpp_builder:CppBuilder.get_command_line": command,
+        "torch._inductor.codecache:CppCodeCache.load_async": load,
+    }
+    with hooked(hooks):
         yield
-    seen.counted = tuple(name for name, count in _counted().items() if count > before.get(name, 0))
-
-
-def _counted() -> dict[str, int]:
-    """How often Inductor has made code of the micro-kernels that it counts."""
-    from torch._dynamo.utils import counters
-
-    return {name: count for name, count in counters["inductor"].items() if name.startswith("cpp_micro")}
 
 
 def level_of(command: str) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from pytest_gemm.backends.inductor import compilation, torch_compat
+from pytest_gemm.backends.inductor import torch_compat
+from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
 from pytest_gemm.outcome import Pruned, Reason, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.text import first_line
 
-if TYPE_CHECKING:
-    from pytest_gemm.backends.inductor.artifact import CompileSpec
-
 
 def after_failure(
-    problem: Problem, spec: CompileSpec, seen: compilation.Session, error: Exception, pruned: dict[str, Reason]
+    problem: Problem, spec: CompileSpec, seen: Session, error: Exception, pruned: dict[str, Reason]
 ) -> None:
     """A compile has failed: note that its candidate is pruned and return when another one is to be tried.
 

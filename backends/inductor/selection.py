@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -19,33 +18,8 @@ from pytest_gemm.backends.cpp import micro_kernels
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import Session
 from pytest_gemm.backends.inductor.cpu_isa import ISA_NAMES
+from pytest_gemm.backends.inductor.hooks import hooked, patched
 from pytest_gemm.outcome import Reason
-
-# -- what a compile leaves behind ------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Packing:
-    """One call of a C++ template's own weight packing, ready to be replayed.
-
-    Attributes:
-        source: the K x N (or batched) tensor that was packed.
-        packed: what the template made of it, the tensor that became a constant of the program.
-        replay: the same code with the same arguments on another tensor of that shape and dtype.
-    """
-
-    source: torch.Tensor
-    packed: torch.Tensor
-    replay: Callable[[torch.Tensor], torch.Tensor]
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two dense tensors agree in dtype, shape and every bit (a NaN equals itself)."""
-    if a.is_mkldnn or b.is_mkldnn or a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return torch.equal(a.detach().contiguous().view(kind), b.detach().contiguous().view(kind))
-
 
 # -- candidates ----------------------------------------------------------------------------------------
 
@@ -88,35 +62,6 @@ def _described(choice: Any) -> tuple[str, Mapping[str, object]]:
 _MICRO_KERNEL = "pytest_gemm_micro_kernel"
 
 
-@contextlib.contextmanager
-def _watch_grouped_kernels() -> Iterator[None]:
-    """Note the micro-kernel that each C++ template of several linears requests before it is made."""
-    try:
-        from torch._inductor.codegen import cpp_grouped_gemm_template as room
-
-        ask: Any = room.create_micro_gemm
-        begin: Any = room.CppGroupedGemmTemplate.__init__
-    except (ImportError, AttributeError):
-        yield
-        return
-    given: list[str] = []
-
-    def asking(*args: Any, **kwargs: Any) -> Any:
-        kernel = ask(*args, **kwargs)
-        given[:] = [type(kernel).__name__]
-        return kernel
-
-    def beginning(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        setattr(self, _MICRO_KERNEL, given[0] if given else "unknown")
-
-    with (
-        patch.object(room, "create_micro_gemm", asking),
-        patch.object(room.CppGroupedGemmTemplate, "__init__", beginning),
-    ):
-        yield
-
-
 def _triton_name(template: str, tile: Iterable[object], stages: object, warps: object) -> str:
     return f"{template}-{'x'.join(map(str, tile))},s{stages},w{warps}"
 
@@ -137,18 +82,6 @@ class _Unrendered:
             "num_warps": kwargs.get("num_warps"),
         }
         self.description = ", ".join(f"{key}={kwargs[key]!r}" for key in sorted(kwargs) if key[:1].isupper())
-
-
-def _is_extern(choice: Any) -> bool:
-    from torch._inductor.select_algorithm import ExternKernelCaller
-
-    return isinstance(getattr(choice, "_wrapped", choice), ExternKernelCaller)
-
-
-def _is_subgraph(choice: Any) -> bool:
-    from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
-
-    return isinstance(choice, SubgraphChoiceCaller)
 
 
 def nth(candidate: int, count: int) -> int:
@@ -190,9 +123,116 @@ class _Selection:
         self.others: list[str] = []
         # By id of the candidate, which is kept so that the id stays its own.
         self.named: dict[int, tuple[Any, str]] = {}
+        # Deferred candidates: place in seen.chosen by id of the buffer, which is kept for the same reason.
+        self.deferred: dict[int, tuple[Any, int]] = {}
+        # Class of the micro-kernel that the template of several linears has requested last.
+        self.grouped_kernel = "unknown"
 
-    def enter(self, selector: Any, name: str, choices: list[Any]) -> None:
-        """A selection is about to begin: note its candidates and leave those that are wanted, in place."""
+    @property
+    def hooks(self) -> dict[str, Callable[..., Any]]:
+        """What is hooked, by its place."""
+        found: dict[str, Callable[..., Any]] = {
+            "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": self.select,
+            "torch._inductor.select_algorithm:AlgorithmSelectorCache.benchmark_choice": self.benchmark,
+            "torch._inductor.select_algorithm:AlgorithmSelectorCache.do_autotuning": self.autotune,
+            "torch._inductor.autotune_process:benchmark_in_sub_process": self.benchmark_in_worker,
+            "torch._inductor.ir:MultiTemplateBuffer.finalize_as_triton_caller": self.finalize,
+        }
+        if self.listing:  # without a selection a compile ends before its code is made, which must not be run
+            found["torch._inductor.graph:GraphLowering.compile_to_module"] = self.end
+            found["torch._inductor.codecache:AotCodeCompiler.compile"] = self.end
+        if self.listing or isinstance(self.candidate, str):
+            found["torch._inductor.select_algorithm:TritonTemplate.generate"] = self.generate
+        return found
+
+    @property
+    def grouped_hooks(self) -> dict[str, Callable[..., Any]]:
+        """What is hooked in the template of several linears, and in the one of a single product for a list."""
+        room = "torch._inductor.codegen.cpp_grouped_gemm_template"
+        found: dict[str, Callable[..., Any]] = {
+            f"{room}:create_micro_gemm": self.create_grouped,
+            f"{room}:CppGroupedGemmTemplate.__init__": self.begin_grouped,
+        }
+        if self.listing:
+            found["torch._inductor.codegen.cpp_gemm_template:create_micro_gemm"] = self.create
+        return found
+
+    # -- the hooks ---------------------------------------------------------------------------------------
+
+    def select(self, call: Any, selector: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
+        """Note the candidates of a selection, and leave those that are wanted."""
+        if not self.depth:
+            self._enter(selector, name, choices)
+        self.depth += 1
+        try:
+            return call(selector, name, choices, *args, **kwargs)
+        finally:
+            self.depth -= 1
+
+    def benchmark(self, call: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a candidate whose benchmark fails."""
+        with self._noting_failure(choice):
+            return call(choice, *args, **kwargs)
+
+    def autotune(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note how long the candidates took."""
+        return self._timed(call(*args, **kwargs), "its benchmark gave no time")
+
+    def benchmark_in_worker(self, call: Any, choices: Any) -> Any:
+        """The same in a process of its own."""
+        return self._timed(call(choices), "its benchmark, in a process of its own, failed or took too long")
+
+    def finalize(self, call: Any, buffer: Any, caller: Any) -> Any:
+        """Note the Triton candidate of a selection that was deferred until epilogues could be benchmarked.
+
+        A buffer may be finalised more than once, with the last one holding.
+        """
+        if id(buffer) in self.deferred:
+            self.seen.chosen[self.deferred[id(buffer)][1]] = self._name(caller)
+        else:
+            self.deferred[id(buffer)] = (buffer, len(self.seen.chosen))
+            self.seen.chosen.append(self._name(caller))
+        return call(buffer, caller)
+
+    def end(self, *_: Any, **__: Any) -> Any:
+        """End a compile that has no selection."""
+        raise Listed
+
+    def generate(self, call: Any, template: Any, *args: Any, **kwargs: Any) -> Any:
+        """Where a candidate is requested by name, make no other one's Triton code; for a list of them, make none.
+
+        It takes milliseconds each, at every compile, and the exhaustive search space has thousands of them.
+        """
+        outline = _Unrendered(template.name, kwargs)
+        if self.listing:
+            return outline
+        (base,) = choice_names([outline])
+        if self.candidate != base and not str(self.candidate).startswith((f"{base},", f"{base}@")):
+            return None  # as for a candidate that Inductor itself finds impossible
+        return call(template, *args, **kwargs)
+
+    def create(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """For a list, note every micro-kernel that a C++ template could be given."""
+        self._list_micro_kernels(call, "", inspect.signature(call).bind(*args, **kwargs))
+        return call(*args, **kwargs)
+
+    def create_grouped(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the micro-kernel that a C++ template of several linears requests before it is made."""
+        if self.listing:
+            self._list_micro_kernels(call, micro_kernels.GROUPED, inspect.signature(call).bind(*args, **kwargs))
+        kernel = call(*args, **kwargs)
+        self.grouped_kernel = type(kernel).__name__
+        return kernel
+
+    def begin_grouped(self, call: Any, template: Any, *args: Any, **kwargs: Any) -> None:
+        """Give the template the class of its micro-kernel."""
+        call(template, *args, **kwargs)
+        setattr(template, _MICRO_KERNEL, self.grouped_kernel)
+
+    # -- what they do ------------------------------------------------------------------------------------
+
+    def _enter(self, selector: Any, name: str, choices: list[Any]) -> None:
+        """A selection begins: note its candidates and leave those that are wanted, in place."""
         seen = self.seen
         self.selector = selector
         if not choices:
@@ -213,7 +253,7 @@ class _Selection:
             self.named[id(choice)] = choice, called
             choice.output_node = self._noting_node(choice, choice.output_node)
             if hasattr(choice, "precompile"):
-                choice.precompile = self._noting_failure(choice, choice.precompile)
+                choice.precompile = self._noting_failure(choice)(choice.precompile)
 
     def _index(self, names: Sequence[str]) -> int:
         if isinstance(self.candidate, int):
@@ -221,24 +261,35 @@ class _Selection:
         # A program with several selections has the name in one of them; the others take their first.
         return names.index(self.candidate) if self.candidate in names else 0
 
-    def name(self, choice: Any) -> str:
+    def _name(self, choice: Any) -> str:
         """What a candidate is called, also one that was made after the selection."""
         return self.named[id(choice)][1] if id(choice) in self.named else choice_names([choice])[0]
 
-    def fail(self, choice: Any, why: Exception | Reason) -> None:
+    def _fail(self, choice: Any, why: Exception | Reason) -> None:
         """Note that a candidate failed; the first failure holds."""
-        self.seen.failed.setdefault(self.name(choice), why)
+        self.seen.failed.setdefault(self._name(choice), why)
 
     def leave(self) -> None:
         """The compile is over: what failed without an exception, and nothing of Inductor's kept alive."""
         for choice, _ in self.named.values():
             if getattr(choice, "failed", False):
-                self.fail(choice, Reason("compile-timeout", "its compile did not end within Inductor's hour"))
+                self._fail(choice, Reason("compile-timeout", "its compile did not end within Inductor's hour"))
         self.named.clear()
         # It would keep every candidate, and with it the whole graph, as long as the process lives.
         getattr(self.selector, "precompile_cache", {}).clear()
 
+    def _timed(self, timings: Any, text: str) -> Any:
+        for choice, milliseconds in (timings or {}).items():
+            if math.isfinite(milliseconds):
+                self.seen.timings[self._name(choice)] = milliseconds * 1e-3
+            else:
+                self._fail(choice, Reason("benchmark-failed", text))
+        return timings
+
     def _noting_node(self, choice: Any, output_node: Callable[[], Any]) -> Callable[[], Any]:
+        from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
+        from torch._inductor.select_algorithm import ExternKernelCaller
+
         @functools.wraps(output_node)
         def noting() -> Any:
             self.depth += 1
@@ -246,25 +297,51 @@ class _Selection:
                 node = output_node()
             finally:
                 self.depth -= 1
-            self.seen.chosen.append(self.name(choice))
-            if _is_extern(choice):
-                self.seen.foreign.append(self.name(choice))
-            if _is_subgraph(choice):
-                self.seen.subgraphs.append(self.name(choice))
+            name = self._name(choice)
+            self.seen.chosen.append(name)
+            if isinstance(getattr(choice, "_wrapped", choice), ExternKernelCaller):
+                self.seen.foreign.append(name)
+            if isinstance(choice, SubgraphChoiceCaller):
+                self.seen.subgraphs.append(name)
             return node
 
         return noting
 
-    def _noting_failure(self, choice: Any, compile_it: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(compile_it)
-        def noting() -> Any:
-            try:
-                return compile_it()
-            except Exception as error:
-                self.fail(choice, error)
-                raise
+    @contextlib.contextmanager
+    def _noting_failure(self, choice: Any) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fail(choice, error)
+            raise
 
-        return noting
+    def _list_micro_kernels(self, create: Any, suffix: str, given: inspect.BoundArguments) -> None:
+        """Note every micro-kernel that a template could be given instead of the one that the heuristic selects."""
+        from torch._inductor.codegen import cpp_micro_gemm
+
+        def kernel_of(kept: Mapping[Any, list[Any]]) -> Any:
+            with patched([(cpp_micro_gemm, "micro_gemm_configs", kept)]):
+                return create(*given.args, **given.kwargs)
+
+        given.apply_defaults()
+        asked, isa = given.arguments, cpp_micro_gemm.pick_vec_isa()
+        types = asked["input_dtype"], asked["input2_dtype"], asked["output_dtype"] or asked["input_dtype"]
+        unsupported: dict[str, Reason] = {}
+        for kind, config, kernel in _registry():
+            if types != (config.input_dtype, config.input2_dtype, config.output_dtype):
+                continue
+            if not isinstance(isa, config.vec_isa_cls):
+                continue
+            if type(kernel_of({kind: [config]})) is kind:
+                self.others.append(kernel + suffix)
+            else:
+                unchecked = dataclasses.replace(config, extra_check=None)
+                is_checked = type(kernel_of({kind: [unchecked]})) is kind
+                unsupported[kernel + suffix] = _why_unsupported(config.extra_check if is_checked else None)
+        if (reference := kernel_of({})) is not None:
+            name = micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking)
+            self.others.append(name + suffix)
+        self.seen.unsupported |= {name: why for name, why in unsupported.items() if name not in self.others}
 
 
 @contextlib.contextmanager
@@ -277,141 +354,44 @@ def watch_selection(seen: Session, candidate: int | str | None = None, listing: 
             benchmarking.
         listing: end the compile as soon as the candidates are known.
     """
-    from torch._inductor import autotune_process
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
-
     watch = _Selection(seen, candidate, listing)
-    select = AlgorithmSelectorCache.__call__
-    benchmark_one: Any = inspect.getattr_static(AlgorithmSelectorCache, "benchmark_choice").__func__
-    benchmark_in_worker = autotune_process.benchmark_in_sub_process
-    autotune = AlgorithmSelectorCache.do_autotuning
-
-    def selecting(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
-        if not watch.depth:
-            watch.enter(self, name, choices)
-        watch.depth += 1
-        try:
-            return select(self, name, choices, *args, **kwargs)
-        finally:
-            watch.depth -= 1
-
-    def benchmarking_one(cls: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return benchmark_one(cls, choice, *args, **kwargs)
-        except Exception as error:
-            watch.fail(choice, error)
-            raise
-
-    def timed(timings: Any, text: str) -> Any:
-        for choice, milliseconds in (timings or {}).items():
-            if math.isfinite(milliseconds):
-                seen.timings[watch.name(choice)] = milliseconds * 1e-3
-            else:
-                watch.fail(choice, Reason("benchmark-failed", text))
-        return timings
-
-    def benchmarking_in_worker(choices: Any) -> Any:
-        return timed(benchmark_in_worker(choices), "its benchmark, in a process of its own, failed or took too long")
-
-    def autotuning(*args: Any, **kwargs: Any) -> Any:
-        return timed(autotune(*args, **kwargs), "its benchmark gave no time")
-
-    with (
-        patch.object(AlgorithmSelectorCache, "__call__", selecting),
-        patch.object(AlgorithmSelectorCache, "benchmark_choice", classmethod(benchmarking_one)),
-        patch.object(AlgorithmSelectorCache, "do_autotuning", autotuning),
-        patch.object(autotune_process, "benchmark_in_sub_process", benchmarking_in_worker),
-        _watch_deferred(watch),
-        _rendering_less(candidate, listing),
-        _generating_nothing() if listing else contextlib.nullcontext(),
-        _listing_micro_kernels(watch) if listing else _forcing_micro_kernel(candidate),
-        _watch_grouped_kernels(),
-    ):
+    forced = [] if listing else _forcing_micro_kernel(candidate)
+    with hooked(watch.hooks), hooked(watch.grouped_hooks, optional=True), patched(forced):
         try:
             yield
         finally:
             watch.leave()
 
 
-@contextlib.contextmanager
-def _generating_nothing() -> Iterator[None]:
-    """End a compile without a selection before its code is made: it is of no use to a list, and must not be run."""
-    from torch._inductor.codecache import AotCodeCompiler
-    from torch._inductor.graph import GraphLowering
-
-    def ending(*_: Any, **__: Any) -> Any:
-        raise Listed
-
-    with patch.object(GraphLowering, "compile_to_module", ending), patch.object(AotCodeCompiler, "compile", ending):
-        yield
-
-
-@contextlib.contextmanager
-def _watch_deferred(watch: _Selection) -> Iterator[None]:
-    """Note the Triton candidate that a selection ended with which was put off until epilogues could be benchmarked.
-
-    A buffer may be finalised more than once, with the last one holding.
-    """
-    from torch._inductor.ir import MultiTemplateBuffer
-
-    original: Any = MultiTemplateBuffer.finalize_as_triton_caller
-    places: dict[int, tuple[Any, int]] = {}  # by buffer, which is kept so that its id stays its own
-    chosen = watch.seen.chosen
-
-    def watched(self: Any, caller: Any) -> Any:
-        if id(self) in places:
-            chosen[places[id(self)][1]] = watch.name(caller)
-        else:
-            places[id(self)] = (self, len(chosen))
-            chosen.append(watch.name(caller))
-        return original(self, caller)
-
-    with patch.object(MultiTemplateBuffer, "finalize_as_triton_caller", watched):
-        yield
-
-
-@contextlib.contextmanager
-def _rendering_less(candidate: int | str | None, listing: bool) -> Iterator[None]:
-    """Where a candidate is requested by name, make no other one's Triton code; for a list of them, make none.
-
-    It takes milliseconds each, at every compile, and the exhaustive search space has thousands of them.
-    """
-    if not (listing or isinstance(candidate, str)):
-        yield
-        return
-    from torch._inductor.select_algorithm import TritonTemplate
-
-    generate: Any = TritonTemplate.generate
-
-    def generating(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outline = _Unrendered(self.name, kwargs)
-        if listing:
-            return outline
-        (base,) = choice_names([outline])
-        if candidate != base and not str(candidate).startswith((f"{base},", f"{base}@")):
-            return None  # as for a candidate that Inductor itself finds impossible
-        return generate(self, *args, **kwargs)
-
-    with patch.object(TritonTemplate, "generate", generating):
-        yield
-
+# -- micro-kernels of the C++ templates ------------------------------------------------------------------
+#
+# Inductor's templates ask create_micro_gemm() for one micro-kernel, and its heuristic takes one of those registered in
+# micro_gemm_configs.  With only one of them registered it takes that one, or the reference one where it does not fit,
+# which is then not the requested candidate.
 
 # The name of a class of micro-kernels, with which a candidate of the C++ templates begins.
 _IS_MICRO = re.compile(rf"{micro_kernels.NAME}(?:{micro_kernels.GROUPED})?")
 
 
-def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
-    """Every micro-kernel and register blocking that Inductor has registered, in its order."""
+def _registry() -> list[tuple[Any, Any, str]]:
+    """Class, configuration and name of every micro-kernel and register blocking, in Inductor's order."""
     importlib.import_module("torch._inductor.compile_fx")  # first: what is below it imports each other in a circle
     from torch._inductor.codegen import cpp_micro_gemm
 
+    return [
+        (kind, config, micro_kernels.kernel_name(kind.__name__, config.register_blocking))
+        for kind, configs in cpp_micro_gemm.micro_gemm_configs.items()
+        for config in configs
+    ]
+
+
+def registered_micro_kernels() -> tuple[micro_kernels.Registered, ...]:
+    """Every micro-kernel and register blocking that Inductor has registered, in its order."""
     found = []
-    for kind, configs in cpp_micro_gemm.micro_gemm_configs.items():
-        for config in configs:
-            isa = config.vec_isa_cls.__name__
-            name = micro_kernels.kernel_name(kind.__name__, config.register_blocking)
-            types = "-".join(_dtype_name(t) for t in (config.input_dtype, config.input2_dtype, config.output_dtype))
-            found.append(micro_kernels.Registered(name, types, ISA_NAMES.get(isa, isa.removeprefix("Vec").lower())))
+    for _, config, name in _registry():
+        isa = config.vec_isa_cls.__name__
+        types = "-".join(_dtype_name(t) for t in (config.input_dtype, config.input2_dtype, config.output_dtype))
+        found.append(micro_kernels.Registered(name, types, ISA_NAMES.get(isa, isa.removeprefix("Vec").lower())))
     return tuple(found)
 
 
@@ -421,155 +401,22 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return text.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
-@contextlib.contextmanager
-def _registered(kept: Mapping[Any, list[Any]]) -> Iterator[None]:
-    """Let Inductor have these micro-kernels registered, lists of configurations by class, and no others."""
-    from torch._inductor.codegen import cpp_micro_gemm
-
-    with patch.object(cpp_micro_gemm, "micro_gemm_configs", kept):
-        yield
-
-
-@contextlib.contextmanager
-def _forcing_micro_kernel(candidate: int | str | None) -> Iterator[None]:
-    """Where a micro-kernel is requested by name, have no other one registered.
-
-    Without any, Inductor takes the reference one.
-
-    Where it does not fit the product Inductor takes the reference one, which is then not the candidate asked for.
-    """
+def _forcing_micro_kernel(candidate: int | str | None) -> list[tuple[Any, str, Any]]:
+    """Where a micro-kernel is requested by name, have no other one registered."""
     if not isinstance(candidate, str) or not _IS_MICRO.fullmatch(candidate):
-        yield
-        return
+        return []
     from torch._inductor.codegen import cpp_micro_gemm
 
-    wanted = micro_kernels.kernel_of(candidate)
-    kept = {
-        kind: [c for c in configs if micro_kernels.kernel_name(kind.__name__, c.register_blocking) == wanted]
-        for kind, configs in cpp_micro_gemm.micro_gemm_configs.items()
-    }
-    with _registered(kept):
-        yield
+    kept: dict[Any, list[Any]] = {kind: [] for kind in cpp_micro_gemm.micro_gemm_configs}
+    for kind, config, name in _registry():
+        if name == micro_kernels.kernel_of(candidate):
+            kept[kind].append(config)
+    return [(cpp_micro_gemm, "micro_gemm_configs", kept)]
 
 
-@contextlib.contextmanager
-def _listing_micro_kernels(watch: _Selection) -> Iterator[None]:
-    """Note every micro-kernel that the templates could be given instead of the one that the heuristic selects."""
-    from torch._inductor.codegen import cpp_gemm_template, cpp_grouped_gemm_template, cpp_micro_gemm
-
-    original = cpp_micro_gemm.create_micro_gemm
-    fields = inspect.signature(original)
-
-    def listing(suffix: str, *args: Any, **kwargs: Any) -> Any:
-        def made_of(kept: Mapping[Any, list[Any]]) -> Any:
-            with _registered(kept):
-                return original(*args, **kwargs)
-
-        bound = fields.bind(*args, **kwargs)
-        bound.apply_defaults()
-        asked, isa = bound.arguments, cpp_micro_gemm.pick_vec_isa()
-        types = asked["input_dtype"], asked["input2_dtype"], asked["output_dtype"] or asked["input_dtype"]
-        refused: dict[str, Reason] = {}
-        for kind, configs in cpp_micro_gemm.micro_gemm_configs.items():
-            for config in configs:
-                theirs = config.input_dtype, config.input2_dtype, config.output_dtype
-                if types != theirs or not isinstance(isa, config.vec_isa_cls):
-                    continue
-                name = micro_kernels.kernel_name(kind.__name__, config.register_blocking) + suffix
-                if type(made_of({kind: [config]})) is kind:
-                    watch.others.append(name)
-                else:
-                    unchecked = dataclasses.replace(config, extra_check=None)
-                    checked = type(made_of({kind: [unchecked]})) is kind
-                    refused[name] = _why_refused(config.extra_check if checked else None)
-        if (reference := made_of({})) is not None:
-            name = micro_kernels.kernel_name(type(reference).__name__, reference.register_blocking)
-            watch.others.append(name + suffix)
-        watch.seen.unsupported |= {name: why for name, why in refused.items() if name not in watch.others}
-        return original(*args, **kwargs)
-
-    with (
-        patch.object(cpp_gemm_template, "create_micro_gemm", functools.partial(listing, "")),
-        patch.object(cpp_grouped_gemm_template, "create_micro_gemm", functools.partial(listing, micro_kernels.GROUPED)),
-    ):
-        yield
-
-
-def _why_refused(check: Callable[..., bool] | None) -> Reason:
+def _why_unsupported(check: Callable[..., bool] | None) -> Reason:
     if check is None:
         text = "create_micro_gemm has a rule against this micro-kernel for such a problem"
     else:
         text = f"Inductor's {getattr(check, '__name__', 'extra check')} rejects the problem"
     return Reason(micro_kernels.UNSUPPORTED, text)
-
-
-# Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one
-# process may differ in these.
-HASTY = ("use_decompose_k_choice", "get_k_splits")
-
-
-# The tag of the last session that shares what Inductor keeps in memory; "" when that was one that shares nothing.
-sharing = [""]
-
-
-@contextlib.contextmanager
-def watch_packing(seen: Session) -> Iterator[None]:
-    """Note every packing of a constant weight by a C++ template, with the means to do it again."""
-    try:
-        from torch._inductor.codegen.cpp_gemm_template import CppGemmTemplate
-
-        original: Any = inspect.getattr_static(CppGemmTemplate, "prep_weight").__func__
-    except (ImportError, AttributeError):
-        yield
-        return
-
-    def watched(cls: Any, inputs: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(cls, inputs, layout, *args, **kwargs)
-        source, packed = inputs[1], result[0][1]
-        # Nodes of the graph pass here too: only constants are tensors.
-        if isinstance(source, torch.Tensor) and isinstance(packed, torch.Tensor):
-            before, after = inputs[0], list(inputs[2:])
-
-            def replay(weight: torch.Tensor) -> torch.Tensor:
-                again = original(cls, [before, weight, *after], layout, *args, **kwargs)[0][1]
-                assert isinstance(again, torch.Tensor)
-                return again
-
-            seen.packings.append(Packing(source, packed, replay))
-        return result
-
-    with patch.object(CppGemmTemplate, "prep_weight", classmethod(watched)), _watch_grouped_packing(seen):
-        yield
-
-
-@contextlib.contextmanager
-def _watch_grouped_packing(seen: Session) -> Iterator[None]:
-    """The same for the template of several linears, which blocks each of its weights and packs what came out."""
-    try:
-        from torch._inductor.codegen.cpp_grouped_gemm_template import CppGroupedGemmTemplate
-
-        block: Any = CppGroupedGemmTemplate.block_weight  # bound to the class, found before they are replaced
-        pack: Any = CppGroupedGemmTemplate.pack_vnni_weight
-    except (ImportError, AttributeError):
-        yield
-        return
-    blocked: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]] = {}
-
-    def blocking(weight: Any, *args: Any) -> Any:
-        made = block(weight, *args)
-        if isinstance(weight, torch.Tensor):
-            blocked[id(made)] = made, weight, args
-        return made
-
-    def packing(weight: Any, *args: Any) -> Any:
-        made = pack(weight, *args)
-        if id(weight) in blocked and isinstance(made, torch.Tensor):
-            _, source, how = blocked.pop(id(weight))
-            seen.packings.append(Packing(source, made, lambda new: pack(block(new, *how), *args)))
-        return made
-
-    with (
-        patch.object(CppGroupedGemmTemplate, "block_weight", staticmethod(blocking)),
-        patch.object(CppGroupedGemmTemplate, "pack_vnni_weight", staticmethod(packing)),
-    ):
-        yield

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import inspect
 import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -25,9 +24,11 @@ from weakref import finalize
 
 import torch
 
-from pytest_gemm.backends.inductor.compilation import Session
+from pytest_gemm.backends.inductor.compilation import CompileSpec, Session
 from pytest_gemm.backends.inductor.cpu_isa import generating_for, levels_of, libraries_of, watch_libraries
-from pytest_gemm.backends.inductor.selection import HASTY, Listed, sharing, watch_packing, watch_selection
+from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
+from pytest_gemm.backends.inductor.packing import watch_packing
+from pytest_gemm.backends.inductor.selection import Listed, watch_selection
 from pytest_gemm.outcome import Reason
 
 
@@ -43,11 +44,7 @@ def lacks() -> tuple[str, ...]:
     if torch_release() < (2, 11):
         found.append(f"torch {torch.__version__} is older than 2.11, the oldest release that is looked after")
     for name, where in _WANTED.items():
-        module, _, attribute = where.partition(":")
-        try:
-            owner: Any = importlib.import_module(module)
-            functools.reduce(getattr, attribute.split("."), owner)
-        except (ImportError, AttributeError):
+        if not is_there(where):
             found.append(f"torch {torch.__version__} has no {where.replace(':', '.')}: {name}")
     return tuple(found)
 
@@ -69,6 +66,13 @@ _WANTED: Mapping[str, str] = {
 }
 
 
+# Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one
+# process may differ in these.
+_HASTY = ("use_decompose_k_choice", "get_k_splits")
+# The tag of the last session that shares what Inductor keeps in memory; "" when that was one that shares nothing.
+_sharing = [""]
+
+
 @contextlib.contextmanager
 def _forgetting(user_caches: str) -> Iterator[None]:
     """Let no answer that Inductor gave under other options reach this session, nor this session's any other.
@@ -80,17 +84,17 @@ def _forgetting(user_caches: str) -> Iterator[None]:
     from torch._inductor import utils
 
     def forget() -> None:
-        for name in HASTY:
+        for name in _HASTY:
             clear: Any = getattr(getattr(utils, name, None), "cache_clear", None)
             if clear is not None:
                 clear()
 
-    if not user_caches or user_caches != sharing[0]:
+    if not user_caches or user_caches != _sharing[0]:
         templates: Any = sys.modules.get("torch._inductor.codegen.cutlass.gemm_template")
         if templates is not None:
             templates.CUTLASSGemmTemplate.filtered_ops_cache.clear()
             templates.CUTLASSGemmTemplate.code_cache.clear()
-    sharing[0] = user_caches
+    _sharing[0] = user_caches
 
     forget()
     try:
@@ -102,13 +106,10 @@ def _forgetting(user_caches: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _watch_modules(seen: Session) -> Iterator[None]:
     """Note the Python modules that Inductor generates, or loads from its caches."""
-    from torch._inductor.codecache import PyCodeCache
 
-    original = PyCodeCache.load_by_key_path
-
-    def watched(*args: Any, **kwargs: Any) -> ModuleType:
+    def load(call: Any, *args: Any, **kwargs: Any) -> ModuleType:
         libraries, levels = len(seen.libraries), len(seen.levels)
-        module: ModuleType = original(*args, **kwargs)
+        module: ModuleType = call(*args, **kwargs)
         if hasattr(module, "call"):
             seen.modules.append(module)
             if made := seen.levels[levels:]:
@@ -118,7 +119,7 @@ def _watch_modules(seen: Session) -> Iterator[None]:
                 seen.levels += levels_of.get(module, ())
         return module
 
-    with patch.object(PyCodeCache, "load_by_key_path", watched):
+    with hooked({"torch._inductor.codecache:PyCodeCache.load_by_key_path": load}):
         yield
 
 
@@ -130,37 +131,16 @@ def _watch_modules(seen: Session) -> Iterator[None]:
 _remembering = functools.cache(functools.cache)  # one memo for each function
 
 
-@contextlib.contextmanager
-def _memoised() -> Iterator[None]:
-    from torch._inductor.codegen import cpp_template_kernel
-    from torch._inductor.codegen.common import KernelTemplate
-
-    with contextlib.ExitStack() as stack:
-        original = inspect.getattr_static(KernelTemplate, "_template_from_string", None)
-        if isinstance(original, staticmethod):
-            # Rendering does not change a jinja template; its environment is cached by torch itself.
-            template = staticmethod(_remembering(original.__func__))
-            stack.enter_context(patch.object(KernelTemplate, "_template_from_string", template))
-
-        parse: Any = getattr(cpp_template_kernel, "parse_expr_with_index_symbols", None)
-        if parse is not None:
-
-            def expression(expr: Any) -> Any:
-                # The original calls itself on the items of a list through the module, hence through here.
-                return _remembering(parse)(expr) if isinstance(expr, str) else parse(expr)
-
-            stack.enter_context(patch.object(cpp_template_kernel, "parse_expr_with_index_symbols", expression))
-
-        from torch._dynamo import guards
-
-        if hasattr(guards, "profile_guard_manager"):
-            # A latency for the log, for which it flushes the CPU's caches: 22 ms.
-            stack.enter_context(patch.object(guards, "profile_guard_manager", lambda *_args: 0.0))
-
-        if not os.environ.get("TORCH_TRACE"):
-            # The structured trace writes a record for every step to all handlers; pytest handles every logger.
-            stack.enter_context(patch.object(logging.getLogger("torch.__trace"), "handlers", []))
-        yield
+# A template is not changed by its rendering, and torch itself caches its environment.  The parser of expressions calls
+# itself on the items of a list through the module, hence through here.  The latency of guards is for the log alone, and
+# to measure it the CPU's caches are flushed: 22 ms.
+_FASTER: Mapping[str, Callable[..., Any]] = {
+    "torch._inductor.codegen.common:KernelTemplate._template_from_string": lambda call, text: _remembering(call)(text),
+    "torch._inductor.codegen.cpp_template_kernel:parse_expr_with_index_symbols": lambda call, expr: (
+        _remembering(call)(expr) if isinstance(expr, str) else call(expr)
+    ),
+    "torch._dynamo.guards:profile_guard_manager": lambda *_: 0.0,
+}
 
 
 # -- the compile itself --------------------------------------------------------------------------------
@@ -185,71 +165,57 @@ def cache_dir_set(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def session(
-    options: Mapping[str, Any],
-    *,
-    directory: str,
-    user_caches: str = "",
-    candidate: int | str | None = None,
-    listing: bool = False,
-    isa: str = "",
-    beyond: bool = False,
-) -> Iterator[Session]:
-    """Compile inside the block with these Inductor options and record what becomes of it.
+def session(spec: CompileSpec, candidate: int | str | None = None, listing: bool = False) -> Iterator[Session]:
+    """Compile inside the block as requested, and record what becomes of it.
+
+    A tag of the user's caches separates these compiles' entries in AOTAutograd's and the FX graph cache from all
+    others; without one both are off, so that every compile is a compile.
 
     Args:
-        options: names and values of ``torch._inductor.config``; one that this release lacks is an error
-            there.
-        directory: where kernels are kept, see :func:`cache_dir_set`.
-        user_caches: a tag that separates these compiles' entries in AOTAutograd's and the FX graph cache from all
-            others; "" turns both off, so that every compile is a compile.
-        candidate: compile only this one of the candidates instead of benchmarking all, see ``_watch_selection``.
+        spec: options, caches, and the instruction set of the CPU to generate for, see :func:`generating_for`.
+        candidate: compile only this one of the candidates instead of benchmarking all, see :func:`watch_selection`.
         listing: end the compile by an exception as soon as ``Session.choices`` is filled.
-        isa: generate for this instruction set of the CPU, see :func:`generating_for`.
-        beyond: with a listing: the CPU need not execute it.
     """
     import torch._functorch.config as functorch_config
     import torch._inductor.compile_fx  # first: the modules below import each other in a circle
     import torch._inductor.config as inductor_config
     import torch._inductor.select_algorithm
     import torch.compiler.config as compiler_config
-
-    seen = Session()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(cache_dir_set(directory))
-        stack.enter_context(inductor_config.patch(dict(options)))
-        stack.enter_context(inductor_config.patch(fx_graph_cache=bool(user_caches), fx_graph_remote_cache=False))
-        if hasattr(inductor_config, "autotune_local_cache"):
-            # Inductor would remember that a candidate failed, and not why.
-            stack.enter_context(inductor_config.patch(autotune_local_cache=bool(user_caches)))
-        stack.enter_context(functorch_config.patch({"enable_autograd_cache": bool(user_caches)}))
-        # Not its patch(): the module is made a configuration at import, which type checkers do not see.
-        stack.enter_context(patch.object(compiler_config, "cache_key_tag", user_caches))
-        stack.enter_context(_memoised())
-        stack.enter_context(_forgetting(user_caches))
-        stack.enter_context(watch_selection(seen, candidate, listing))
-        stack.enter_context(_watch_modules(seen))
-        stack.enter_context(watch_packing(seen))
-        stack.enter_context(generating_for(isa, beyond=beyond))
-        stack.enter_context(watch_libraries(seen))
-        stack.enter_context(_watch_fusions(seen))
-        stack.enter_context(torch.no_grad())
-        yield seen
-
-
-@contextlib.contextmanager
-def _watch_fusions(seen: Session) -> Iterator[None]:
-    """Note how far Inductor's counter of fused epilogues has come."""
     from torch._dynamo.utils import counters
 
-    def count() -> int:
-        return int(counters["inductor"].get("cpp_epilogue_fusion_counter", 0))
-
-    before = count()
-    try:
-        yield
-    finally:
-        seen.fusions = count() - before
+    tag = "" if listing else spec.cache_tag
+    caches: dict[str, Any] = {"fx_graph_cache": bool(tag), "fx_graph_remote_cache": False}
+    if hasattr(inductor_config, "autotune_local_cache"):
+        caches["autotune_local_cache"] = bool(tag)  # Inductor would remember that a candidate failed, not why
+    # Not its patch(): the module is made a configuration at import, which type checkers do not see.
+    changes: list[tuple[Any, str, Any]] = [(compiler_config, "cache_key_tag", tag)]
+    if not os.environ.get("TORCH_TRACE"):
+        # The structured trace writes a record for every step to all handlers; pytest handles every logger.
+        changes.append((logging.getLogger("torch.__trace"), "handlers", []))
+    seen = Session()
+    before = Counter(counters["inductor"])
+    with contextlib.ExitStack() as stack:
+        for change in (
+            cache_dir_set(spec.directory),
+            inductor_config.patch({**spec.options, **caches}),
+            functorch_config.patch({"enable_autograd_cache": bool(tag)}),
+            patched(changes),
+            hooked(_FASTER, optional=True),
+            _forgetting(tag),
+            watch_selection(seen, candidate, listing),
+            _watch_modules(seen),
+            watch_packing(seen),
+            generating_for(spec.request.isa, beyond=spec.beyond),
+            watch_libraries(seen),
+            torch.no_grad(),
+        ):
+            stack.enter_context(change)
+        try:
+            yield seen
+        finally:
+            rose = Counter(counters["inductor"]) - before
+            seen.fusions = rose["cpp_epilogue_fusion_counter"]
+            seen.counted = tuple(name for name in rose if name.startswith("cpp_micro"))
 
 
 def option(*names: str) -> str:

@@ -467,6 +467,7 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
 
     from pytest_gemm.backends.cutlass import compat
     from pytest_gemm.backends.inductor import torch_compat
+    from pytest_gemm.backends.inductor.compilation import CompileSpec
 
     monkeypatch.setenv("CUDACXX", nvcc.path)
     monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])  # the CPU build of torch knows no libcudart
@@ -479,7 +480,8 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
         path, *_ = CUDACodeCache.compile(kernel(name, text), "so")
         return ctypes.CDLL(path)
 
-    with torch_compat.session(options, directory=str(tmp_path / "inductor")), compat.stored(store, setup):
+    spec = CompileSpec("CUTLASS", options, str(tmp_path / "inductor"), threads=1)
+    with torch_compat.session(spec), compat.stored(store, setup):
         length = linked("cutlass_candidate").cutlass_candidate()
         assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length == len(Source.of(kernel()).text)
         assert (nvcc.calls, store.counts.kernels) == (1, 1)

@@ -127,8 +127,8 @@ def test_rebinding_gives_the_new_weights_answer_without_a_compile(line: str) -> 
     before = prepared.run(first)
     after = prepared.run(second)
     again = prepared.run(first)
-    assert backend.compiles == 1
-    assert backend.unbindable == {}
+    assert backend.log.compiles == 1
+    assert backend.log.unbindable == {}
     assert torch.equal(before, again)
     eager = program.build(problem)(**program.args(problem, second))
     assert not torch.equal(before, after)
@@ -154,8 +154,8 @@ def test_a_replay_that_differs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -
     prepared = backend.prepare(problem, first)
     assert _error(problem, first, prepared.run(first)) < 1e-5
     assert _error(problem, second, prepared.run(second)) < 1e-5
-    assert "does not follow" in backend.unbindable[problem.line]
-    assert backend.recompiles == 2
+    assert "does not follow" in backend.log.unbindable[problem.line]
+    assert backend.log.recompiles == 2
 
 
 @pytest.mark.compiler
@@ -166,8 +166,8 @@ def test_a_small_bias_is_text_and_compiled_for_each_distribution() -> None:
     prepared = backend.prepare(problem, first)
     for given in (first, second, second):
         assert _error(problem, given, prepared.run(given)) < 1e-5
-    assert (backend.compiles, backend.recompiles) == (2, 1)
-    assert "bias" in backend.unbindable[problem.line]
+    assert (backend.log.compiles, backend.log.recompiles) == (2, 1)
+    assert "bias" in backend.log.unbindable[problem.line]
 
 
 def test_a_weight_changed_in_place_is_bound_again(cpp: CppBackend) -> None:
@@ -205,7 +205,7 @@ def test_dyn_m_is_one_artifact_for_several_m() -> None:
         assert one.proof().objection() is None
         assert _error(problem, given, result) < 1e-5
         prepared.append(one)
-    assert backend.compiles == 1
+    assert backend.log.compiles == 1
     assert len({id(p.artifact) for p in prepared}) == 1
     assert prepared[0].artifact.problem.shape.m == DYN_M_HINT
 
@@ -330,7 +330,7 @@ def test_few_artifacts_are_kept() -> None:
         problem = Problem.parse(line)
         given = operands.make(problem, "rand", 1)
         assert backend.prepare(problem, given).run(given).shape == problem.result_shape
-    assert backend.compiles == 3
+    assert backend.log.compiles == 3
 
 
 # -- the other backends --------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_a_fallback_in_the_wrapper_alone_is_foreign(cpp: CppBackend) -> None:
     compiled = prepared.artifact._compiled
     proof: Proof = prepared.proof()
     assert proof.foreign == ()
-    compiled.foreign_calls = ("extern_kernels.mm",)
+    compiled.foreign = ("extern_kernels.mm",)
     try:
         assert prepared.proof().foreign == ("extern_kernels.mm",)
     finally:
-        compiled.foreign_calls = ()
+        compiled.foreign = ()

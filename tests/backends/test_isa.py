@@ -23,6 +23,7 @@ from pytest_gemm.backends.cpp import machine_code, micro_kernels
 from pytest_gemm.backends.cpp.backend import CppBackend, compiler
 from pytest_gemm.backends.inductor import backend as inductor
 from pytest_gemm.backends.inductor import cpu_isa, torch_compat
+from pytest_gemm.backends.inductor.compilation import CompileSpec
 from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case
@@ -289,7 +290,8 @@ def test_two_levels_share_no_folder_and_no_library() -> None:
     plain = {"cpp_cache_precompile_headers": False}
     paths: set[str] = set()
     for isa in isa_module.ISAS:
-        with torch_compat.session(plain, directory=str(inductor.cache_dir()), isa=isa, beyond=True) as session:
+        spec = CompileSpec("CPP", plain, str(inductor.cache_dir()), 1, BuildRequest(isa=isa), beyond=True)
+        with torch_compat.session(spec) as session:
             CppCodeCache.load_async(text)  # names the library; whoever calls what it returns builds and loads it
             CppCodeCache.load_async(text)  # is there already
         assert set(session.levels) - {""} == {isa}

@@ -30,7 +30,7 @@ from pytest_gemm.backends import cutedsl, tensor_core
 from pytest_gemm.backends import triton as triton_module
 from pytest_gemm.backends.cpp.backend import CppBackend
 from pytest_gemm.backends.inductor import artifact as artifact_module
-from pytest_gemm.backends.inductor import compilation, listing, naming, poisoning, selection, torch_compat
+from pytest_gemm.backends.inductor import compilation, naming, poisoning, selection, torch_compat
 from pytest_gemm.backends.inductor import pruned as pruned_module
 from pytest_gemm.backends.inductor.backend import Space
 from pytest_gemm.backends.triton import TritonBackend
@@ -221,8 +221,8 @@ def test_candidates_are_listed_without_a_compile(monkeypatch: pytest.MonkeyPatch
     assert made == []
     assert len(names) == len(set(names)) > 2
     assert names[0].startswith("CppMicroGemmFP32Vec-")
-    assert backend.compiles == 0
-    monkeypatch.setattr(listing, "torch_compat", None)  # asked again, nothing is traced
+    assert backend.log.compiles == 0
+    monkeypatch.setattr(artifact_module, "torch_compat", None)  # asked again, nothing is traced
     assert backend.candidates(problem, given("mm:f32:nn:64x64x64", seed=5)[1]).names == names
 
 
@@ -259,12 +259,12 @@ def test_an_artifact_of_one_candidate_is_kept_for_any_m_only() -> None:
         problem, first = given(f"linear:f32:nt:{m}x33x40:bias+add:m.dynamic")
         name = backend.candidates(problem, first).names[0]
         backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
-    assert backend.compiles == 1
+    assert backend.log.compiles == 1
     problem, first = given()
     name = backend.candidates(problem, first).names[0]
     for _ in range(2):
         backend.prepare(problem, first, BuildRequest(candidate=name)).run(first)
-    assert backend.compiles == 3
+    assert backend.log.compiles == 3
 
 
 @needs_compiler
@@ -395,7 +395,7 @@ def test_what_autotuning_drops_and_what_is_a_failure(error: Exception, code: str
 def test_a_refusal_by_nvcc_is_pruned_until_the_candidate_is_part_of_the_program(chosen: bool) -> None:
     """Autotuning leaves out what does not compile; a fused kernel that does not is what a user gets."""
     error = named("CUDACompileError", "C++ compile error", output="b.cu(3): error: no operator")
-    spec = artifact_module.CompileSpec("CUTLASS", {}, "", threads=1, candidate=0)
+    spec = compilation.CompileSpec("CUTLASS", {}, "", threads=1, candidate=0)
     seen = compilation.Session(choices=["a", "b"], chosen=["a"] if chosen else [], tried="a")
     pruned: dict[str, Any] = {}
     if chosen:
@@ -441,13 +441,12 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
         kernels={"triton_red_fused_sum_0": False},
         calls=["triton_red_fused_sum_0"],
         in_cpp=False,
-        observed=("aten.bmm.dtype_out",),
-        foreign_calls=("extern_kernels.bmm_dtype",),
+        foreign=("aten.bmm.dtype_out", "extern_kernels.bmm_dtype"),
         products=(),
     )
     artifact = object.__new__(artifact_module.Artifact)
     artifact.problem = Problem.parse("mm:f16:nn:16x16x4096")
-    artifact._compiled, artifact.spec = compiled, artifact_module.CompileSpec("TRITON", {}, "", threads=1)
+    artifact._compiled, artifact.spec = compiled, compilation.CompileSpec("TRITON", {}, "", threads=1)
     objection = artifact.proof().objection()
     assert objection is not None  # any other candidate's product by ATen is a fallback
     assert objection.code == "foreign-kernel"
@@ -459,9 +458,9 @@ def test_the_product_inside_decompose_k_is_its_own() -> None:
     seen = ("nvjet_sm90_hss_64x8_64x16_1x2_h_bz_NNT", "triton_red_fused_sum_0")
     assert dataclasses.replace(proof, profiled=seen).objection() is None
     assert dataclasses.replace(proof, profiled=seen[:1]).objection() is not None
-    compiled.foreign_calls = ("torch.ops.aten.bmm.dtype",)
+    compiled.foreign = ("aten.bmm.dtype_out", "torch.ops.aten.bmm.dtype")
     assert artifact.proof().foreign == ()
-    compiled.foreign_calls = ("extern_kernels.mm",)
+    compiled.foreign = ("aten.bmm.dtype_out", "extern_kernels.mm")
     assert artifact.proof().foreign == ("extern_kernels.mm",)
 
 
@@ -516,19 +515,19 @@ def test_the_candidates_of_several_spaces_have_names_of_their_own(monkeypatch: p
             return (Space(), Space(",tma-store", "t_tma*", (("triton.enable_template_tma_store", True),)))
 
     asked: list[dict[str, Any]] = []
-    compiled: list[artifact_module.CompileSpec] = []
+    compiled: list[compilation.CompileSpec] = []
 
-    def list_candidates(problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> listing.Listed:
+    def list_candidates(problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> Candidates:
         asked.append(dict(spec.options))
-        return listing.Listed(("t-1", "t_tma-1"))
+        return Candidates(("t-1", "t_tma-1"))
 
     class Compiled:
         rebind_reason, compiles, chosen, fused = "", 1, (), True
 
-        def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
+        def __init__(self, problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> None:
             compiled.append(spec)
 
-    monkeypatch.setattr(listing, "list_candidates", list_candidates)
+    monkeypatch.setattr(artifact_module, "list_candidates", list_candidates)
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     monkeypatch.setattr(tensor_core, "contract", lambda *args, **kwargs: Contract())
     backend = Spaced(threads=1)
@@ -549,10 +548,10 @@ def test_the_users_caches_keep_candidates_apart(monkeypatch: pytest.MonkeyPatch)
     class Compiled:
         rebind_reason, compiles = "", 1
 
-        def __init__(self, problem: Problem, tensors: Any, spec: artifact_module.CompileSpec) -> None:
+        def __init__(self, problem: Problem, tensors: Any, spec: compilation.CompileSpec) -> None:
             tags.append(spec.cache_tag)
 
-    monkeypatch.setattr(listing, "list_candidates", lambda *args: listing.Listed(("a", "b")))
+    monkeypatch.setattr(artifact_module, "list_candidates", lambda *args: Candidates(("a", "b")))
     monkeypatch.setattr(artifact_module, "Artifact", Compiled)
     backend = CppBackend(threads=1)
     problem, first = given()

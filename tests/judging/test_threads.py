@@ -9,7 +9,8 @@ from pytest_gemm import records, selection
 from pytest_gemm.api.callable import CallableBackend
 from pytest_gemm.api.request import BuildRequest
 from pytest_gemm.backends.cpp.backend import CppBackend
-from pytest_gemm.backends.inductor.artifact import CompileSpec, constant_tensors
+from pytest_gemm.backends.inductor.artifact import constant_tensors
+from pytest_gemm.backends.inductor.compilation import CompileSpec
 from pytest_gemm.case_id import CaseId, Device, Mode
 from pytest_gemm.failures import text as text_module
 from pytest_gemm.judging.case import Case

@@ -166,7 +166,7 @@ def test_a_compiled_program_does_not_ask_what_the_user_has_set() -> None:
         finally:
             MATMUL.fp32_precision = "none"
         assert torch.equal(before, after)
-    assert backend.compiles == 2
+    assert backend.log.compiles == 2
 
 
 # -- what is claimed ---------------------------------------------------------------------------------
