@@ -21,6 +21,7 @@ import pytest
 
 from pytest_gemm import config as config_module
 from pytest_gemm import effect, records, reports, selection, supervisor, xdist
+from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.config import CONFIG, SPEED_WORKER
 from pytest_gemm.failures import text
 from pytest_gemm.isolation.journal import Journal, Journals, Position
@@ -360,7 +361,7 @@ class GemmRun:
             backend.store.counts.add(counts.get(backend.name, {}))
 
     def _compiling(self) -> list[Any]:
-        return [backend for backend in self.settings.backends if isinstance(backend, precompile.Compiling)]
+        return [backend for backend in self.settings.backends if isinstance(backend, Compiling)]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object | None:

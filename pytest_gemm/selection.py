@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_gemm.api.protocols import Availability, Backend
+from pytest_gemm.api.protocols import Availability, Backend, Compiling
 from pytest_gemm.api.registry import Registry
 from pytest_gemm.api.request import Capability, honours
 from pytest_gemm.case_id import MODES, CandidateSelection, CaseId, Mode
@@ -37,7 +37,6 @@ from pytest_gemm.outcome import Activity, Outcome, Phase, Reason
 from pytest_gemm.problem import shapes
 from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.run.precompile import Compiling
 from pytest_gemm.text import described, did_you_mean
 
 if TYPE_CHECKING:

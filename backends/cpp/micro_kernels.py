@@ -10,10 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from pytest_gemm.api.proof import Generation
 from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.storage.datafile import TableFile
+from pytest_gemm.storage.errors import FileError
 
 Blocks = tuple[int, int, int]
 
@@ -25,6 +29,11 @@ GROUPED = ",grouped"
 
 # Pattern of a micro-kernel's name, see :func:`kernel_name`.
 NAME = r"CppMicro\w+-\d+x\d+x\d+"
+
+
+def _three(numbers: Iterable[int | str]) -> Blocks:
+    m, n, k = map(int, numbers)
+    return m, n, k
 
 
 def kernel_name(kind: str, block: Sequence[int]) -> str:
@@ -71,9 +80,8 @@ class Axes:
 
     def __str__(self) -> str:
         """The suffix of a candidate's name: ``,kslices=4,cache=2.2.8,threads=2.1.2``, "" for none."""
-        found = [] if self.slices is None else [f"kslices={self.slices}"]
-        found += [f"{n}={_dots(v)}" for n, v in (("cache", self.cache), ("threads", self.threads)) if v]
-        return "".join(f",{one}" for one in found)
+        slices = "" if self.slices is None else f",kslices={self.slices}"
+        return slices + "".join(f",{n}={_dots(v)}" for n, v in (("cache", self.cache), ("threads", self.threads)) if v)
 
     @property
     def options(self) -> dict[str, object]:
@@ -104,17 +112,12 @@ def split(choice: str) -> tuple[str, Axes] | None:
     found = _SUFFIX.fullmatch(choice)
     if found is None:
         return None
-    slices = found["slices"]
-    return found["base"], Axes(
-        None if slices is None else int(slices), _blocks(found["cache"]), _blocks(found["threads"])
-    )
+    slices = None if found["slices"] is None else int(found["slices"])
+    return found["base"], Axes(slices, _blocks(found["cache"]), _blocks(found["threads"]))
 
 
 def _blocks(text: str | None) -> Blocks | None:
-    if not text:
-        return None
-    m, n, k = map(int, text.split("."))
-    return m, n, k
+    return _three(text.split(".")) if text else None
 
 
 # Cache blocks of M, N and K: several in each dimension of a small problem already, while Inductor's own blocking makes
@@ -151,13 +154,11 @@ def variants(kernel: str, m: int, n: int, k: int, threads: int) -> tuple[Axes, .
 
 def register_block(kernel: str) -> Blocks:
     """``(4, 24, 1)`` of ``CppMicroGemmFP32Vec-4x24x1``, and of a candidate with it."""
-    m, n, k = map(int, kernel_of(kernel).rsplit("-", 1)[1].split("x"))
-    return m, n, k
+    return _three(kernel_of(kernel).rsplit("-", 1)[1].split("x"))
 
 
 def _ceil_blocks(sizes: Sequence[int], block: Sequence[int]) -> Blocks:
-    m, n, k = (-(-size // step) for size, step in zip(sizes, block, strict=True))
-    return m, n, k
+    return _three(-(-size // step) for size, step in zip(sizes, block, strict=True))
 
 
 def _slices_by_itself(blocks: Blocks, threads: int) -> bool:
@@ -231,28 +232,11 @@ _SUMS = re.compile(r"\blocal_acc_buf_(\d+)\b")
 _AT_RUN_TIME = re.compile(r"mm_get_thread_blocking\(\s*\w+,\s*(\d+),")
 _ENTRY = re.compile(r"inline void \w*?micro_gemm\((?P<arguments>[^)]*)\)")
 _POINTER = re.compile(r"(?:const )?([\w:]+)\*\s*(?:__restrict(?:__)?\s+)?([ABC])\s*(?:,|$)", re.MULTILINE)
-_DTYPES = {
-    "float": "f32",
-    "double": "f64",
-    "at::Half": "f16",
-    "c10::Half": "f16",
-    "at::BFloat16": "bf16",
-    "c10::BFloat16": "bf16",
-    "int8_t": "i8",
-    "uint8_t": "u8",
-    "int32_t": "i32",
-}
-
-# What only the text of one class's kernel contains; the first that is found.
-_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("CppMicroBrgemm", re.compile(r"cpublas::brgemm\(")),
-    ("CppMicroGemmWoQInt4Amx", re.compile(r"ScaleAndZeros.*_amx_kernel_\d|_amx_kernel_\d.*ScaleAndZeros", re.DOTALL)),
-    ("CppMicroGemmAMX", re.compile(r"_amx_kernel_\d+_\d+")),
-    ("CppMicroGemmWoQInt4Avx512", re.compile(r"ScaleAndZeros")),
-    ("CppMicroGemmAVX512VNNI", re.compile(r"_mm512_dpbusd_epi32")),
-    ("CppMicroGemmFP32Vec", re.compile(r"at::vec::fmadd\(va(?:\[\d\])?, vb")),
-    ("CppMicroGemmRef", re.compile(r"result \+= \(\w+\)A\[m \* lda \+ k\]")),
-)
+# Classes of micro-kernels in the order in which they are looked for, and dtypes by C++ type.
+_TABLE: Final = TableFile(Path(__file__).with_name("micro_kernels.toml"), "class", FileError).document()
+_MARKS: Final = {one["name"]: re.compile(one["mark"]) for one in _TABLE["class"]}
+_UNITS: Final = {one["name"]: one["unit"] for one in _TABLE["class"] if "unit" in one}
+_DTYPES: Final = _TABLE["dtypes"]
 
 
 def products(source: str) -> tuple[Product, ...]:
@@ -268,36 +252,23 @@ def products(source: str) -> tuple[Product, ...]:
         before = source[begins[index - 1].end() if index else 0 : begin.start()]
         # The micro-kernel stands before the function; two functions of a batched product share one.
         if entries := list(_ENTRY.finditer(before)):
-            kind = next((name for name, mark in _MARKS if mark.search(before)), "unknown")
+            kind = next((name for name, mark in _MARKS.items() if mark.search(before)), "unknown")
             types = {name: _DTYPES.get(text, text) for text, name in _POINTER.findall(entries[-1]["arguments"])}
             dtypes = "-".join(types.get(name, "?") for name in "ABC")
         body = source[begin.end() : end]
         threads, n, k, *block = map(int, begin.groups())
         blocks = {name: int(count) for name, count in _BLOCKS.findall(body)}
         m, late = _M.search(body), _AT_RUN_TIME.search(body)
-        found.append(
-            Product(
-                kernel_name(kind, block),
-                dtypes,
-                threads,
-                int(m[1]) if m else 0,
-                n,
-                k,
-                per_thread=_three(blocks, "t"),
-                cache=_three(blocks, "c"),
-                most_slices=int(late[1]) if late else 1,
-                grouped=max(1, len(set(_SUMS.findall(body)))),
-            )
-        )
+        split = {"per_thread": _level(blocks, "t"), "cache": _level(blocks, "c")}
+        slices, grouped = int(late[1]) if late else 1, max(1, len(set(_SUMS.findall(body))))
+        name, rows = kernel_name(kind, block), int(m[1]) if m else 0
+        found.append(Product(name, dtypes, threads, rows, n, k, **split, most_slices=slices, grouped=grouped))
     return tuple(found)
 
 
-def _three(blocks: dict[str, int], level: str) -> Blocks | None:
+def _level(blocks: Mapping[str, int], level: str) -> Blocks | None:
     names = [f"{dimension}{level}" for dimension in "MNK"]
-    if not set(names) <= set(blocks):
-        return None
-    m, n, k = (blocks[name] for name in names)
-    return m, n, k
+    return _three(blocks[name] for name in names) if set(names) <= set(blocks) else None
 
 
 _KEPT = re.compile(
@@ -312,18 +283,9 @@ def parse(text: str) -> Product | None:
     if found is None:
         return None
     m = 0 if found["m"] == "M" else int(found["m"])
-    return Product(
-        found["kernel"],
-        found["dtypes"],
-        int(found["threads"]),
-        m,
-        int(found["n"]),
-        int(found["k"]),
-        per_thread=_blocks(found["blocks"]),
-        cache=_blocks(found["cache"]),
-        most_slices=int(found["slices"]),
-        grouped=int(found["grouped"] or 1),
-    )
+    threads, n, k, slices = (int(found[name]) for name in ("threads", "n", "k", "slices"))
+    blocks, cache, grouped = _blocks(found["blocks"]), _blocks(found["cache"]), int(found["grouped"] or 1)
+    return Product(found["kernel"], found["dtypes"], threads, m, n, k, blocks, cache, slices, grouped)
 
 
 def contradiction(found: Sequence[Product], choice: str) -> str:
@@ -384,16 +346,6 @@ def registering(kernel: str) -> tuple[str, ...]:
         "        for kind, configs in micro.micro_gemm_configs.items()}",
         "micro.micro_gemm_configs = kept",
     )
-
-
-# What the machine code has to contain, by class of micro-kernel; the others need what their vectors do.
-_UNITS = {
-    "CppMicroGemmAMX": "amx",
-    "CppMicroGemmWoQInt4Amx": "amx",
-    "CppMicroGemmAVX512VNNI": "vnni",
-    "CppMicroBrgemm": "brgemm",
-    "CppMicroGemmRef": "",
-}
 
 
 def needing(generation: Generation, candidates: Iterable[str]) -> Generation:

@@ -13,11 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gemm.api import compile_farm
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, natural
 from pytest_gemm.backends import tensor_core
-from pytest_gemm.backends.cutlass import compile_farm
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_cuda, not_on
 from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
@@ -76,17 +76,14 @@ def _wheel_source() -> Path | None:
 
 
 @functools.cache
-def _setup() -> compile_farm.Setup:
+def _setup() -> compile_farm.Toolchain:
     """The compiler and the headers that :func:`cutlass_tree` leads to.  For where ``compiles_ahead()`` is content."""
     compiler = nvcc()
     assert compiler is not None
-    if mine := os.environ.get("TORCHINDUCTOR_CUTLASS_DIR"):
-        headers = compile_farm.headers_version(Path(mine))
-    else:
-        headers = compile_farm.headers_version(
-            Path(), wheel=dict(installed("nvidia-cutlass")).get("nvidia-cutlass", "?")
-        )
-    return compile_farm.Setup(compiler, compile_farm.nvcc_version(compiler), headers, curand_headers(compiler) or "")
+    mine, wheel = os.environ.get("TORCHINDUCTOR_CUTLASS_DIR", ""), dict(installed("nvidia-cutlass"))
+    headers = compile_farm.headers_version(Path(mine), "" if mine else wheel.get("nvidia-cutlass", "?"))
+    spare = curand_headers(compiler) or ""
+    return compile_farm.Toolchain(compiler, compile_farm.nvcc_version(compiler), headers, spare)
 
 
 def kernel_cache_dir() -> Path:
@@ -320,7 +317,7 @@ class CutlassBackend(InductorBackend):
         with compat.collecting(architecture, self.store, _setup()) as seen:
             names = ("",) if select is None else select(self.candidates(problem, operands, request).names)
             for name in names:
-                before = len(seen.jobs)
+                before = len(seen)
                 try:
                     with contextlib.suppress(Pruned), compat.to_the_end():
                         self.prepare(problem, operands, request.replace(candidate=name))
@@ -328,9 +325,9 @@ class CutlassBackend(InductorBackend):
                     raise
                 except Exception:  # of the compiler under test
                     # A real compile fails there too, with the candidate compiled by then: it is wanted all the same.
-                    if len(seen.jobs) == before:
+                    if len(seen) == before:
                         raise
-        return list(dict.fromkeys(seen.jobs))
+        return list(dict.fromkeys(seen))
 
 
 def _without_memory(problem: Problem) -> Operands:

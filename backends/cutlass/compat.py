@@ -2,7 +2,7 @@
 
 Two adapters, both context managers, without which nothing of torch is changed:
 
-* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a ``compile_farm.Store``;
+* :func:`stored` lets Inductor take the objects of its CUTLASS kernels from a ``api.compile_farm.Store``;
 * :func:`collecting` has Inductor generate the kernels of a program and stops it before it compiles any.  It needs no
   GPU: the program's inputs are fake, and so is the device.
 
@@ -16,32 +16,29 @@ import dataclasses
 import importlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from pytest_gemm.backends.cutlass import compile_farm
+from pytest_gemm.api.compile_farm import CompileError, Job, Store, Toolchain, entry_of, renamed
 from pytest_gemm.backends.inductor import torch_compat
+from pytest_gemm.backends.inductor.hooks import hooked, patched
 
 # -- the compiler as Inductor calls it -------------------------------------------------------------------
 
 
-def toolchain(setup: compile_farm.Setup) -> compile_farm.Toolchain:
+def toolchain(setup: Toolchain) -> Toolchain:
     """The compiler with the flags that Inductor's configuration of this moment gives it."""
     from torch._inductor.codegen.cuda import compile_utils
 
     host = (f"-Xcompiler={option}" for option in compile_utils._nvcc_host_compiler_options())
-    return compile_farm.Toolchain(
-        compiler=setup.compiler,
-        version=setup.version,
+    return dataclasses.replace(
+        setup,
         architecture=str(compile_utils._nvcc_arch_as_compile_option()),
         flags=(*compile_utils._nvcc_compiler_options(), *host),
         includes=tuple(compile_utils._cutlass_include_paths()),
-        headers=setup.headers,
-        spare=(setup.spare,) if setup.spare else (),
     )
 
 
@@ -65,7 +62,7 @@ def share_cuda_package() -> None:
 
 
 @contextlib.contextmanager
-def stored(store: compile_farm.Store, setup: compile_farm.Setup) -> Iterator[None]:
+def stored(store: Store, setup: Toolchain) -> Iterator[None]:
     """Let Inductor take the objects of its CUTLASS kernels from ``store``, which compiles what is missing.
 
     Inductor compiles a kernel into an object and links that into a library of its own; only the first step is
@@ -78,51 +75,36 @@ def stored(store: compile_farm.Store, setup: compile_farm.Setup) -> Iterator[Non
     from torch._inductor import exc
     from torch._inductor.codecache import CUDACodeCache
 
-    original: Any = CUDACodeCache.compile
-
-    def compile(source_code: str, dst_file_ext: str, extra_args: list[str] | None = None) -> tuple[str, str, str]:  # noqa: A001  # its name there
-        if dst_file_ext != "o" or extra_args:
+    def compile_kernel(call: Any, source_code: str, ext: str, extra_args: list[str] | None = None) -> Any:
+        key, text_path = CUDACodeCache.write(source_code, ext)
+        if ext != "o" or extra_args:
             try:
-                result: tuple[str, str, str] = original(source_code, dst_file_ext, extra_args)
+                return call(source_code, ext, extra_args)
             except exc.CUDACompileError:
                 # The objects are ours, so a library was not linked: the machine lacks one.  Inductor would remember
                 # that as the kernel's own failure, for ever.
-                key, text_path = CUDACodeCache.write(source_code, dst_file_ext)
-                CUDACodeCache.cache.pop(key + dst_file_ext, None)
-                Path(text_path).with_suffix(f".{dst_file_ext}.error").unlink(missing_ok=True)
+                CUDACodeCache.cache.pop(key + ext, None)
+                Path(text_path).with_suffix(f".{ext}.error").unlink(missing_ok=True)
                 raise
-            return result
-        key, text_path = CUDACodeCache.write(source_code, dst_file_ext)
         place = Path(text_path).with_suffix(".o")
-        job = compile_farm.Job(compile_farm.Source.of(source_code), toolchain(setup))
+        job = Job.of(source_code, toolchain(setup))
         try:
             made = store.obtain(job)
-        except compile_farm.CompileError as error:
+        except CompileError as error:
             raise exc.CUDACompileError(job.toolchain.command(text_path, str(place)), str(error).encode()) from error
         if not place.is_file():
-            compile_farm.renamed(made, compile_farm.entry_of(source_code), place)
+            renamed(made, entry_of(source_code), place)
         return str(place), key, text_path
 
     share_cuda_package()
     try:
-        with patch.object(CUDACodeCache, "compile", compile):
+        with hooked({"torch._inductor.codecache:CUDACodeCache.compile": compile_kernel}):
             yield
     finally:
         share_cuda_package()
 
 
 # -- generation without a device -------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Collected:
-    """The kernels that were generated inside a block of :func:`collecting`.
-
-    Attributes:
-        jobs: candidates as they would be benchmarked, then those with a fused epilogue; a kernel may come twice.
-    """
-
-    jobs: list[compile_farm.Job] = dataclasses.field(default_factory=list)
 
 
 class _Enough(Exception):
@@ -213,14 +195,12 @@ def _device_set(architecture: str) -> Iterator[None]:
         # Tracing the patterns of the joint graph creates tensors on the device; they do not depend on it.
         initialise: Any = joint_graph.lazy_init
         answers.append((joint_graph, "lazy_init", lambda *_: initialise()))
-    with contextlib.ExitStack() as stack:
-        for owner, name, answer in answers:
-            stack.enter_context(patch.object(owner, name, answer))
+    with patched(answers):
         yield
 
 
 @contextlib.contextmanager
-def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm.Setup) -> Iterator[Collected]:
+def collecting(architecture: str, store: Store, setup: Toolchain) -> Iterator[list[Job]]:
     """Have what is compiled inside the block generated, and neither compiled nor loaded.
 
     The same path as a real compile: Dynamo, the passes, the selection, the scheduler with its fusions; only what
@@ -232,25 +212,26 @@ def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm
         architecture: of the pretended device, as nvcc has it, ``90a``.
         store: where it is looked up which kernels the compiler rejects; as in a real compile their candidates fail.
         setup: how the kernels would be compiled.
+
+    Yields:
+        candidates as they would be benchmarked, then those with a fused epilogue; a kernel may come twice.
     """
     import torch._inductor.config as inductor_config
     from torch._inductor import exc
     from torch._inductor.autotune_process import CUTLASSBenchmarkRequest
-    from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.codegen.cutlass.scheduling import CUTLASSScheduling
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    seen = Collected()
-    define: Any = CUTLASSScheduling.define_kernel
+    seen: list[Job] = []
 
     def note(text: str) -> Exception | None:
         # Now, as Inductor's options of this compile are part of the flags.
-        job = compile_farm.Job(compile_farm.Source.of(text), toolchain(setup))
-        seen.jobs.append(job)
+        job = Job.of(text, toolchain(setup))
+        seen.append(job)
         message = store.error_of(job.key)
         return exc.CUDACompileError(job.toolchain.command("kernel.cu", "kernel.o"), message) if message else None
 
-    def autotuned(_self: Any, _name: str, _inputs: Any, _layout: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+    def autotuned(
+        _call: Any, _self: Any, _name: str, _inputs: Any, _layout: Any, *args: Any, **kwargs: Any
+    ) -> dict[Any, float]:
         choices = kwargs["choices"] if "choices" in kwargs else args[2]
         requests = ((choice, getattr(choice, "bmreq", None)) for choice in choices)
         refusals = {c: note(r.source_code) for c, r in requests if isinstance(r, CUTLASSBenchmarkRequest)}
@@ -259,9 +240,9 @@ def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm
             raise next(error for error in refusals.values() if error is not None)
         return {able[0]: 0.0}
 
-    def defined(self: Any, src_code: str, *args: Any, **kwargs: Any) -> str:
-        note(src_code)  # rejected or not: by now another candidate cannot take its place
-        return str(define(self, src_code, *args, **kwargs))
+    def defined(call: Any, scheduling: Any, text: str, *args: Any, **kwargs: Any) -> Any:
+        note(text)  # rejected or not: by now another candidate cannot take its place
+        return call(scheduling, text, *args, **kwargs)
 
     def loaded(*_args: Any, **_kwargs: Any) -> Any:
         raise _Enough
@@ -269,19 +250,17 @@ def collecting(architecture: str, store: compile_farm.Store, setup: compile_farm
     # PyTorch's own CUDA decides which kernels CUTLASS's generator offers; the CPU build has none.
     cuda = torch.version.cuda or ".".join(setup.version.split(".")[:2])
     asked = {"cuda.arch": architecture.rstrip("af"), "cuda.version": cuda}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_device_set(architecture))
-        stack.enter_context(inductor_config.patch(asked))
-        for owner, name, replacement in (
-            (AlgorithmSelectorCache, "do_autotuning", autotuned),
-            # It would load the kernel and call it; the size becomes part of the wrapper, not of the kernel.
-            (CUTLASSBenchmarkRequest, "update_workspace_size", lambda _self: None),
-            # Ahead of autotuning Inductor compiles all candidates, on Python 3.11.9 and later (on 3.11.8 it must not).
-            (CUTLASSBenchmarkRequest, "precompile", lambda _self: None),
-            (CUTLASSScheduling, "define_kernel", defined),
-            (PyCodeCache, "load_by_key_path", loaded),
-        ):
-            stack.enter_context(patch.object(owner, name, replacement))
+    request = "torch._inductor.autotune_process:CUTLASSBenchmarkRequest"
+    hooks: dict[str, Callable[..., Any]] = {
+        "torch._inductor.select_algorithm:AlgorithmSelectorCache.do_autotuning": autotuned,
+        # It would load the kernel and call it; the size becomes part of the wrapper, not of the kernel.
+        f"{request}.update_workspace_size": lambda *_: None,
+        # Ahead of autotuning Inductor compiles all candidates, on Python 3.11.9 and later (on 3.11.8 it must not).
+        f"{request}.precompile": lambda *_: None,
+        "torch._inductor.codegen.cutlass.scheduling:CUTLASSScheduling.define_kernel": defined,
+        "torch._inductor.codecache:PyCodeCache.load_by_key_path": loaded,
+    }
+    with _device_set(architecture), inductor_config.patch(asked), hooked(hooks):
         yield seen
 
 

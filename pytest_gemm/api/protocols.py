@@ -27,6 +27,7 @@ from pytest_gemm.problem.problem import Problem
 if TYPE_CHECKING:
     import torch
 
+    from pytest_gemm.api.compile_farm import Job, Store
     from pytest_gemm.operands.tensors import Operands
 
 
@@ -180,6 +181,30 @@ class ScriptedBackend(Backend, Protocol):
         Raises:
             Unsupported: when no such script can be written.
         """
+        ...
+
+
+@runtime_checkable
+class Compiling(Backend, Protocol):
+    """A backend that can compile kernels before anything runs.  It can be pickled."""
+
+    @property
+    def store(self) -> Store:
+        """Where its kernels are kept."""
+        ...
+
+    def compiles_ahead(self) -> Availability:
+        """Whether it can compile here; no device is needed for that."""
+        ...
+
+    def jobs(
+        self,
+        problem: Problem,
+        request: BuildRequest,
+        architecture: str,
+        select: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+    ) -> list[Job]:
+        """The kernels that a problem needs: of the candidates selected by name, or as ``prepare`` selects."""
         ...
 
 

@@ -15,16 +15,15 @@ import dataclasses
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Protocol, runtime_checkable
 
 import pytest
 
-from pytest_gemm.api.protocols import Availability, Backend
+from pytest_gemm.api.compile_farm import Counts, Farm, Job, Store
+from pytest_gemm.api.protocols import Compiling
 from pytest_gemm.api.request import BuildRequest, Selection
-from pytest_gemm.backends.cutlass.compile_farm import Counts, Farm, Job, Store
 from pytest_gemm.case_id import CandidateSelection, CaseId, Device
 from pytest_gemm.config import GemmConfig
 from pytest_gemm.machine import gpus
@@ -37,28 +36,6 @@ from pytest_gemm.text import table as text_table
 _CHUNK = 6
 # For fewer problems than this a process that imports torch costs more than compiling in parallel gains.
 _WORTH_WHILE = 3
-
-Select = Callable[[tuple[str, ...]], tuple[str, ...]]
-
-
-@runtime_checkable
-class Compiling(Backend, Protocol):
-    """A backend that can compile kernels before anything runs.  It can be pickled."""
-
-    @property
-    def store(self) -> Store:
-        """Where its kernels are kept."""
-        ...
-
-    def compiles_ahead(self) -> Availability:
-        """Whether it can compile here; no device is needed for that."""
-        ...
-
-    def jobs(
-        self, problem: Problem, request: BuildRequest, architecture: str, select: Select | None = None
-    ) -> list[Job]:
-        """The kernels that a problem needs: of the candidates selected by name, or as ``prepare`` selects."""
-        ...
 
 
 @dataclasses.dataclass
@@ -332,7 +309,7 @@ def table(harvest: Harvest) -> list[str]:
     lines = text_table(head, rows, range(1, len(head)))
     for what, those in (("refused by nvcc", harvest.refused), ("not compiled", harvest.undone)):
         for key, message in those.items():
-            name = harvest.kernels[key].source.configuration or key
+            name = harvest.kernels[key].configuration or key
             lines.append(f"{what}: {name}, for {of[key]}: {_complaint(message)}")
     for line, message in harvest.unknown.items():
         lines.append(f"Inductor generates no kernel for {line}: {message.splitlines()[0][:200]}")

@@ -30,21 +30,20 @@ import elsewhere
 import pytest
 import whole_libraries  # noqa: F401  # before an inner run loads it
 
-from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
-from pytest_gemm.api.settings import configure
-from pytest_gemm.backends.cutlass import backend as cutlass
-from pytest_gemm.backends.cutlass import compile_farm
-from pytest_gemm.backends.cutlass.backend import CutlassBackend
-from pytest_gemm.backends.cutlass.compile_farm import (
+from pytest_gemm.api import compile_farm
+from pytest_gemm.api.compile_farm import (
     CompileError,
     CompilerError,
     Counts,
     Farm,
     Job,
-    Source,
     Store,
     Toolchain,
 )
+from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
+from pytest_gemm.api.settings import configure
+from pytest_gemm.backends.cutlass import backend as cutlass
+from pytest_gemm.backends.cutlass.backend import CutlassBackend
 from pytest_gemm.config import has_cuda_device
 from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
@@ -159,8 +158,13 @@ def kernel(name: str = "cutlass_fused_mm_1a2b3c4d", text: str = KERNEL) -> str:
 
 
 def job(nvcc: Compiler, text: str = KERNEL, **changes: Any) -> Job:
-    made = Toolchain(nvcc.path, "13.0.88", "90a", ("-O1", "-gencode=arch=compute_90a"), ("/here/include",), "wheel 4.2")
-    return Job(Source.of(kernel(text=text)), dataclasses.replace(made, **changes))
+    flags, includes = ("-O1", "-gencode=arch=compute_90a"), ("/here/include",)
+    made = Toolchain(nvcc.path, "13.0.88", "wheel 4.2", architecture="90a", flags=flags, includes=includes)
+    return Job.of(kernel(text=text), dataclasses.replace(made, **changes))
+
+
+def text_of(text: str) -> Job:
+    return Job.of(text, Toolchain("nvcc", "13.0.88", "wheel 4.2"))
 
 
 # -- what a kernel is ----------------------------------------------------------------------------------
@@ -193,22 +197,22 @@ def test_every_fact_that_may_change_the_machine_code_changes_the_key(nvcc: Compi
 
 
 def test_paths_are_no_part_of_a_key(nvcc: Compiler) -> None:
-    elsewhere = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare=("/curand",))
+    elsewhere = job(nvcc, compiler="/opt/cuda/bin/nvcc", includes=("/there/include",), spare="/curand")
     assert elsewhere.key == job(nvcc).key
 
 
 def test_a_macro_stays_a_macro() -> None:
-    text = Source.of(kernel(text=KERNEL.replace("{ use(status); }", "{ use(status); } \\\n\n"))).text
+    text = text_of(kernel(text=KERNEL.replace("{ use(status); }", "{ use(status); } \\\n\n"))).text
     assert "{ use(status); } \\\n\n" in text, "a line that ends with a backslash takes in the next one"
 
 
 def test_the_entry_is_found_and_the_configuration_read() -> None:
     assert compile_farm.entry_of(kernel("cutlass_fused_relu_01234567")) == "cutlass_fused_relu_01234567"
-    assert Source.of(kernel()).configuration == "config_f16_128x128x64"
-    assert Source.of(kernel(text=KERNEL.replace("// configuration", "//"))).configuration == ""
+    assert text_of(kernel()).configuration == "config_f16_128x128x64"
+    assert text_of(kernel(text=KERNEL.replace("// configuration", "//"))).configuration == ""
     for broken in ("int main() {}", kernel("one") + kernel("two")):
         with pytest.raises(ValueError, match="exports one function"):
-            Source.of(broken)
+            text_of(broken)
 
 
 def test_headers_are_told_apart_by_wheel_or_by_version_file(tmp_path: Path) -> None:
@@ -300,9 +304,9 @@ def test_a_compile_that_takes_too_long_is_ended_with_all_its_processes(nvcc: Com
 def test_no_compiler_outlives_the_process_that_wanted_it(nvcc: Compiler, tmp_path: Path, how: signal.Signals) -> None:
     nvcc.set("slow", "60")
     wanted = (
-        "from pathlib import Path; from pytest_gemm.backends.cutlass.compile_farm import *; "
-        f"Store(Path({str(tmp_path / 'store')!r})).obtain(Job(Source.of({kernel()!r}), "
-        f"Toolchain({nvcc.path!r}, '13.0.88', '90a', (), (), 'wheel 4.2')))"
+        "from pathlib import Path; from pytest_gemm.api.compile_farm import *; "
+        f"Store(Path({str(tmp_path / 'store')!r})).obtain(Job.of({kernel()!r}, "
+        f"Toolchain({nvcc.path!r}, '13.0.88', 'wheel 4.2', architecture='90a')))"
     )
     process = subprocess.Popen([sys.executable, "-c", wanted])
     wait_until(lambda: nvcc.calls == 1)
@@ -342,7 +346,7 @@ def test_a_renamed_object_exports_the_name_that_is_asked_for(nvcc: Compiler, tmp
     compile_farm.renamed(made, "cutlass_fused_mm_1a2b3c4d", tmp_path / "kernel.o")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "kernel.so", tmp_path / "kernel.o"], check=True)
     library = ctypes.CDLL(str(tmp_path / "kernel.so"))
-    assert library.cutlass_fused_mm_1a2b3c4d() == len(job(nvcc).source.text)
+    assert library.cutlass_fused_mm_1a2b3c4d() == len(job(nvcc).text)
     assert not hasattr(library, compile_farm.ENTRY)
     with pytest.raises(CompilerError, match="objcopy"):
         compile_farm.renamed(tmp_path / "missing.o", "name", tmp_path / "kernel.o")
@@ -369,7 +373,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
         plant.finish(told.append, interval=0.05)
     assert nvcc.calls == 6
     assert store.counts == Counts(hits=1, compiled=4, failed=1, seconds=store.counts.seconds)
-    assert [plant.jobs[key].source for key in plant.refused] == [jobs[5].source]
+    assert [plant.jobs[key] for key in plant.refused] == [jobs[5]]
     assert plant.undone == {}
     assert max(progress.running for progress in told) == 2, "as many compilers as it may have"
     assert [progress.done for progress in told] == sorted(progress.done for progress in told)
@@ -473,7 +477,7 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
     monkeypatch.setattr(compile_utils, "_cuda_lib_options", lambda: [])  # the CPU build of torch knows no libcudart
     backend = CutlassBackend()
     options = {**backend.options(Problem.parse("mm:f16:nt:64x64x64")), "cuda.arch": "90"}
-    setup = compile_farm.Setup(nvcc.path, "13.0.88", "wheel 4.2")
+    setup = compile_farm.Toolchain(nvcc.path, "13.0.88", "wheel 4.2")
     store = Store(tmp_path / "store")
 
     def linked(name: str, text: str = KERNEL) -> ctypes.CDLL:
@@ -483,7 +487,7 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
     spec = CompileSpec("CUTLASS", options, str(tmp_path / "inductor"), threads=1)
     with torch_compat.session(spec), compat.stored(store, setup):
         length = linked("cutlass_candidate").cutlass_candidate()
-        assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length == len(Source.of(kernel()).text)
+        assert linked("cutlass_fused_mm_0").cutlass_fused_mm_0() == length == len(text_of(kernel()).text)
         assert (nvcc.calls, store.counts.kernels) == (1, 1)
 
         nvcc.set("refuses", "64x64x64")
@@ -491,7 +495,7 @@ def test_inductor_links_the_stored_kernel_under_its_own_name(
             linked("cutlass_refused", KERNEL.replace("128x128x64", "64x64x64"))
 
         # A library that cannot be linked is not remembered as a kernel's failure.
-        monkeypatch.setattr(compile_farm, "renamed", lambda _made, _name, place: place.write_text("no object"))
+        monkeypatch.setattr(compat, "renamed", lambda _made, _name, place: place.write_text("no object"))
         with pytest.raises(exc.CUDACompileError):
             linked("cutlass_unlinked")
         monkeypatch.undo()
@@ -593,10 +597,10 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
     assert of[LINES[1]] == [], "M, N and K are arguments: another size is the same kernel"
     assert of[LINES[6]] == [], "and so is any M"
     (addend,) = of[LINES[2]]
-    assert "Bias" in addend.source.text
-    assert any("EVT" in job.source.text for job in of[LINES[3]]), "an epilogue is fused"
-    assert "bfloat16_t" in of[LINES[4]][0].source.text
-    assert "s8_s8_s32" in of[LINES[5]][0].source.configuration
+    assert "Bias" in addend.text
+    assert any("EVT" in job.text for job in of[LINES[3]]), "an epilogue is fused"
+    assert "bfloat16_t" in of[LINES[4]][0].text
+    assert "s8_s8_s32" in of[LINES[5]][0].configuration
     assert all(job.toolchain.architecture == "90a" for job in found.kernels.values())
     assert len(found.kernels) == found.counts.compiled == nvcc.calls
     assert set(found.sizes) == set(found.kernels)
@@ -608,7 +612,7 @@ def test_problems_are_compiled_without_a_gpu_and_share_kernels(
         for text in re.findall(r"async_compile\.cuda\(r\'\'\'(.*?)\'\'\'", wrapper, re.DOTALL)
     ]
     assert len(texts) >= len(LINES) - 1
-    assert {Source.of(text) for text in texts} <= {job.source for job in found.kernels.values()}
+    assert {text_of(text).text for text in texts} <= {job.text for job in found.kernels.values()}
 
 
 @pytest.mark.slow
@@ -619,10 +623,8 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
     nvcc.set("refuses", "configuration name: .*_cooperative_")
     found = harvest(backend, settings, LINES[0])
-    assert sorted("pingpong" in job.source.configuration for job in found.kernels.values()) == [False, True]
-    assert [found.kernels[key].source.configuration.rpartition("_epi")[0][-11:] for key in found.refused] == [
-        "cooperative"
-    ]
+    assert sorted("pingpong" in job.configuration for job in found.kernels.values()) == [False, True]
+    assert [found.kernels[key].configuration.rpartition("_epi")[0][-11:] for key in found.refused] == ["cooperative"]
     assert found.complete, "a pruned candidate is no failure of the farm"
     assert found.counts.compiled == 1, "the candidate that takes its place"
     text = "\n".join(precompile.table(found))
@@ -636,7 +638,7 @@ def test_a_refused_candidate_gives_way_to_the_next_one(backend: CutlassBackend, 
 @pytest.mark.usefixtures("one_asks")
 def test_candidates_that_are_asked_for_by_name_are_compiled(backend: CutlassBackend, settings: Any) -> None:
     settings.choices = "*128x128x64_*pingpong*"
-    names = {job.source.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
+    names = {job.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
     # torch 2.11 has each of them twice: with a source operand, and without (void).
     assert {cluster for name in names for cluster in re.findall(r"_(\dx\dx1)_0_", name)} == {"1x2x1", "2x1x1"}
     assert all("128x128x64" in name and "pingpong" in name for name in names)
@@ -652,7 +654,7 @@ def test_who_wants_the_fastest_needs_all_candidates(
 ) -> None:
     backend.allowlist = "f16_128x128x64_1x2x1_0_tnn_align8_warpspecialized_(cooperative|pingpong)_epi_tma"
     settings.choices = choices
-    names = {job.source.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
+    names = {job.configuration for job in harvest(backend, settings, LINES[0]).kernels.values()}
     assert len({word for name in names for word in re.findall("cooperative|pingpong", name)}) == kernels
 
 
@@ -665,7 +667,7 @@ def test_what_was_asked_of_the_same_operands_before_does_not_matter(backend: Cut
     fast, precise, half = fp8.format("bf16") + ":math.fast_accumulate", fp8.format("bf16"), fp8.format("f16")
     scaled = [f"addmm:f16:nt:64x64x256:bias{factors}" for factors in ("+alpha-0.5", "+alpha-2", "+beta-3")]
     found = harvest(backend, settings, fast, precise, half, *scaled)
-    of = {line: [found.kernels[key].source.configuration for key in keys] for line, keys in found.shares().items()}
+    of = {line: [found.kernels[key].configuration for key in keys] for line, keys in found.shares().items()}
     assert all("fp8_fastaccum" in name for name in of[fast])
     assert not any("fp8_fastaccum" in name for name in of[precise])
     assert not any("bf16" in name for name in of[half])
@@ -702,7 +704,7 @@ def test_a_toolkit_without_curand_is_helped_by_the_wheel_or_named(
     monkeypatch.setattr(importlib.metadata, "files", lambda _name: [file])
     assert cutlass.curand_headers(nvcc.path) == str(header.parent)
     monkeypatch.setenv("CPATH", "/mine")
-    assert job(nvcc, spare=("/curand",)).toolchain.environment["CPATH"] == os.pathsep.join(["/mine", "/curand"])
+    assert job(nvcc, spare="/curand").toolchain.environment["CPATH"] == os.pathsep.join(["/mine", "/curand"])
     monkeypatch.setattr(importlib.metadata, "files", lambda _name: [])
     reason = CutlassBackend().compiles_ahead().reason
     assert isinstance(reason, Reason)
@@ -870,7 +872,7 @@ PLANTED = '''
     from pathlib import Path
 
     from pytest_gemm.api.protocols import Availability
-    from pytest_gemm.backends.cutlass.compile_farm import Job, Source, Store, Toolchain
+    from pytest_gemm.api.compile_farm import Job, Store, Toolchain
     from pytest_gemm.api.callable import CallableBackend
 
     KERNEL = """
@@ -896,8 +898,8 @@ PLANTED = '''
             return Availability()
 
         def jobs(self, problem, request, architecture, select=None):
-            tools = Toolchain(os.environ["CUDACXX"], "13.0.88", architecture, (), (), "wheel 4.2")
-            return [Job(Source.of(KERNEL.replace("{n}", str(problem.shape.n))), tools)]
+            tools = Toolchain(os.environ["CUDACXX"], "13.0.88", "wheel 4.2", architecture=architecture)
+            return [Job.of(KERNEL.replace("{n}", str(problem.shape.n)), tools)]
 
         def prepare(self, problem, operands, request=None):
             for job in self.jobs(problem, request, "90a"):

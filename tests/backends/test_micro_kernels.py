@@ -292,7 +292,8 @@ def test_k_slices_are_read_off_the_code_and_stated(cpp: CppBackend) -> None:
 @pytest.mark.compiler
 @needs_compiler
 @pytest.mark.parametrize(
-    ("suffix", "code"), [(",threads=3.1.1", "not-the-threads"), (",kslices=2", "blocking-unmet"), (",x=1", "unknown-candidate")]
+    ("suffix", "code"),
+    [(",threads=3.1.1", "not-the-threads"), (",kslices=2", "blocking-unmet"), (",x=1", "unknown-candidate")],
 )
 def test_blockings_that_cannot_be_are_refused(cpp: CppBackend, suffix: str, code: str) -> None:
     problem, first = given(LINE)

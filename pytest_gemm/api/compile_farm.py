@@ -81,18 +81,53 @@ def entry_of(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """The text of a kernel in its normal form; see :meth:`of`.
+class Toolchain:
+    """What turns a text into an object.
+
+    Attributes:
+        compiler: path of nvcc; not part of a key.
+        version: nvcc's, ``13.0.88``.
+        headers: version of the headers, see :func:`headers_version`.
+        spare: a folder of headers that the toolkit lacks, looked at after its own; "" where it lacks none.
+        architecture: as nvcc has it without ``sm_``, ``90a``.
+        flags: without paths, in order.
+        includes: folders of headers; not part of a key.
+    """
+
+    compiler: str
+    version: str
+    headers: str
+    spare: str = ""
+    architecture: str = ""
+    flags: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+
+    def command(self, text: str, made: str) -> list[str]:
+        """The call that compiles the file ``text`` into the object ``made``."""
+        return [self.compiler, *self.flags, *(f"-I{folder}" for folder in self.includes), "-c", "-o", made, text]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of the call: the host compiler looks into ``CPATH`` after all ``-I``."""
+        path = [folder for folder in (os.environ.get("CPATH", ""), self.spare) if folder]
+        return {**os.environ, "CPATH": os.pathsep.join(path)} if path else dict(os.environ)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A kernel that is wanted: its text in its normal form, see :meth:`of`, and what compiles it.
 
     Attributes:
         text: C++ with :data:`ENTRY` as its exported function.
+        toolchain: the compiler with its flags.
     """
 
     text: str
+    toolchain: Toolchain
 
     @classmethod
-    def of(cls, text: str) -> Source:
-        """The normal form of what Inductor generated.
+    def of(cls, text: str, toolchain: Toolchain) -> Job:
+        """The kernel that Inductor generated.
 
         Raises:
             ValueError: when the text does not export exactly one function.
@@ -103,81 +138,20 @@ class Source:
         for line in map(str.rstrip, text.splitlines()):
             if line or (kept and kept[-1].endswith("\\")):  # a continued line takes in the next, blank or not
                 kept.append(line)
-        return cls("\n".join(kept) + "\n")
+        return cls("\n".join(kept) + "\n", toolchain)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in a store: 64 hexadecimal digits."""
+        tools = self.toolchain
+        facts = [_FORMAT, self.text, tools.version, tools.architecture, list(tools.flags), tools.headers]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
     def configuration(self) -> str:
         """Name of the kernel's configuration, which CUTLASS's generator gave it; "" where it is missing."""
         found = _CONFIGURATION.search(self.text)
         return found[1] if found else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """The compiler of a machine and the headers that it is given.
-
-    Attributes:
-        compiler: path of nvcc.
-        version: nvcc's, ``13.0.88``.
-        headers: version of the headers, see :func:`headers_version`.
-        spare: a folder of headers that the toolkit lacks, "" where it lacks none.
-    """
-
-    compiler: str
-    version: str
-    headers: str
-    spare: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Toolchain:
-    """What turns a text into an object.
-
-    Attributes:
-        compiler: path of nvcc; not part of a key.
-        version: nvcc's, ``13.0.88``.
-        architecture: as nvcc has it without ``sm_``, ``90a``.
-        flags: without paths, in order.
-        includes: folders of headers; not part of a key.
-        spare: further such folders, looked at after the toolkit's own, for what a toolkit may lack.
-        headers: version of the headers in them, see :func:`headers_version`.
-    """
-
-    compiler: str
-    version: str
-    architecture: str
-    flags: tuple[str, ...]
-    includes: tuple[str, ...]
-    headers: str
-    spare: tuple[str, ...] = ()
-
-    def key(self, source: Source) -> str:
-        """The name of this kernel in a store: 64 hexadecimal digits."""
-        facts = [_FORMAT, source.text, self.version, self.architecture, list(self.flags), self.headers]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-    def command(self, text: str, made: str) -> list[str]:
-        """The call that compiles the file ``text`` into the object ``made``."""
-        return [self.compiler, *self.flags, *(f"-I{folder}" for folder in self.includes), "-c", "-o", made, text]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables of the call: the host compiler looks into ``CPATH`` after all ``-I``."""
-        path = [folder for folder in (os.environ.get("CPATH", ""), *self.spare) if folder]
-        return {**os.environ, "CPATH": os.pathsep.join(path)} if path else dict(os.environ)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A kernel that is wanted."""
-
-    source: Source
-    toolchain: Toolchain
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Its name in a store."""
-        return self.toolchain.key(self.source)
 
 
 def nvcc_version(compiler: str) -> str:
@@ -288,14 +262,14 @@ class Store:
                 if found is None:
                     return self._compile(job)
         if job.key not in self._asked:  # Inductor requests a kernel of one program several times
-            self._asked.add(job.key)
             with contextlib.suppress(OSError):  # a store that cannot be written
                 os.utime(found)  # what is used is not pruned
-            self._count(hits=1)
+            self._count(job.key, hits=1)
         return found
 
-    def _count(self, **by: float) -> None:
+    def _count(self, key: str, **by: float) -> None:
         with _counting:
+            self._asked.add(key)
             self.counts.add(by)
 
     def _known(self, key: str) -> Path | None:
@@ -303,8 +277,7 @@ class Store:
             return found
         if message := self.error_of(key):
             if key not in self._asked:
-                self._asked.add(key)
-                self._count(failed=1)
+                self._count(key, failed=1)
             raise CompileError(message)
         return None
 
@@ -321,45 +294,36 @@ class Store:
             raise CompilerError(str(error)) from None
 
     def _compile(self, job: Job) -> Path:
-        started = time.perf_counter()
+        started, tools = time.perf_counter(), job.toolchain
         making = self.folder / "making"  # of this file system; what a killed process leaves there is no kernel
         making.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=making) as scratch:
             # A relative name: __FILE__ goes into the object, and the folder is not part of the kernel.
-            (Path(scratch) / "kernel.cu").write_text(job.source.text, encoding="utf-8")
-            status, said = _run(
-                job.toolchain.command("kernel.cu", "kernel.o"), job.toolchain.environment, scratch, self.timeout
-            )
+            (Path(scratch) / "kernel.cu").write_text(job.text, encoding="utf-8")
+            command = tools.command("kernel.cu", "kernel.o")
+            status, said = _run(command, tools.environment, scratch, self.timeout)
             seconds = time.perf_counter() - started
             made = Path(scratch) / "kernel.o"
             if status != 0 or not made.is_file():
-                self._asked.add(job.key)
-                self._count(failed=1, seconds=seconds)
+                self._count(job.key, failed=1, seconds=seconds)
                 if status in _SHELLS or not said.strip() or _NOT_THE_TEXT.search(said):
                     raise CompilerError(f"exit status {status}: {said.strip() or 'no message'}")
-                self._write(f"{job.key}.error", said)
+                files.replace(self.folder / f"{job.key}.error", said.encode())
                 raise CompileError(said)
             facts = {
-                "configuration": job.source.configuration,
-                "compiler": job.toolchain.version,
-                "architecture": job.toolchain.architecture,
-                "flags": job.toolchain.flags,
-                "headers": job.toolchain.headers,
+                "configuration": job.configuration,
+                "compiler": tools.version,
+                "architecture": tools.architecture,
+                "flags": tools.flags,
+                "headers": tools.headers,
                 "bytes": made.stat().st_size,
                 "seconds": round(seconds, 1),
             }
-            self._write(f"{job.key}.json", json.dumps(facts, indent=1) + "\n")
+            files.replace(self.folder / f"{job.key}.json", f"{json.dumps(facts, indent=1)}\n".encode())
             place = self.folder / f"{job.key}.o"
             os.replace(made, place)
-        self._asked.add(job.key)
-        self._count(compiled=1, seconds=seconds)
+        self._count(job.key, compiled=1, seconds=seconds)
         return place
-
-    def _write(self, name: str, text: str) -> None:
-        """Whole or not at all: the name appears when the file is complete."""
-        part = self.folder / "making" / f"{name}.{os.getpid()}"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, self.folder / name)
 
 
 # The compiler's process group ends with us however we end, also by SIGKILL: its standard input is a pipe that we
@@ -376,46 +340,33 @@ def _run(command: list[str], environment: dict[str, str], folder: str, timeout: 
     if nice := shutil.which("nice"):
         command = [nice, "-n", "10", *command]
     ours, lifeline = os.pipe()
+    start = ["sh", "-c", _GUARDED, "sh", *command]
+    options: Any = {"stdin": ours, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
     try:
-        process = subprocess.Popen(
-            ["sh", "-c", _GUARDED, "sh", *command],
-            cwd=folder,
-            env=environment,
-            stdin=ours,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        with _running(process):
-            said, _ = process.communicate(timeout=timeout or None)
-    except subprocess.TimeoutExpired:
-        raise CompilerError(f"it had not finished after {timeout:g} s") from None
+        process = subprocess.Popen(start, cwd=folder, env=environment, **options)
+        with process:
+            _running.add(process)
+            try:
+                said, _ = process.communicate(timeout=timeout or None)
+            except subprocess.TimeoutExpired:
+                raise CompilerError(f"it had not finished after {timeout:g} s") from None
+            finally:
+                _running.discard(process)
+                _kill(process)
     finally:
         os.close(ours)
         os.close(lifeline)
     return process.returncode, said.decode(errors="replace")
 
 
-_processes: set[subprocess.Popen[bytes]] = set()
-
-
-@contextlib.contextmanager
-def _running(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    _processes.add(process)
-    try:
-        yield
-    finally:
-        _processes.discard(process)
-        if process.poll() is None:
-            _kill(process)
-        if process.stdout is not None:
-            process.stdout.close()
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a compiler with all its processes, if it has not ended."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def renamed(made: Path, entry: str, place: Path) -> None:
@@ -483,7 +434,7 @@ class Farm:
         self.undone: dict[str, str] = {}
         self.jobs: dict[str, Job] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="nvcc")
-        self._futures: dict[Future[Path], str] = {}
+        self._futures: list[Future[None]] = []
         self._started = time.perf_counter()
 
     def __enter__(self) -> Farm:
@@ -492,7 +443,7 @@ class Farm:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(_processes):
+            for process in list(_running):
                 _kill(process)
         self._pool.shutdown()
 
@@ -501,19 +452,21 @@ class Farm:
         for job in jobs:
             if job.key not in self.jobs:
                 self.jobs[job.key] = job
-                self._futures[self._pool.submit(self.store.obtain, job)] = job.key
+                self._futures.append(self._pool.submit(self._obtain, job))
+
+    def _obtain(self, job: Job) -> None:
+        try:
+            self.store.obtain(job)
+        except CompileError as error:
+            self.refused[job.key] = str(error)
+        except CompilerError as error:
+            self.undone[job.key] = str(error)
 
     @property
     def progress(self) -> Progress:
         """Where it stands now."""
-        self._reap(0.0)
-        return Progress(
-            done=len(self.jobs) - len(self._futures),
-            total=len(self.jobs),
-            running=len(_processes),
-            failed=len(self.refused) + len(self.undone),
-            seconds=time.perf_counter() - self._started,
-        )
+        done, failed = sum(future.done() for future in self._futures), len(self.refused) + len(self.undone)
+        return Progress(done, len(self.jobs), len(_running), failed, time.perf_counter() - self._started)
 
     def finish(self, tell: Callable[[Progress], None], interval: float = 0.5) -> None:
         """Wait until every kernel is done.
@@ -522,19 +475,9 @@ class Farm:
             tell: called with the progress, at least once and then every ``interval`` seconds.
             interval: in seconds.
         """
-        while self._futures:
+        while waiting := [future for future in self._futures if not future.done()]:
             tell(self.progress)
-            self._reap(interval)
+            wait(waiting, timeout=interval, return_when=FIRST_COMPLETED)
+        for future in self._futures:
+            future.result()
         tell(self.progress)
-
-    def _reap(self, seconds: float) -> None:
-        finished, _ = wait(self._futures, timeout=seconds, return_when=FIRST_COMPLETED)
-        for future in finished:
-            key = self._futures.pop(future)
-            error = future.exception()
-            if isinstance(error, CompileError):
-                self.refused[key] = str(error)
-            elif isinstance(error, CompilerError):
-                self.undone[key] = str(error)
-            elif error is not None:
-                raise error
