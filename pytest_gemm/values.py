@@ -49,9 +49,9 @@ class Given(str):
         given.source = source
         return given
 
-    def __getnewargs__(self) -> tuple[str, str]:
+    def __reduce__(self) -> tuple[type[Given], tuple[str, str]]:
         """Pickled with its source: a backend that has it as a setting goes to other processes."""
-        return str(self), self.source
+        return Given, (str(self), self.source)
 
 
 def wrong(text: Given, message: object) -> pytest.UsageError:
