@@ -14,8 +14,7 @@ from scipy import special, stats
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.outcome import Reason, Status, Verdict
 from pytest_gemm.speed.data import Judgement, Sample, Session
-from pytest_gemm.speed.gate import estimates, pairs, selection
-from pytest_gemm.speed.gate import stored as stored_module
+from pytest_gemm.speed.gate import design, estimates, selection
 from pytest_gemm.speed.gate.design import Design
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
@@ -112,9 +111,9 @@ def judge(
             )
             for case, one in stored.items()
         }
-    screened = stored_module.screen(stored, first, policy)
+    screened = design.screen_stored(stored, first, policy)
     head = {case: more[case] for case in screened.wanted}
-    return screened, stored_module.confirm(stored, head, screened, policy)
+    return screened, design.confirm_stored(stored, head, screened, policy)
 
 
 def judge_pair(
@@ -135,9 +134,9 @@ def judge_pair(
         parts.append(lab.sessions(count, states=states, subject=subject, comparator=comparator))
     base, head, more_base, more_head = parts
     edit(base, head, more_base, more_head)
-    screened = pairs.screen(base, head, policy)
+    screened = design.screen_pairs(base, head, policy)
     wanted = screened.wanted
-    return screened, pairs.confirm(
+    return screened, design.confirm_pairs(
         {c: more_base[c] for c in wanted}, {c: more_head[c] for c in wanted}, screened, policy
     )
 
@@ -281,17 +280,17 @@ def test_a_judgement_says_all_that_it_rests_on() -> None:
 def test_the_label_of_the_baseline_ends_every_sentence() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12), note="recorded with torch 2.12")
-    judgements = stored_module.screen(stored, lab.sessions(3), policy).judgements
+    judgements = design.screen_stored(stored, lab.sessions(3), policy).judgements
     assert all(j.reason.text.endswith("; recorded with torch 2.12") for j in judgements.values())
 
 
 def test_a_wanted_case_stays_undecided_until_it_is_confirmed() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    screened = stored_module.screen(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
+    screened = design.screen_stored(stored, lab.sessions(3, subject={FIRST: 1.2, CASES[1]: 0.8}), policy)
     assert (screened.slower, screened.faster) == ((FIRST,), (CASES[1],))
     assert screened.wanted == (FIRST, CASES[1])
-    for judgements in (screened.judgements, stored_module.confirm(stored, {}, screened, policy)):
+    for judgements in (screened.judgements, design.confirm_stored(stored, {}, screened, policy)):
         assert {judgements[c].reason.code for c in screened.wanted} == {"to-confirm"}
         assert {judgements[c].verdict for c in screened.wanted} == {Verdict.UNDECIDED}
 
@@ -316,8 +315,8 @@ def test_a_confirmation_goes_on_while_it_may_still_find_something(
         seen.append(count)
         return {}, {case: more[case][:count] for case in cases}
 
-    design = Design(policy, stored)
-    judgement = design.confirm(design.screen({}, first), confirming)[FIRST]
+    gate = Design(policy, stored)
+    judgement = gate.confirm(gate.screen({}, first), confirming)[FIRST]
     assert judgement.reason.code == code, judgement.reason
     assert seen == ([6] if looked == 6 else [6, 16])
     assert judgement.sessions == policy.screen_sessions + looked
@@ -367,16 +366,16 @@ def test_what_is_detectable_is_detected(device: str) -> None:
     for seed in range(25):
         lab = Lab(seed=seed, machine=0.01 * small, noise=0.008 * small, comparator_noise=0.003 * small)
         then = store(lab.sessions(12))
-        stated = stored_module.minimum_effect(then, policy)
+        stated = design.minimum_effect(then, policy)
         first, more = lab.sessions(policy.screen_sessions), lab.sessions(policy.confirm_sessions)
         for case, change in stated.items():
             head = {case: first[case]}
             scaled(head[case], range(len(head[case])), 1 + change)
             scaled(more[case], range(len(more[case])), 1 + change)
         for case in stated:  # each alone beside calm ones: the screen of a case does not depend on the others' subjects
-            screened = stored_module.screen(then, first, policy)
+            screened = design.screen_stored(then, first, policy)
             alone = dataclasses.replace(screened, slower=tuple(c for c in screened.slower if c == case), faster=())
-            judgements = stored_module.confirm(then, {case: more[case]}, alone, policy)
+            judgements = design.confirm_stored(then, {case: more[case]}, alone, policy)
             found += judgements[case].verdict is Verdict.SLOWER
             planted += 1
     assert 0.90 < found / planted < 0.995, (found, planted)
@@ -553,8 +552,8 @@ def test_a_machine_somewhat_slower_is_allowed_for_in_raw_cases() -> None:
 def test_the_shift_says_how_many_comparators_moved() -> None:
     lab, policy = Lab(), Policy()
     stored = store(lab.sessions(12))
-    assert stored_module.screen(stored, lab.sessions(3), policy).anchor is None
-    reason = stored_module.screen(stored, lab.sessions(3, comparator=0.9), policy).anchor
+    assert design.screen_stored(stored, lab.sessions(3), policy).anchor is None
+    reason = design.screen_stored(stored, lab.sessions(3, comparator=0.9), policy).anchor
     assert reason is not None
     assert "12 of 12" in reason.text
 

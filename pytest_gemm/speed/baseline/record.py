@@ -66,14 +66,13 @@ def got_slower(
         sessions: of the recording.
         policy: of the gate.
     """
-    from pytest_gemm.speed.gate import estimates
-    from pytest_gemm.speed.gate import stored as stored_module
+    from pytest_gemm.speed.gate import design, estimates
 
     if not sessions:
         return {}
     known = stored(baselines, sessions[0])
-    screened = stored_module.screen(known, estimates.readings(sessions[: policy.screen_sessions]), policy)
-    judgements = stored_module.confirm(known, estimates.readings(sessions[policy.screen_sessions :]), screened, policy)
+    screened = design.screen_stored(known, estimates.readings(sessions[: policy.screen_sessions]), policy)
+    judgements = design.confirm_stored(known, estimates.readings(sessions[policy.screen_sessions :]), screened, policy)
 
     def seems_slower(judgement: Judgement) -> bool:
         figures = [one.estimate for one in timed.get(judgement.case, ()) if not one.disturbed]
@@ -212,7 +211,7 @@ def from_sessions(
         else:
             baselines.append(_entry(good, sessions[0], Peaks.of(sessions)))
     if policy is not None and baselines:
-        from pytest_gemm.speed.gate.stored import minimum_effect
+        from pytest_gemm.speed.gate.design import minimum_effect
 
         seen = minimum_effect({one.case: one.stored() for one in baselines}, policy)
         baselines = [replace(one, minimum_effect=seen.get(one.case)) for one in baselines]

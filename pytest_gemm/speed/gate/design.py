@@ -1,16 +1,36 @@
-"""What a run is compared with: stored baselines, or sessions of another environment that pair with its own."""
+"""What a run is compared with: stored baselines, or sessions of another environment that pair with its own.
+
+Both designs reduce sessions to :class:`Evidence`, of which :mod:`decide` makes judgements.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from pytest_gemm.case_id import CaseId
+from pytest_gemm.outcome import Verdict
 from pytest_gemm.speed.data import Judgement
-from pytest_gemm.speed.gate import pairs
-from pytest_gemm.speed.gate import stored as stored_module
-from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
+from pytest_gemm.speed.gate import decide, estimates
+from pytest_gemm.speed.gate.decide import Anchor, Evidence, Gathered
+from pytest_gemm.speed.gate.estimates import (
+    Learnt,
+    Reading,
+    Screened,
+    Share,
+    Spreads,
+    Stored,
+    View,
+    logs,
+    paired,
+    undisturbed,
+)
 from pytest_gemm.speed.gate.policy import Policy
+from pytest_gemm.speed.gate.sentences import many, reason
 
 Readings = Mapping[CaseId, Sequence[Reading]]
 
@@ -30,8 +50,8 @@ class Design:
     def screen(self, base: Readings, head: Readings) -> Screened:
         """Judge the first sessions; ``base`` is without effect where baselines are stored."""
         if self.stored is None:
-            return pairs.screen(base, head, self.policy)
-        return stored_module.screen(self.stored, head, self.policy)
+            return screen_pairs(base, head, self.policy)
+        return screen_stored(self.stored, head, self.policy)
 
     def confirm(
         self, screened: Screened, more: Callable[[tuple[CaseId, ...], int], tuple[Readings, Readings]]
@@ -52,9 +72,9 @@ class Design:
             base, head = ({case: some[case] for case in cases if case in some} for some in more(cases, count))
             last = count == counts[-1]
             if self.stored is None:
-                found = pairs.confirm(base, head, screened, policy, last=last)
+                found = confirm_pairs(base, head, screened, policy, last=last)
             else:
-                found = stored_module.confirm(self.stored, head, screened, policy, last=last)
+                found = confirm_stored(self.stored, head, screened, policy, last=last)
             judgements.update((case, found[case]) for case in cases)
             screened = dataclasses.replace(
                 screened,
@@ -62,3 +82,273 @@ class Design:
                 faster=tuple(case for case in screened.faster if found[case] == known[case]),
             )
         return judgements
+
+
+# -- against stored baselines: sessions of the head, each against all stored ones -------------------------------
+
+
+def screen_stored(stored: Mapping[CaseId, Stored], head: Readings, policy: Policy) -> Screened:
+    """Judge the first sessions of the head against what is stored.
+
+    The estimate is the median of the sessions against that of the stored ones, with the spread of the baseline.
+    """
+    learnt = estimates.learn(_spreads(stored, policy))
+    needed = estimates.fewest(policy.screen_sessions)
+
+    def gather(case: CaseId, some: Sequence[Reading]) -> Gathered:
+        if case not in stored or not stored[case].readings:
+            return decide.no_baseline(case, some, "no baseline is stored for this case")
+        if case not in learnt.at:
+            return _thin(case, stored[case], some, policy)
+        found = _against_stored(stored[case], some, learnt, policy, needed, confirming=False)
+        return found or decide.without(case, some, needed, "session")
+
+    gathered = {case: gather(case, some) for case, some in head.items()}
+    anchor = decide.anchor_of((e for e in gathered.values() if isinstance(e, Evidence) and not e.is_far), policy)
+    return decide.screened(gathered, policy, "session", learnt, anchor)
+
+
+def confirm_stored(
+    stored: Mapping[CaseId, Stored],
+    head: Readings,
+    screened: Screened,
+    policy: Policy,
+    *,
+    last: bool = True,
+) -> dict[CaseId, Judgement]:
+    """Judge all cases: the wanted ones by ``head``, the sessions of the confirmation alone, the others as screened.
+
+    A wanted case that ``head`` lacks stays to be confirmed.
+    """
+    wanted = {case: stored[case] for case in screened.wanted}
+    learnt = Learnt(_spreads(wanted, policy), screened.weights, screened.priors)
+
+    def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
+        some = head.get(case)
+        return some and (_against_stored(stored[case], some, learnt, policy, needed, confirming=True) or some)
+
+    return decide.confirmed(screened, gather, policy, "session", last=last)
+
+
+def minimum_effect(stored: Mapping[CaseId, Stored], policy: Policy) -> dict[CaseId, float]:
+    """The smallest slow-down of each case that screen and confirmation find with a power of 95%, as a fraction.
+
+    A case with fewer usable sessions than ``policy.fewest_stored`` is left out.
+    """
+    learnt = estimates.learn(_spreads(stored, policy))
+    return {
+        case: estimates.smallest(by[weight], learnt.priors[weight], by[weight].sessions, policy.sessions, policy)
+        for case, by in learnt.at.items()
+        for weight in [learnt.weights[case]]
+    }
+
+
+def _spreads(stored: Mapping[CaseId, Stored], policy: Policy) -> Spreads:
+    """The spreads of the cases that have enough usable sessions."""
+    usable = {case: undisturbed(one.readings) for case, one in stored.items()}
+    return {
+        case: estimates.spreads(functools.partial(logs, some), policy.floor, has_comparator=paired(some))
+        for case, some in usable.items()
+        if len(some) >= policy.fewest_stored
+    }
+
+
+def _thin(case: CaseId, stored: Stored, head: Sequence[Reading], policy: Policy) -> Judgement:
+    """The judgement on a case whose baseline has too few sessions."""
+    usable = len(undisturbed(stored.readings))
+    return dataclasses.replace(
+        decide.no_baseline(case, head, ""),
+        verdict=Verdict.UNDECIDED,
+        reason=reason("thin-baseline", usable=many(usable, "usable session"), needed=policy.fewest_stored),
+        stored_seconds=statistics.median(r.subject for r in stored.readings),
+    )
+
+
+def _against_stored(
+    stored: Stored, head: Sequence[Reading], learnt: Learnt, policy: Policy, needed: int, *, confirming: bool
+) -> Evidence | None:
+    """The evidence on a case; ``None`` with too few undisturbed sessions.
+
+    A case is decided although its sessions are disturbed when each new session is far beyond the slowest stored one,
+    by time and as a ratio.  Without a comparator the load and the code cannot be told apart.
+    """
+    case, base, usable = stored.case, undisturbed(stored.readings), undisturbed(head)
+    is_far = len(usable) < needed
+    if is_far:
+        usable = list(head)
+        if len(head) < needed or not (paired(head) and paired(base)):
+            return None
+        changes = [x - max(logs(base, w)) for w in (0.0, 1.0) for x in logs(head, w)]
+        if not estimates.is_far(changes, policy):
+            return None
+    then, first = learnt.at[case], stored.first
+    since_first = {}
+    if first is not None:
+        known = (w for w in then if w is not None and (not w or first.comparator))
+        since_first = {w: then[w].centre - logs([first], w)[0] for w in known}
+    return Evidence(
+        case,
+        base,
+        usable,
+        functools.partial(logs, usable),
+        then,
+        learnt,
+        policy,
+        own_spread=confirming,
+        has_comparator=paired(usable) and 1.0 in then,
+        since_first=since_first,
+        note=stored.note,
+        is_far=is_far,
+    )
+
+
+# -- two builds side by side: the difference within a pair, which the state of the machine is not in ------------
+
+
+class _Pairs(NamedTuple):
+    """Neighbouring sessions of base and head; both have as many."""
+
+    base: Sequence[Reading]
+    head: Sequence[Reading]
+
+    @classmethod
+    def of(cls, base: Sequence[Reading], head: Sequence[Reading]) -> _Pairs:
+        """The sessions that have a partner, by their number, or by position where they have none."""
+        left, right = (
+            {position if r.session is None else r.session: r for position, r in enumerate(some)}
+            for some in (base, head)
+        )
+        both = sorted(left.keys() & right.keys())
+        return cls([left[n] for n in both], [right[n] for n in both])
+
+    @property
+    def whole(self) -> _Pairs:
+        """The pairs of which neither is disturbed."""
+        kept = [(b, h) for b, h in zip(*self, strict=True) if not b.disturbed and not h.disturbed]
+        return _Pairs([b for b, _ in kept], [h for _, h in kept])
+
+    @property
+    def merged(self) -> list[Reading]:
+        """Head's readings, disturbed where base's are."""
+        return [
+            dataclasses.replace(h, disturbed=h.disturbed or (f"base: {b.disturbed}" if b.disturbed else ""))
+            for b, h in zip(*self, strict=True)
+        ]
+
+    @property
+    def has_comparator(self) -> bool:
+        """Whether all sessions have one."""
+        return paired(self.base) and paired(self.head)
+
+    def differences(self, share: Share) -> list[float]:
+        """Of the logarithms, pair by pair."""
+        return [h - b for b, h in zip(logs(self.base, share), logs(self.head, share), strict=True)]
+
+
+def screen_pairs(base: Readings, head: Readings, policy: Policy) -> Screened:
+    """Judge the first pairs of sessions of two environments that ran in alternation.
+
+    The spread of the differences chooses the weight (a spread knows nothing of the location, so this does not favour a
+    verdict).  A comparator that itself differs between the environments is left out, case by case or, when its median
+    case moved, altogether.
+    """
+    needed = max(2, estimates.fewest(policy.screen_pairs))
+    pairs = {case: _Pairs.of(base[case], some) for case, some in head.items() if case in base}
+    enough = {case: one.whole for case, one in pairs.items() if len(one.whole.head) >= needed}
+    learnt = estimates.learn(
+        {
+            case: estimates.spreads(one.differences, policy.floor, has_comparator=one.has_comparator)
+            for case, one in enough.items()
+        }
+    )
+    whole = _median_case((one for one in enough.values() if one.has_comparator), learnt, policy)
+    why = reason("comparators-differ", whole=whole) if whole and _differs(whole, policy) else None
+    gathered: dict[CaseId, Gathered] = {}
+    for case, some in head.items():
+        if case in enough:
+            gathered[case] = _of_pairs(case, enough[case], learnt, policy, comparators_differ=why is not None)
+        elif not base.get(case):
+            gathered[case] = decide.no_baseline(case, some, "the base did not run this case")
+        else:
+            far = _far(case, pairs[case], learnt, policy, needed)
+            gathered[case] = far or decide.without(case, pairs[case].merged, needed, "pair")
+    weights = {case: one.weight for case, one in gathered.items() if isinstance(one, Evidence) and one.is_far}
+    learnt = learnt._replace(weights={**learnt.weights, **weights})
+    anchor = Anchor(why, whole.estimate if whole else 0.0, raw_moved=False)
+    return decide.screened(gathered, policy, "pair", learnt, anchor)
+
+
+def confirm_pairs(
+    base: Readings,
+    head: Readings,
+    screened: Screened,
+    policy: Policy,
+    *,
+    last: bool = True,
+) -> dict[CaseId, Judgement]:
+    """Judge all cases: the wanted ones by the pairs of the confirmation alone, the others as screened.
+
+    The rule is that of :func:`decide.confirmed`, on the differences within pairs.  Weight and common variance are
+    those of the screen.
+    """
+    learnt = Learnt({}, screened.weights, screened.priors)
+
+    def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
+        if case not in head or case not in base:
+            return None
+        pairs = _Pairs.of(base[case], head[case])
+        if len(pairs.whole.head) >= needed:
+            return _of_pairs(case, pairs.whole, learnt, policy, comparators_differ=screened.anchor is not None)
+        return _far(case, pairs, learnt, policy, needed) or pairs.merged
+
+    return decide.confirmed(screened, gather, policy, "pair", last=last)
+
+
+def _of_pairs(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, *, comparators_differ: bool) -> Evidence:
+    """The evidence on a case that has enough pairs."""
+    found = _compared(case, pairs, learnt, policy)
+    if found.comparator is None or not (comparators_differ or _differs(found.comparator, policy)):
+        return found
+    return dataclasses.replace(
+        found, differs=True, note="by time alone, for the comparator differs between base and head"
+    )
+
+
+def _compared(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy) -> Evidence:
+    has = pairs.has_comparator
+    return Evidence(case, *pairs, pairs.differences, {}, learnt, policy, own_spread=True, has_comparator=has)
+
+
+def _far(case: CaseId, pairs: _Pairs, learnt: Learnt, policy: Policy, needed: int) -> Evidence | None:
+    """The evidence of disturbed pairs that are all far slower; the two of a pair meet the same load."""
+    weights = (0.0, 1.0) if pairs.has_comparator else (0.0,)
+    changes = [change for weight in weights for change in pairs.differences(weight)]
+    if len(pairs.head) < needed or not estimates.is_far(changes, policy):
+        return None
+    found = _compared(case, pairs, learnt._replace(weights={case: weights[-1]}), policy)
+    return dataclasses.replace(found, is_far=True)
+
+
+def _median_case(pairs: Iterable[_Pairs], learnt: Learnt, policy: Policy) -> View | None:
+    """How head's comparators as a whole differ from base's: the median case of each pair; ``None`` without any.
+
+    What the machine does within a pair is in all its cases, so the pairs are what varies, not the cases.
+    """
+    by_pair: dict[int, list[float]] = {}
+    for one in pairs:
+        for position, (before, after) in enumerate(zip(*one, strict=True)):
+            change = math.log((after.comparator or math.nan) / (before.comparator or math.nan))
+            number = position if after.session is None else after.session
+            by_pair.setdefault(number, []).append(change)
+    if len(by_pair) < 2:
+        return None
+    medians = [statistics.median(some) for some in by_pair.values()]
+    return estimates.change(medians, None, learnt.priors[None], policy, own_spread=True)
+
+
+def _differs(comparator: View, policy: Policy) -> bool:
+    """Whether a comparator differs between base and head: beyond the shift, at 5% on either side."""
+    limit = math.log1p(policy.anchor_shift)
+    return (
+        abs(comparator.estimate) > limit and min(comparator.p_slower(0.0), comparator.mirrored().p_slower(0.0)) < 0.025
+    )
