@@ -47,7 +47,7 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
         found: outcomes; those with evidence have failed.
         case: that they are of.
         rerun: how to run it again.
-        warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`pin.Case`.
+        warm: ``here`` or ``elsewhere`` where it was compiled before with other constants, see :class:`repro.Case`.
 
     Returns:
         why the folder of a case is not complete, a full disk for instance; "" where all was written.
@@ -70,7 +70,7 @@ def _save_one(folder: Path, outcome: Outcome, evidence: Evidence, case: Case, re
     place.mkdir(parents=True, exist_ok=True)
     text = text_module.failure(outcome, rerun) + "\n"
     try:
-        _write_script(place / "repro.py", _script(case, outcome, evidence, warm))
+        _write_script(place / "repro.py", outcome, evidence, case, warm)
     except Unsupported as none:
         text += f"  no script: {none.reason}\n"
     (place / "report.txt").write_text(text, encoding="utf-8")
@@ -108,35 +108,31 @@ def save_defect(folder: Path, judged: Judged, case: Case, warm: str = "") -> str
     try:
         if path.exists() and (there := _problem_of(path)) is not None and _size(there) <= _size(case.problem):
             return ""
-        made = _script(case, judged.outcome, judged.evidence, warm)
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_script(path, made)
+        _write_script(path, judged.outcome, judged.evidence, case, warm)
     except Unsupported:
-        return ""
+        pass
     except OSError as error:
         return str(error)
     return ""
 
 
-def _script(case: Case, outcome: Outcome, evidence: Evidence, warm: str) -> repro.Script:
-    """The script of one outcome.
+def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, warm: str) -> None:
+    """The script of one outcome, with its tensors beside it.
 
     Raises:
         Unsupported: when there can be none.
     """
-    choice = outcome.candidate or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
-    if outcome.chosen and "out of the FX graph cache" in choice:
-        choice = ""
+    candidate = outcome.candidate or (outcome.chosen[0] if len(outcome.chosen) == 1 else "")
+    if outcome.chosen and "out of the FX graph cache" in candidate:
+        candidate = ""
     backend = case.backend
     if not isinstance(backend, ScriptedBackend):
         raise Unsupported("no-script", f"{backend.name} does not say how PyTorch alone comes to its kernels")
     with precision.cpu_threads(case.threads):
-        recipe = backend.recipe(case.problem, evidence.operands, case.request(choice))
-    return repro.script(repro.Case(outcome, recipe, evidence, warm))
-
-
-def _write_script(path: Path, made: repro.Script) -> None:
+        recipe = backend.recipe(case.problem, evidence.operands, case.request(candidate))
+    made = repro.script(repro.Case(outcome, recipe, evidence, warm))
     beside = path.with_suffix(".pt")
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside.unlink(missing_ok=True)
     if made.tensors:
         _store(made.tensors, beside)

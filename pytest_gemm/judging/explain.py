@@ -7,6 +7,7 @@ it reproduces them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, Final
@@ -107,7 +108,7 @@ def _elsewhere(wrong: Wrong) -> str:
                 return f"batch {batch} holds the answer of batch {int(fits.nonzero()[0])}"
         x, bad, lo, hi = (t[batches[0]] for t in (x, bad, lo, hi))
     by_line = _moved(x, bad, lo, hi, "row") or _moved(x.mT, bad.mT, lo.mT, hi.mT, "column")
-    return by_line or _swapped(x, bad, lo, hi, wrong.tile)
+    return by_line or _swapped(x, bad, lo, hi)
 
 
 def _moved(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, name: str) -> str:
@@ -133,15 +134,13 @@ def _moved(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tenso
     return f"{subject} holds the answer of {name} {other}"
 
 
-def _swapped(
-    x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, tile: tuple[int, int] | None
-) -> str:
+def _swapped(x: torch.Tensor, bad: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> str:
     """One tile that holds the answer of another tile of the same grid."""
     m, n = x.shape
     r0, _, c0, _ = bounding_box(bad, 0)
-    for rows, columns in ([tile] if tile else []) + [(e, f) for e in EDGES for f in EDGES if e * f >= 64]:
+    for rows, columns in itertools.product(EDGES, EDGES):
         i, j = r0 // rows * rows, c0 // columns * columns
-        if i + rows > m or j + columns > n or (rows == m and columns == n):
+        if rows * columns < 64 or i + rows > m or j + columns > n or (rows == m and columns == n):
             continue
         part = x[i : i + rows, j : j + columns]
         if len(part.unique()) < FEW:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +47,6 @@ class Wrong:
         bad: which elements are wrong; bool.
         interval: what the result may be.
         problem, operands: what was computed, and from what.
-        tile: the kernel's tile (rows, columns), if known.
         others: results of earlier calls by name.
     """
 
@@ -55,7 +55,6 @@ class Wrong:
     interval: Interval
     problem: Problem
     operands: Operands
-    tile: tuple[int, int] | None
     others: Mapping[str, torch.Tensor]
 
     @functools.cached_property
@@ -84,7 +83,7 @@ def described_pattern(wrong: Wrong) -> str:
     bad = wrong.bad
     if len(wrong.values) == 1:
         return f"it is the only bad element of {bad.numel()}" if bad.numel() > 1 else "it is the only element"
-    if text := _grouped(bad, wrong.operands.groups, wrong.tile):
+    if text := _grouped(bad, wrong.operands.groups):
         return text
     prefix = ""
     if bad.dim() == 3:
@@ -94,7 +93,7 @@ def described_pattern(wrong: Wrong) -> str:
             prefix = _batches(which, len(batches))
         # One matrix stands for all: what is bad in any of them.
         bad = bad[batches].any(0)
-    found = _plane(bad, wrong.tile)
+    found = _plane(bad)
     if not prefix:
         return found
     if bool(bad.all()):
@@ -102,7 +101,7 @@ def described_pattern(wrong: Wrong) -> str:
     return f"{prefix}; there {found}"
 
 
-def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...], tile: tuple[int, int] | None) -> str:
+def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...]) -> str:
     """What a grouped product got wrong in terms of its groups; "" where they explain nothing."""
     filled = [(g, first, last) for g, (first, last) in enumerate(groups) if last > first]
     rows = bad.any(1)
@@ -119,7 +118,7 @@ def _grouped(bad: torch.Tensor, groups: tuple[tuple[int, int], ...], tile: tuple
         return f"{len(which)} of {len(groups)} groups are bad ({_few([g for g, _, _ in which])})"
     g, first, last = which[0]
     inside = bad[first:last]
-    there = "all of it" if bool(inside.all()) else f"there {_plane(inside, tile)}"
+    there = "all of it" if bool(inside.all()) else f"there {_plane(inside)}"
     return f"only group {g} of {len(groups)}, rows {first} to {last - 1}, is bad: {there}"
 
 
@@ -141,9 +140,9 @@ def pattern_of(rows: torch.Tensor, columns: torch.Tensor) -> str:
         return f"{prefix}every row and every column has bad elements"
     lines = rows[:, None] & columns
     if int(lines.sum()) == _area(bounding_box(lines, 0)):
-        return prefix + _plane(lines, None, ends=False)
+        return prefix + _plane(lines, ends=False)
     texts = [
-        f"{name} are bad: {_plane(line, None).replace('the bad elements are', 'they are')}"
+        f"{name} are bad: {_plane(line).replace('the bad elements are', 'they are')}"
         for name, line in (("rows", rows[:, None]), ("columns", columns[None, :]))
         if not bool(line.all())
     ]
@@ -165,7 +164,7 @@ def _few(numbers: list[int], most: int = 6) -> str:
     return f"{shown}, ..." if len(numbers) > most else shown
 
 
-def _plane(bad: torch.Tensor, tile: tuple[int, int] | None, *, ends: bool = True) -> str:
+def _plane(bad: torch.Tensor, *, ends: bool = True) -> str:
     """The pattern within one matrix; ``ends``: with the place of a single row or column."""
     m, n = bad.shape
     count = int(bad.sum())
@@ -194,9 +193,9 @@ def _plane(bad: torch.Tensor, tile: tuple[int, int] | None, *, ends: bool = True
     # A box that leaves little of the output out says something only if it is full: otherwise the edges are chance.
     telling = _area(box) <= 0.75 * m * n or (_area(box) < m * n and density >= 0.9)
     dense = covered >= 2 and density >= _DENSE
-    tiled, tiles = _tiles(bad, tile)
+    tiled, tiles = _tiles(bad)
     if dense and telling and not (tiles and 2 * tiled <= _area(box)):
-        return _rectangle(are, have, box, (m, n), tile)
+        return _rectangle(are, have, box, (m, n))
     for text in (_period(bad, 1, "N"), _period(bad, 0, "M"), _elbow(bad), tiles, _triangle(bad)):
         if text:
             return text
@@ -234,55 +233,37 @@ def _along(name: str, first: int, last: int, line: torch.Tensor) -> str:
     return f", {name} {first} to {last - 1}" if last - first < len(line) else ""
 
 
-def _rectangle(
-    are: str, have: str, box: tuple[int, int, int, int], shape: tuple[int, int], tile: tuple[int, int] | None
-) -> str:
+def _rectangle(are: str, have: str, box: tuple[int, int, int, int], shape: tuple[int, int]) -> str:
     """A densely bad rectangle that is not the whole output."""
-    r0, r1, c0, c1 = box
-    m, n = shape
+    (r0, r1, c0, c1), (m, n) = box, shape
     if c1 - c0 == n:
-        return f"{have} {_range('row', r0, r1, m, 'M', tile[0] if tile else None)}"
+        return f"{have} {_range('row', r0, r1, m, 'M')}"
     if r1 - r0 == m:
-        return f"{have} {_range('column', c0, c1, n, 'N', tile[1] if tile else None)}"
-    edges = _aligned(box, shape, tile)
-    if edges:
-        return f"{are} in the {edges[0]}x{edges[1]} tile at row {r0}, column {c0}"
+        return f"{have} {_range('column', c0, c1, n, 'N')}"
+    rows, columns = _edge(r0, r1, m), _edge(c0, c1, n)
+    if rows and columns:
+        return f"{are} in the {rows}x{columns} tile at row {r0}, column {c0}"
     if r1 == m and c1 == n:
         return f"{have} row >= {r0} and column >= {c0}: the corner where the tails of M and N meet"
     return f"{are} in the rectangle of rows {r0} to {r1 - 1}, columns {c0} to {c1 - 1}"
 
 
-def _range(name: str, first: int, last: int, size: int, axis: str, edge: int | None) -> str:
+def _edge(first: int, last: int, size: int) -> int | None:
+    """The edge of the tiles of which an interval is one; the one at the end may be cut off."""
+    return next((e for e in EDGES if first % e == 0 and last == min(first + e, size) and e <= size), None)
+
+
+def _range(name: str, first: int, last: int, size: int, axis: str) -> str:
     """An interval of rows or columns, with what it is in terms of tiles."""
     if last == size:
-        edges = (edge,) if edge else EDGES
-        fits = next((e for e in edges if size % e and size - size % e == first), None)
-        why = f" ({axis} mod {fits} = {size % fits})" if fits else ""
-        if 4 * first < size and not why:
+        edge = next((e for e in EDGES if size % e and size - size % e == first), None)
+        if 4 * first < size and not edge:
             return f"{name} >= {first}"
-        return f"{name} >= {first}: an {axis}-tail{why}"
+        return f"{name} >= {first}: an {axis}-tail" + (f" ({axis} mod {edge} = {size % edge})" if edge else "")
     if first == 0:
         return f"{name} < {last}: the head of {axis}"
-    edges = (edge,) if edge else EDGES
-    fits = next((e for e in edges if first % e == 0 and last - first == e), None)
-    return f"{name}s {first} to {last - 1}{f': the block {first // fits} of {fits}' if fits else ''}"
-
-
-def _aligned(
-    box: tuple[int, int, int, int], shape: tuple[int, int], tile: tuple[int, int] | None
-) -> tuple[int, int] | None:
-    """The tile that a rectangle is, if its edges lie on a tile grid; tiles at the end may be cut off."""
-    r0, r1, c0, c1 = box
-
-    def edge(first: int, last: int, size: int, edges: tuple[int, ...]) -> int | None:
-        return next((e for e in edges if first % e == 0 and last == min(first + e, size) and e <= size), None)
-
-    if tile:
-        found = edge(r0, r1, shape[0], tile[:1]), edge(c0, c1, shape[1], tile[1:])
-        if found[0] and found[1]:
-            return found[0], found[1]
-    row, column = edge(r0, r1, shape[0], EDGES), edge(c0, c1, shape[1], EDGES)
-    return (row, column) if row and column else None
+    edge = next((e for e in EDGES if first % e == 0 and last - first == e), None)
+    return f"{name}s {first} to {last - 1}" + (f": the block {first // edge} of {edge}" if edge else "")
 
 
 def _period(bad: torch.Tensor, axis: int, name: str) -> str:
@@ -294,13 +275,12 @@ def _period(bad: torch.Tensor, axis: int, name: str) -> str:
     for period in (2, 4, 8, 16, 32, 64, 128):
         if size < 3 * period or total < 6:
             continue
-        index = torch.arange(size) % period
-        by_residue = torch.zeros(period, dtype=torch.int64).index_add_(0, index, counts)
+        by_residue = F.pad(counts, (0, -size % period)).view(-1, period).sum(0)
         strong = by_residue >= by_residue.amax() / 4
         residues = strong.nonzero().flatten()
         if len(residues) > period // 2 or int(by_residue[strong].sum()) < COVER * total:
             continue
-        members = strong[index]
+        members = strong[torch.arange(size) % period]
         # Every member must be hit, or it is not the period that decides.
         if int((counts[members] > 0).sum()) < 0.9 * int(members.sum()):
             continue
@@ -308,10 +288,10 @@ def _period(bad: torch.Tensor, axis: int, name: str) -> str:
             continue
         word = "columns" if axis == 1 else "rows"
         which = residues.tolist()
+        found = f"residue{'s' if len(which) > 1 else ''} {_few(which)}"
         if which == list(range(which[0], which[-1] + 1)) and len(which) > 1:
-            return f"the bad elements are {word} of period {period} in {name}, residues {which[0]} to {which[-1]}"
-        residue = "residue" if len(which) == 1 else "residues"
-        return f"the bad elements are {word} of period {period} in {name}, {residue} {_few(which)}"
+            found = f"residues {which[0]} to {which[-1]}"
+        return f"the bad elements are {word} of period {period} in {name}, {found}"
     return ""
 
 
@@ -330,16 +310,14 @@ def _elbow(bad: torch.Tensor) -> str:
     return f"the bad elements have row >= {r0} or column >= {c0}: the tails of M and N"
 
 
-def _tiles(bad: torch.Tensor, tile: tuple[int, int] | None) -> tuple[int, str]:
+def _tiles(bad: torch.Tensor) -> tuple[int, str]:
     """Some tiles of a grid are bad and all others are untouched: the area of the bad ones, and a sentence or ""."""
     m, n = bad.shape
     total = int(bad.sum())
-    grids = [tile] if tile else []
-    grids += [(e, f) for e in EDGES for f in EDGES]
     planes = bad[None].float(), torch.ones(1, m, n)
     # The tightest cover wins, and of equal ones that of larger tiles.
     best = (m * n, 0, "")
-    for rows, columns in grids:
+    for rows, columns in itertools.product(EDGES, EDGES):
         if rows > m or columns > n or (rows >= m and columns >= n):
             continue
         sums, sizes = (F.avg_pool2d(x, (rows, columns), ceil_mode=True, divisor_override=1)[0] for x in planes)
@@ -354,8 +332,6 @@ def _tiles(bad: torch.Tensor, tile: tuple[int, int] | None) -> tuple[int, str]:
         more = ", ..." if tiles > 4 else ""
         which = f"{tiles} of {hit.numel()} tiles of {rows}x{columns}"
         best = area, -rows * columns, f"the bad elements fill {which}, at {', '.join(corners)}{more}"
-        if (rows, columns) == tile:
-            break
     return best[0], best[2]
 
 

@@ -132,7 +132,6 @@ def compare(
     problem: Problem,
     operands: Operands,
     *,
-    tile: tuple[int, int] | None = None,
     others: Mapping[str, torch.Tensor] | None = None,
     whole: bool = True,
 ) -> Comparison:
@@ -146,7 +145,6 @@ def compare(
         interval: what is right.
         problem: what was computed.
         operands: from what.
-        tile: the kernel's tile (rows, columns) if known; tried first when bad elements are located.
         others: results of earlier calls by name, to recognise a stale one.
         whole: ``False`` for lines of a larger result: then the place of wrong elements is not described;
             it depends on the lines.
@@ -162,7 +160,7 @@ def compare(
     bad = rejected(x, interval) if score.bad else interval.wrong_zeros(x)
     if not bool(bad.any()):
         return Comparison(score.ratio, share)
-    mismatch = _mismatch(Wrong(x, bad, interval, problem, operands, tile, others or {}), actual, whole)
+    mismatch = _mismatch(Wrong(x, bad, interval, problem, operands, others or {}), actual, whole)
     return Comparison(mismatch.ratio, share, mismatch)
 
 
