@@ -806,7 +806,7 @@ def test_the_difference_of_two_states_is_sorted_by_change(
     assert run(capsys, *words).splitlines() == [
         "case                         old       new  change        speed-up  note",
         "cpp-mm:f32:nn:32x64x64  100.5 us  120.6 us  +20.0%  2.00x -> 2.00x  a|b",
-        "cpp-mm:f32:nn:16x64x64  100.5 us   80.4 us  -20.0%  2.00x -> 2.00x  choice - -> tile-b",
+        "cpp-mm:f32:nn:16x64x64  100.5 us   80.4 us  -20.0%  2.00x -> 2.00x  selected - -> tile-b",
         "cpp-mm:f32:nn:8x8x8            -  2.513 ms       -      - -> 2.00x  added",
         "cpp-mm:f32:nn:64x64x64  100.5 us         -       -      2.00x -> -  removed",
         "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import operator
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,46 +20,6 @@ from pytest_gemm.storage.cache import last_recording
 from pytest_gemm.text import did_you_mean, show, table
 
 # -- comparing two states of the store -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A case whose baseline differs between two states of the store.
-
-    Attributes:
-        hardware: the hardware key.
-        case: which.
-        old: ``None`` for an added case.
-        new: ``None`` for a removed one.
-    """
-
-    hardware: str
-    case: CaseId
-    old: Baseline | None
-    new: Baseline | None
-
-    @property
-    def change(self) -> float | None:
-        """Relative change of the median time; ``None`` where there are not two comparable figures."""
-        if self.old is None or self.new is None or self.old.contract != self.new.contract:
-            return None
-        return self.new.median_us / self.old.median_us - 1.0
-
-    @property
-    def note(self) -> str:
-        """What else is to be said: added, removed, not comparable, another choice, why a slow-down was accepted."""
-        if self.new is None:
-            return "removed"
-        if self.old is None:
-            return "added"
-        notes = []
-        if self.new.epoch > self.old.epoch and self.new.reason:
-            notes.append(self.new.reason)
-        elif self.old.contract != self.new.contract:
-            notes.append(f"timed in another way ({self.old.contract or '-'} -> {self.new.contract or '-'})")
-        if self.old.selected != self.new.selected:
-            notes.append(f"choice {' '.join(self.old.selected) or '-'} -> {' '.join(self.new.selected) or '-'}")
-        return "; ".join(notes)
 
 
 Tree = Mapping[str, Mapping[CaseId, Baseline]]  # by hardware key
@@ -109,37 +69,51 @@ def _git(repo: Path, source: str, *words: str) -> str:
         raise BaselineError(source, 0, f"git {' '.join(words)} gave no UTF-8", RESTORE) from None
 
 
-def differences(old: Tree, new: Tree) -> list[Difference]:
-    """Cases that differ, the worst slow-down first; then the incomparable, the added, the removed."""
+def difference_rows(old: Tree, new: Tree) -> list[list[str]]:
+    """A table of the cases that differ, the worst slow-down first; then the incomparable, the added, the removed."""
     found = [
-        Difference(hardware, case, old.get(hardware, {}).get(case), new.get(hardware, {}).get(case))
+        (hardware, case, old.get(hardware, {}).get(case), new.get(hardware, {}).get(case))
         for hardware in sorted({*old, *new})
         for case in sorted({*old.get(hardware, {}), *new.get(hardware, {})})
     ]
+    found = [one for one in found if one[2] != one[3]]
+    several = len({hardware for hardware, *_ in found}) > 1
+    rows = []
+    for hardware, case, then, now in found:
+        change = None
+        if then and now and then.contract == now.contract:
+            change = now.median_us / then.median_us - 1.0
+        order = (3 if now is None else 2 if then is None else 1 if change is None else 0), -(change or 0.0)
+        speedups = f"{_speedup(then)} -> {_speedup(now)}"
+        row = [
+            f"{hardware} {case}" if several else str(case),
+            time_text(then.median_us) if then else "-",
+            time_text(now.median_us) if now else "-",
+            "-" if change is None else percent(change),
+            "-" if speedups == "- -> -" else speedups,
+            _note(then, now),
+        ]
+        rows.append((order, row))
+    head = ["case", "old", "new", "change", "speed-up", "note"]
+    return [head, *(row for _, row in sorted(rows, key=operator.itemgetter(0)))]
 
-    def order(one: Difference) -> tuple[int, float]:
-        if one.old is None or one.new is None:
-            return (2 if one.old is None else 3), 0.0
-        return (1, 0.0) if one.change is None else (0, -one.change)
 
-    return sorted((one for one in found if one.old != one.new), key=order)
+def _speedup(one: Baseline | None) -> str:
+    return "-" if one is None or one.speedup is None else f"{one.speedup:.2f}x"
 
 
-def _difference_rows(found: Sequence[Difference]) -> list[list[str]]:
-    def time_of(one: Baseline | None) -> str:
-        return "-" if one is None else time_text(one.median_us)
-
-    def speedup(one: Baseline | None) -> str:
-        return "-" if one is None or one.speedup is None else f"{one.speedup:.2f}x"
-
-    rows = [["case", "old", "new", "change", "speed-up", "note"]]
-    several = len({one.hardware for one in found}) > 1
-    for one in found:
-        change = "-" if one.change is None else percent(one.change)
-        case = f"{one.hardware} {one.case}" if several else str(one.case)
-        both = f"{speedup(one.old)} -> {speedup(one.new)}"
-        rows.append([case, time_of(one.old), time_of(one.new), change, both if both != "- -> -" else "-", one.note])
-    return rows
+def _note(then: Baseline | None, now: Baseline | None) -> str:
+    """Added, removed, not comparable, another selected candidate, why a slow-down was accepted."""
+    if now is None or then is None:
+        return "removed" if now is None else "added"
+    notes = []
+    if now.epoch > then.epoch and now.reason:
+        notes.append(now.reason)
+    elif then.contract != now.contract:
+        notes.append(f"timed in another way ({then.contract or '-'} -> {now.contract or '-'})")
+    if then.selected != now.selected:
+        notes.append(f"selected {' '.join(then.selected) or '-'} -> {' '.join(now.selected) or '-'}")
+    return "; ".join(notes)
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
@@ -170,12 +144,11 @@ def _diff(given: argparse.Namespace) -> list[str]:
     if not any(old.values()) and not any(new.values()):
         remedy = "give folders of hardware keys, or --inside for where the revisions have them"
         raise BaselineError(f"{given.old} and {given.new}", 0, "hold no baselines", remedy)
-    found = differences(old, new)
+    rows = difference_rows(old, new)
     total = len({(key, case) for tree in (old, new) for key, cases in tree.items() for case in cases})
-    if not found:
+    if len(rows) == 1:
         return [f"no difference in {total} case(s)"]
-    rows = _difference_rows(found)
-    return [*_lines(rows, markdown=given.markdown), "", f"{len(found)} of {total} case(s) differ"]
+    return [*_lines(rows, markdown=given.markdown), "", f"{len(rows) - 1} of {total} case(s) differ"]
 
 
 def _lines(rows: Sequence[Sequence[str]], *, markdown: bool = False) -> list[str]:

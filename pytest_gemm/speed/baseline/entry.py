@@ -41,7 +41,7 @@ _Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where a span of comparable recordings begins.
 
-    Recording anew stays in the epoch.  A new one begins when a slow-down was accepted, or when the old figures are
+    Recording again stays in the epoch.  A new one begins when a slow-down was accepted, or when the old estimates are
     not comparable: another timing contract, another comparator.
 
     Attributes:
@@ -259,10 +259,10 @@ def _contradiction(line: Baseline) -> str:
 
 
 def _short(value: float | None, digits: int = _DIGITS) -> Any:
-    """A figure with as many significant digits as a line shows; ``None`` stays.
+    """A value with as many significant digits as a line shows; ``None`` stays.
 
     Raises:
-        ValueError: for what is no figure.
+        ValueError: for what is no measurement.
     """
     if value is None:
         return None
@@ -290,7 +290,7 @@ _NEWER: Final = "if a newer pytest-gemm wrote it, update this one; otherwise del
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A baseline with the line that it stands in, so that a line that is not recorded anew stays the same bytes."""
+    """A baseline with the line that it stands in, so that a line that is not recorded again stays the same bytes."""
 
     baseline: Baseline
     text: str

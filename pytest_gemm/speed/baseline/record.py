@@ -29,7 +29,8 @@ def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, S
     """What the gate compares a run with.
 
     A baseline that was timed in another way is left out, see :func:`incomparable`.  One of other software is compared,
-    and its note says so.  Of one that was recorded beside another comparator only the subject's time is left.
+    and its note names the difference.  Of one that was recorded beside another comparator only the subject's time is
+    left.
 
     Args:
         baselines: of the run's hardware key.
@@ -48,7 +49,7 @@ def stored(baselines: Mapping[CaseId, Baseline], now: Session) -> dict[CaseId, S
 
 
 def incomparable(baselines: Mapping[CaseId, Baseline], now: Session) -> list[CaseId]:
-    """Cases whose baselines were timed in another way than the session; recording them anew replaces these."""
+    """Cases whose baselines were timed in another way than the session; recording them again replaces these."""
     return sorted(case for case, one in baselines.items() if one.contract != now.contract)
 
 
@@ -75,9 +76,9 @@ def got_slower(
     judgements = design.confirm_stored(known, estimates.readings(sessions[policy.screen_sessions :]), screened, policy)
 
     def seems_slower(judgement: Judgement) -> bool:
-        figures = [one.estimate for one in timed.get(judgement.case, ()) if not one.disturbed]
+        estimated = [one.estimate for one in timed.get(judgement.case, ()) if not one.disturbed]
         limit = baselines[judgement.case].median_us * MICRO * (1.0 + policy.delta)
-        return bool(figures) and statistics.median(figures) > limit
+        return bool(estimated) and statistics.median(estimated) > limit
 
     timed = by_case(sessions)
     return {
@@ -154,7 +155,7 @@ def record_sessions(
     Args:
         store: of their hardware.
         sessions: of one group.
-        policy: of the gate, which says what is detectable and what got slower.
+        policy: of the gate, for what is detectable and what got slower.
         k: how many sessions are needed.
         force: see :func:`recordable`.
         accept: patterns of cases that may have got slower.

@@ -1,6 +1,6 @@
 """The store of baselines: ``baselines/<hardware-key>/<backend>.jsonl``, one line of JSON a case, sorted by case.
 
-The files are made to be read in a pull request and merged by git: keys stand in a fixed order, figures have five
+The files are made to be read in a pull request and merged by git: keys stand in a fixed order, values have five
 digits, and a recording rewrites the lines of its own cases only.  ``docs/baselines.md`` describes them for people.
 
 Writing is atomic and serialised.  A file that cannot be read is never written over.
@@ -215,7 +215,7 @@ class Store:
     ) -> Recorded:
         """Store baselines; the lines of all other cases stay as they are.
 
-        Several processes may record at once: each reads the files anew when its turn comes.  A process that is
+        Several processes may record at once: each reads the files again when its turn comes.  A process that is
         killed leaves every file as it was or as it was to become.
 
         Args:

@@ -128,9 +128,9 @@ Gathered: TypeAlias = Evidence | Judgement
 
 
 class Claim(NamedTuple):
-    """One null hypothesis of a case: the figures that all have to reject it, with their limits.
+    """One null hypothesis of a case: the estimates that all have to reject it, with their limits.
 
-    ``alone`` is the figure that would have sufficed if the anchor had not moved.
+    ``alone`` is the estimate that would have sufficed if the anchor had not moved.
     """
 
     code: str
@@ -151,7 +151,7 @@ class Claim(NamedTuple):
 def claims_of(e: Evidence, policy: Policy, move: float, *, both: bool, mirrored: bool = False) -> list[Claim]:
     """What can make the case slower (or faster): a change beyond delta, and a drift since the first epoch.
 
-    A figure that does not take all of the comparator off is as slow as the machine: that much is added to its limit.
+    An estimate that does not take all of the comparator off is as slow as the machine: that much is added to its limit.
     """
     sign = -1.0 if mirrored else 1.0
 
@@ -254,8 +254,8 @@ STILL: Final = Anchor(None, 0.0, raw_moved=False)
 def anchor_of(evidence: Iterable[Evidence], policy: Policy) -> Anchor:
     """Whether the comparators' median case moved, and whether the cases without one moved alike.
 
-    By the estimate alone, not by its significance: to take a calm anchor for a moved one costs power, to take a
-    moved one for calm makes a run red for nothing.
+    By the estimate alone, not by its significance: to take a still anchor for a moved one costs power, to take a
+    moved one for still makes a run red for nothing.
     """
     evidence = list(evidence)
     moves = [e.comparator.estimate for e in evidence if e.comparator]
@@ -356,9 +356,9 @@ def confirmed(
 ) -> dict[CaseId, Judgement]:
     """All judgements: those of the screen, replaced by the confirmation's for the cases that ``gather`` has.
 
-    Slower is what the t-test says over all confirmed cases (Holm, ``policy.confirm_level`` divided by the looks) *and*
-    the sessions repeat, but for a few.  Faster by the mirrored rule.  A case that is not clear yet keeps the screen's
-    judgement unless this is the last look.
+    A case is slower by the t-test over all confirmed cases (Holm, ``policy.confirm_level`` divided by the looks) *and*
+    when all sessions but a few repeat it.  Faster by the mirrored rule.  A case that is not clear yet keeps the
+    screen's judgement unless this is the last look.
 
     Args:
         screened: what the screen said.

@@ -248,7 +248,7 @@ class _Pairs(NamedTuple):
 def screen_pairs(base: Readings, head: Readings, policy: Policy) -> Screened:
     """Judge the first pairs of sessions of two environments that ran in alternation.
 
-    The spread of the differences chooses the weight (a spread knows nothing of the location, so this does not favour a
+    The spread of the differences chooses the weight (a spread is independent of the location, so this does not favour a
     verdict).  A comparator that itself differs between the environments is left out, case by case or, when its median
     case moved, altogether.
     """

@@ -153,7 +153,7 @@ def compare_windows(
 
 
 class Location(NamedTuple):
-    """Median and squared scale of some sessions' figures, and the degrees of freedom of the latter."""
+    """Median and squared scale of some sessions' estimates, and the degrees of freedom of the latter."""
 
     centre: float
     variance: float
@@ -322,12 +322,12 @@ def spreads(values: Callable[[Share], Sequence[float]], floor: float, *, has_com
 
 
 def learn(at: Spreads) -> Learnt:
-    """What the spreads of all cases say together."""
+    """The common variances and the weights, from the spreads of all cases."""
     priors = {w: _prior([by[w] for by in at.values() if w in by]) for w in (*WEIGHTS, None)}
     comparators = priors[None]
     if comparators.df:
-        # The machine's state is in the comparators' own time, which all cases of a session share: many of them know
-        # no more of its spread than one.
+        # The machine's state is in the comparators' own time, which all cases of a session share: many of them carry
+        # no more information on its spread than one.
         known = statistics.median(by[None].df for by in at.values() if None in by)
         priors[None] = Prior(comparators.variance, min(comparators.df, known))
     return Learnt(at, choose(at), priors)
@@ -342,7 +342,7 @@ def _misses(sessions: int) -> int:
 
 
 class View(NamedTuple):
-    """A change by one figure: its estimate, standard error, degrees of freedom, and the change in each session."""
+    """A change by one estimate: its estimate, standard error, degrees of freedom, and the change in each session."""
 
     estimate: float
     error: float
@@ -358,7 +358,7 @@ class View(NamedTuple):
         return View(-self.estimate, self.error, self.df, tuple(-c for c in self.changes))
 
     def recurs(self, limit: float) -> bool:
-        """Whether the sessions are beyond the limit, but for a few; see :func:`_misses`."""
+        """Whether all sessions but a few are beyond the limit; see :func:`_misses`."""
         return sum(c <= limit for c in self.changes) <= _misses(len(self.changes))
 
     def interval(self) -> tuple[float, float]:
@@ -376,7 +376,7 @@ def change(values: Sequence[float], then: Location | None, prior: Prior, policy:
     """The change of a case's estimates.
 
     With ``own_spread`` the estimates' own spread is pooled with the baseline's, and counts alone (moderated) if that
-    is larger: a head that became noisy must not be judged by the calm of the baseline.
+    is larger: a head that became noisy must not be judged by the quiet of the baseline.
 
     Args:
         values: logarithms, or their differences within pairs.

@@ -23,10 +23,10 @@ class Policy:
         screen_pairs, confirm_pairs: the same for base against head; a pair is one process of each.
         screen_level: level of the screen's test, a case.
         confirm_level: level of the confirmation, over all cases that are confirmed (Holm), shared by its two looks.
-        floor: least session-to-session standard deviation of the log figure that is believed.
+        floor: least session-to-session standard deviation of the log estimate that is believed.
         underpowered_from: a case whose minimum detectable effect is above this stays undecided.
         anchor_shift: move of the comparators' median case from which on they are no anchor any more.
-        guard: a slow-down beyond this in every session is red whatever the noise model says.
+        guard: a slow-down beyond this in every session is red whatever the noise is.
         far: a slow-down beyond this, from the slowest stored session to the fastest new one, is red although the new
             sessions were disturbed.
         drift: tolerated slow-down since the first epoch.
@@ -62,7 +62,7 @@ class Policy:
         if not self.guard < self.far < math.inf:
             raise ValueError(f"far is {self.far}; it is a fraction above guard, {self.guard} (300% is 3.0)")
         for name, least in (
-            ("screen_sessions", 1),  # the baseline knows the spread
+            ("screen_sessions", 1),  # the baseline has the spread
             ("confirm_sessions", 3),
             ("screen_pairs", 2),  # pairs are the only source of the spread
             ("confirm_pairs", 3),

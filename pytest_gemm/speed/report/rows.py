@@ -35,7 +35,7 @@ class Past(NamedTuple):
 
     Attributes:
         date: ISO 8601.
-        seconds: median over the sessions of the subject's figure, seconds a call.
+        seconds: median over the sessions of the subject's estimate, seconds a call.
         commit: that was measured, "" where unknown.
     """
 
@@ -46,7 +46,7 @@ class Past(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All that the reports need to know of a run.
+    """All that the reports need of a run.
 
     Attributes:
         judgements: one for each case, in the suite's order.
@@ -102,10 +102,10 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A case with everything that is derived from its figures.
+    """A case with everything that is derived from its estimates.
 
     Attributes:
-        judgement: what the gate says.
+        judgement: of the gate.
         problem: the parsed problem.
         flop_rate: FLOP/s (operations, for integers); ``None`` untimed.
         byte_rate: byte/s of operands read once and results written once; ``None`` untimed.
@@ -163,7 +163,7 @@ class Winner:
 
     Attributes:
         problem: the problem line.
-        entrant: backend (with its choice), or the comparator.
+        entrant: backend (with its candidate), or the comparator.
         seconds: its time, median over the sessions.
         runner_up: the second, "" where no other was timed.
         lead: time of the runner-up over the winner's, ``None`` where no other was timed.
@@ -186,7 +186,7 @@ class Mean:
     """The speed-up of a backend over its comparator.
 
     Attributes:
-        entrant: backend, with its choice where one was asked for.
+        entrant: backend, with its candidate where one was asked for.
         comparator: name of the comparator.
         speedup: geometric mean over the cases; above 1 is faster than the comparator.
         worst, best: of the cases.
@@ -205,14 +205,14 @@ class Mean:
 
 
 def entrant(case: CaseId) -> str:
-    """Who competes: the backend, with the choice where one was asked for."""
+    """Who competes: the backend, with the candidate where one was asked for."""
     return case.backend + (f"@{case.candidate}" if case.candidate else "")
 
 
 def trusted(sessions: Iterable[Session]) -> dict[CaseId, dict[int, Sample]]:
     """The timed samples by case and by position of their session.
 
-    Disturbed ones are left out, unless a case has no others: a doubtful figure, whose verdict says so, beats none.
+    Disturbed ones are left out, unless a case has no others: a doubtful estimate, marked by its verdict, beats none.
     """
     good: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
     doubtful: dict[CaseId, dict[int, Sample]] = defaultdict(dict)
@@ -224,7 +224,7 @@ def trusted(sessions: Iterable[Session]) -> dict[CaseId, dict[int, Sample]]:
 
 
 def is_doubtful(samples: Mapping[int, Sample]) -> bool:
-    """Whether the case has no figures but disturbed ones, see :func:`trusted`."""
+    """Whether the case has no estimates but disturbed ones, see :func:`trusted`."""
     return any(sample.disturbed for sample in samples.values())
 
 
@@ -292,8 +292,8 @@ _Estimates = dict[str, dict[int, float]]
 def _seconds(entrants: Mapping[str, Mapping[int, Sample]]) -> _Estimates:
     """Seconds of each entrant.
 
-    A comparator that is measured beside several backends has one figure a session as well, their median, unless it is a
-    backend of the run with figures of its own.
+    A comparator that is measured beside several backends has one estimate a session as well, their median, unless it
+    is a backend of the run with estimates of its own.
     """
     found = {who: {position: s.estimate for position, s in samples.items()} for who, samples in entrants.items()}
     beside: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -271,7 +271,7 @@ def _joined(head: Sequence[str], body: Iterable[Sequence[str]], right: Iterable[
 
 
 def _markdown_table(run: Run, shown: Sequence[Row], *, is_open: bool) -> str:
-    """A table of some rows; an open one says why and has its verdicts in bold."""
+    """A table of some rows; an open one has the reasons, and has its verdicts in bold."""
     left_out = {"detectable"} if is_open else {"detectable", "why"}
     wanted = {name: column for name, column in columns(run, shown).items() if name not in left_out}
     marked: dict[str, Callable[[str], str]] = {"problem": _code, "backend": _code, "why": escaped}
