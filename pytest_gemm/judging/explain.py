@@ -18,7 +18,7 @@ from pytest_gemm.judging.locate import COVER, EDGES, FEW, Wrong, bounding_box, i
 from pytest_gemm.numerics.epilogue import evaluate
 from pytest_gemm.numerics.reference import as_added, as_multiplied
 from pytest_gemm.numerics.rounding import round_to, ulp_of
-from pytest_gemm.operands.decoders import decode_k, decode_source, tile_map_period
+from pytest_gemm.operands.integers import decode_k, decode_source, tile_map_period
 from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind

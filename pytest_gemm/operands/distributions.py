@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from pytest_gemm.operands.decoders import digit_plan, k_cover, one_hot, tile_map
-from pytest_gemm.operands.integers import int_1, int_2, is_large
+from pytest_gemm.operands.integers import digit_plan, int_1, int_2, is_large, k_cover, one_hot, tile_map
 from pytest_gemm.operands.magnitudes import Drawn, Headroom, headroom_of, narrowest, saturating_steps
-from pytest_gemm.operands.reals import rand, rand_large, rand_positive, rand_small, rand_wide, specials
+from pytest_gemm.operands.reals import POSITIVE, UNIFORM, rand_large, rand_small, rand_wide, random, specials
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
@@ -88,7 +87,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     ),
     "rand": Distribution(
         "uniform in [-1, 1] with full significands (integers: full range): the everyday case",
-        rand, lambda _: True, zero_mean=True,
+        lambda headroom: random(headroom, UNIFORM), lambda _: True, zero_mean=True,
     ),
     "k-cover": Distribution(
         "A = 1 and powers of 4 along K in B, exact: names the k that was dropped or doubled",
@@ -112,7 +111,7 @@ DISTRIBUTIONS: Final[Mapping[str, Distribution]] = MappingProxyType({
     ),
     "rand-positive": Distribution(
         "uniform in [0, 1], of int8 in [0, 127]: rounding that drifts, the largest sums; no signs, no relu",
-        rand_positive, _varies_if_positive,
+        lambda headroom: random(headroom, POSITIVE), _varies_if_positive,
     ),
     "rand-wide": Distribution(
         "magnitudes log-uniform over many binades: absolute tolerances and fixed-point tricks fail",

@@ -26,8 +26,8 @@ class _Values:
     mean: float = 0.0
 
 
-_UNIFORM: Final = _Values(lambda s, shape, wide: s.uniform(shape, wide), 1 / 3)
-_POSITIVE: Final = _Values(lambda s, shape, wide: np.abs(s.uniform(shape, wide)), 1 / 3, 0.5)
+UNIFORM: Final = _Values(lambda s, shape, wide: s.uniform(shape, wide), 1 / 3)
+POSITIVE: Final = _Values(lambda s, shape, wide: np.abs(s.uniform(shape, wide)), 1 / 3, 0.5)
 _BINADE: Final = _Values(lambda s, shape, wide: s.binade(shape, wide), 7 / 12)
 
 
@@ -99,16 +99,6 @@ def random(headroom: Headroom, values: _Values, exponents: Exponents | None = No
         drawn.quantum, drawn.spare = 1.0, headroom.limit - bound
         drawn.units, drawn.magnitude_bound = (1.0, 1.0), bound
     return drawn
-
-
-def rand(headroom: Headroom) -> Drawn:
-    """Uniform values in [-1, 1]."""
-    return random(headroom, _UNIFORM)
-
-
-def rand_positive(headroom: Headroom) -> Drawn:
-    """Uniform values in [0, 1]: nothing cancels."""
-    return random(headroom, _POSITIVE)
 
 
 def rand_small(headroom: Headroom) -> Drawn:
@@ -278,7 +268,7 @@ def specials(headroom: Headroom) -> Drawn:
         return used[-1]
 
     a, b = (dataclasses.replace(side, whole=True) for side in (headroom.a, headroom.b))
-    drawn = random(dataclasses.replace(headroom, a=a, b=b), _UNIFORM, exponents)
+    drawn = random(dataclasses.replace(headroom, a=a, b=b), UNIFORM, exponents)
     drawn.a = np.ascontiguousarray(drawn.a)
     zeros: list[int] = []
     if drawn.b is not None:

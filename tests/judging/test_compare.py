@@ -15,7 +15,7 @@ from pytest_gemm.numerics import span as span_module
 from pytest_gemm.numerics.contract import Contract
 from pytest_gemm.operands import dtypes
 from pytest_gemm.operands import tensors as ops
-from pytest_gemm.operands.decoders import digit_plan
+from pytest_gemm.operands.integers import digit_plan
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.programs import program
 

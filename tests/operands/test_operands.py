@@ -10,9 +10,9 @@ import torch
 
 from pytest_gemm.operands import memory, random_streams
 from pytest_gemm.operands import tensors as room
-from pytest_gemm.operands.decoders import decode_k, decode_source, digit_plan, tile_map_period
 from pytest_gemm.operands.distributions import DISTRIBUTIONS, distributions_for
 from pytest_gemm.operands.dtypes import torch_dtype
+from pytest_gemm.operands.integers import decode_k, decode_source, digit_plan, tile_map_period
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
