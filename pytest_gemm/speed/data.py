@@ -272,8 +272,8 @@ def sample_line(sample: Sample) -> str:
 
 
 def session_line(session: Session) -> str:
-    """A session without its samples as one line of JSON."""
-    return _text(_Line(session=msgspec.structs.replace(session, samples=())))
+    """A session without its samples and seconds as one line of JSON."""
+    return _text(_Line(session=msgspec.structs.replace(session, samples=(), seconds=0.0)))
 
 
 def end_line(seconds: float) -> str:
