@@ -29,7 +29,7 @@ from made_up_sessions import pytest_cmdline_main
 
 
 def answer(folder: Path, request: Request) -> None:
-    """Milliseconds are what the environment says, give or take what differs between processes."""
+    """Milliseconds of the environment's variables, give or take what differs between processes."""
     noise = random.Random(f"{request.group} {request.index}")
 
     def readings(name: str) -> tuple[float, ...]:

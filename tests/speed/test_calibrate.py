@@ -23,7 +23,7 @@ SECONDS = (0.1e-3, 0.2e-3, 1e-3, 2e-3, 5e-3, 9e-3)  # two cases of each class
 
 
 def sessions(count: int = 48, *, seed: int = 0, copies: int = 2) -> list[Session]:
-    """A shared machine: 2% from session to session in both groups, 0.8% in a case, exponential noise in a visit."""
+    """A shared machine: 2% from session to session in both groups, 0.8% in a case, exponential noise in a reading."""
     rng, found = np.random.default_rng(seed), []
 
     def heavy(scale: float) -> float:

@@ -93,8 +93,8 @@ def test_the_death_of_the_other_process_ends_no_session(how: str) -> None:
     code = f"""
 import os, sys
 from pytest_gemm.speed.lockstep import Interleaving
-turns = Interleaving(int(sys.argv[1]), first=True)
-with turns.round(), turns.window():
+side = Interleaving(int(sys.argv[1]), first=True)
+with side.round(), side.window():
     {how}
 """
     with subprocess.Popen([sys.executable, "-c", code, str(other.fileno())], pass_fds=[other.fileno()]):

@@ -58,7 +58,7 @@ class Target:
 
 
 class Timer:
-    '''What passes is what the environment says, give or take what differs between processes.'''
+    '''The time of the environment's variables, give or take what differs between processes.'''
 
     now = 0.0
 
@@ -304,7 +304,7 @@ def test_what_was_recorded_is_what_the_next_run_is_judged_by(
     result = run(project, "--gemm-backends=correct", sessions=3)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"*{LINES[0]} on correct: slower, +*", "*rerun: pytest *--gemm-backends=correct*"])
-    # Recording it is not the way out, unless somebody says why.
+    # Recording it is not the way out, unless a reason is given.
     before = file.read_text()
     result = run(project, "--gemm-backends=correct", "--gemm-record", sessions=5)
     assert result.ret == 1

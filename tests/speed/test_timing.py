@@ -133,14 +133,14 @@ def test_alone_the_subject_is_read_twice_a_block() -> None:
     assert "comparator_calls" not in readings.telemetry
 
 
-@pytest.mark.parametrize(("cost", "turn"), [(1e-7, 1), (3e-6, 1), (3e-6, 7), (0.9e-3, 1), (5e-3, 3)])
-def test_a_reading_is_a_millisecond_and_whole_cycles(cost: float, turn: int) -> None:
+@pytest.mark.parametrize(("cost", "cycle"), [(1e-7, 1), (3e-6, 1), (3e-6, 7), (0.9e-3, 1), (5e-3, 3)])
+def test_a_reading_is_a_millisecond_and_whole_cycles(cost: float, cycle: int) -> None:
     timer = VirtualTimer(subject=cost, comparator=10e-3)
-    calls = [timer.call("subject") for _ in range(turn)]
+    calls = [timer.call("subject") for _ in range(cycle)]
     readings = paired.measure(calls, [timer.call("comparator")], timer=timer)
     mine = [(calls, seconds) for name, calls, seconds in timer.readings if name == "subject"]
-    assert all(calls == readings.calls and calls % turn == 0 for calls, _ in mine)
-    assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * turn for _, seconds in mine)
+    assert all(calls == readings.calls and calls % cycle == 0 for calls, _ in mine)
+    assert all(0.999e-3 <= seconds <= 1.2e-3 + cost * cycle for _, seconds in mine)
     assert readings.subject == pytest.approx((cost,) * 30)
     assert readings.telemetry["comparator_calls"] == 1
 
@@ -594,7 +594,7 @@ FAST, SLOW = GpuState(1980.0, 3201.0, 500.0, 60.0), GpuState(1200.0, 2619.0, 700
 )
 def test_a_throttled_gpu_disturbs(reasons: int, says: str) -> None:
     cuda = FakeCuda()
-    # Two states in turn meet subject and comparator alike: the order ABBA has an even number of readings.
+    # Two states, one after the other, meet subject and comparator alike: the order ABBA has an even number of readings.
     probe = FakeProbe(FAST, dataclasses.replace(SLOW, reasons=reasons))
     readings = on_cuda(cuda, probe, subject=[cuda.call("s")], comparator=[cuda.call("c")])
     assert says in readings.disturbed
@@ -694,7 +694,7 @@ def test_operand_sets_hold_twice_the_cache(size: int, sets: int, monkeypatch: py
 
 
 def test_the_second_instrument_is_the_profiler_s_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls in turn, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
+    """Two calls, ten in all; the profiler sees a kernel of 100 us in each, and what the host did."""
     from pytest_gemm.api import device_kernels
 
     assert cuda_module.cross_check([lambda: None], 1.0) is None or torch.cuda.is_available()
