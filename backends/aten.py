@@ -18,7 +18,7 @@ from pytest_gemm.backends.inductor.backend import InductorBackend
 from pytest_gemm.backends.rules import check, decomposed
 from pytest_gemm.case_id import Mode
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ class AtenBackend:
     def availability(self, device: str) -> Availability:
         """PyTorch itself, and for ``cuda`` a device that it sees."""
         if importlib.util.find_spec("torch") is None:
-            return Availability(Reason("no-torch", "PyTorch is not installed", "pip install torch"))
+            return Availability.lacking("no-torch", "PyTorch is not installed", "pip install torch")
         if device == "cuda":
             import torch
 
             if not torch.cuda.is_available():
                 remedy = "run on a machine with one, or --gemm-device=cpu"
-                return Availability(Reason("no-cuda-device", "PyTorch sees no CUDA device", remedy))
+                return Availability.lacking("no-cuda-device", "PyTorch sees no CUDA device", remedy)
         return Availability()
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:

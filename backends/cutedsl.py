@@ -70,13 +70,13 @@ class CuteDslBackend:
         missing = {"nvidia-cutlass-dsl", "nvidia-cutlass-operators"} - {name for name, _ in versions}
         if missing or importlib.util.find_spec("cutlass") is None:
             names = " and ".join(sorted(missing)) or "the module cutlass"
-            return Availability(Reason("no-cutlass-operators", f"{names} cannot be found", _REMEDY))
+            return Availability.lacking("no-cutlass-operators", f"{names} cannot be found", _REMEDY)
         import torch
 
         major, minor = torch.cuda.get_device_capability()
         if major < 8:
-            return Availability(
-                Reason("compute-capability", f"CuTe DSL's operators need compute capability 8.0, not {major}.{minor}")
+            return Availability.lacking(
+                "compute-capability", f"CuTe DSL's operators need compute capability 8.0, not {major}.{minor}"
             )
         return Availability(versions=versions)
 

@@ -10,7 +10,6 @@ from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
 from pytest_gemm.backends.inductor.backend import InductorBackend, installed
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 
 
@@ -27,18 +26,14 @@ class NvgemmBackend(InductorBackend):
     def installation(self) -> Availability:
         """The CuTe DSL, and the module ``cutlass_api``, which PyPI does not have."""
         if not _has("cutlass"):
-            return Availability(
-                Reason(
-                    "no-cutlass-dsl", "the CuTe DSL is not installed", "pip install 'nvidia-cutlass-dsl[cu13]==4.6.3'"
-                )
+            return Availability.lacking(
+                "no-cutlass-dsl", "the CuTe DSL is not installed", "pip install 'nvidia-cutlass-dsl[cu13]==4.6.3'"
             )
         if not _has("cutlass_api"):
-            return Availability(
-                Reason(
-                    "no-cutlass-api",
-                    "the module cutlass_api is not installed; PyPI does not have it",
-                    "pip install 'git+https://github.com/NVIDIA/cutlass@cutlass_api#subdirectory=python/cutlass_api'",
-                )
+            return Availability.lacking(
+                "no-cutlass-api",
+                "the module cutlass_api is not installed; PyPI does not have it",
+                "pip install 'git+https://github.com/NVIDIA/cutlass@cutlass_api#subdirectory=python/cutlass_api'",
             )
         return Availability(versions=installed("nvidia-cutlass-dsl", "cutlass_api"))
 

@@ -21,8 +21,7 @@ from pytest_gemm.machine import processor
 from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import StepKind
-from pytest_gemm.storage.datafile import TableFile
-from pytest_gemm.storage.errors import FileError
+from pytest_gemm.storage.datafile import document
 
 _REASON: Final = frozenset({"code", "text", "remedy"})
 
@@ -30,7 +29,7 @@ _REASON: Final = frozenset({"code", "text", "remedy"})
 @functools.cache
 def groups() -> dict[str, list[dict[str, Any]]]:
     """The rules by group."""
-    return TableFile(Path(__file__).with_name("rules.toml"), "rules", FileError).document()
+    return document(Path(__file__).with_name("rules.toml"))
 
 
 def check(names: tuple[str, ...], problem: Problem, request: BuildRequest) -> Unsupported | None:

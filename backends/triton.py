@@ -15,7 +15,6 @@ from pytest_gemm.api.settings import Setting, one_of
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend, Space, installed
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason
 from pytest_gemm.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class TritonBackend(InductorBackend):
     def installation(self) -> Availability:
         """The package ``triton``."""
         if importlib.util.find_spec("triton") is None:
-            return Availability(Reason("no-triton", "the package triton is not installed", "pip install triton"))
+            return Availability.lacking("no-triton", "the package triton is not installed", "pip install triton")
         return Availability(versions=(*installed("triton"), *_assembler()))
 
     def options(self, problem: Problem, request: BuildRequest = DEFAULT) -> dict[str, Any]:

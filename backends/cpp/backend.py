@@ -19,7 +19,7 @@ from pytest_gemm.backends.inductor.backend import InductorBackend, Space, cache_
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Reason, Unsupported
+from pytest_gemm.outcome import Unsupported
 from pytest_gemm.problem.dtypes import DTYPES
 from pytest_gemm.problem.problem import Problem
 
@@ -98,13 +98,13 @@ class CppBackend(InductorBackend):
         """A C++ compiler."""
         command = compiler()
         if shutil.which(command) is None:
-            return Availability(
-                Reason("no-compiler", f"the C++ compiler {command!r} is not there", "apt-get install g++, or set CXX")
+            return Availability.lacking(
+                "no-compiler", f"the C++ compiler {command!r} is not there", "apt-get install g++, or set CXX"
             )
         version = _compiler_version(command)
         if not version:
-            return Availability(
-                Reason("no-compiler", f"{command!r} does not answer as a C++ compiler", "set CXX to one")
+            return Availability.lacking(
+                "no-compiler", f"{command!r} does not answer as a C++ compiler", "set CXX to one"
             )
         return Availability(versions=((command, version),))
 

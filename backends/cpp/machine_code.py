@@ -15,29 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.storage.datafile import document
 
-# Units by what their instructions look like, in either tool's AT&T syntax.  Registers 16 to 31 and masks came with
-# AVX-512, whatever the width, so they need it too.
-_UNITS: Final[Mapping[str, re.Pattern[str]]] = {
-    "ymm": re.compile(r"%ymm\d"),
-    "zmm": re.compile(r"%zmm\d"),
-    "evex": re.compile(r"%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b"),
-    "vnni": re.compile(r"\bvpdp(?:bus|wss)ds?\b.*%(?:zmm\d|[xy]mm(?:1[6-9]|2\d|3[01])\b)"),
-    "bf16": re.compile(r"\bv(?:cvtne2?ps2?2?bf16|cvtneps2bf16|dpbf16ps)"),
-    "amx": re.compile(r"\b(?:tdp\w+|tile(?:loadd?t?1?|stored?|zero|release)|ldtilecfg)\b"),
-    "amx_fp16": re.compile(r"\btdpfp16ps\b"),
-    "brgemm": re.compile(r"\bcall\w*\b.*brgemm"),
-}
-# The level that a unit needs.  bf16 conversions have no level of their own: an AMX machine has them.
-_LEVELS: Final[Mapping[str, str]] = {
-    "ymm": "avx2",
-    "zmm": "avx512",
-    "evex": "avx512",
-    "vnni": "avx512_vnni",
-    "bf16": "amx",
-    "amx": "amx",
-    "amx_fp16": "amx_fp16",
-}
+_TABLE: Final = document(Path(__file__).with_name("machine_code.toml"))["unit"]
+_UNITS: Final[Mapping[str, re.Pattern[str]]] = {unit["name"]: re.compile(unit["mark"]) for unit in _TABLE}
+_LEVELS: Final[Mapping[str, str]] = {unit["name"]: unit["level"] for unit in _TABLE if "level" in unit}
 
 _SECONDS: Final = 120.0
 

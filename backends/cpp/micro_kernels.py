@@ -16,8 +16,7 @@ from typing import Final
 
 from pytest_gemm.api.proof import Generation
 from pytest_gemm.machine.isa import ISAS
-from pytest_gemm.storage.datafile import TableFile
-from pytest_gemm.storage.errors import FileError
+from pytest_gemm.storage.datafile import document
 
 Blocks = tuple[int, int, int]
 
@@ -233,7 +232,7 @@ _AT_RUN_TIME = re.compile(r"mm_get_thread_blocking\(\s*\w+,\s*(\d+),")
 _ENTRY = re.compile(r"inline void \w*?micro_gemm\((?P<arguments>[^)]*)\)")
 _POINTER = re.compile(r"(?:const )?([\w:]+)\*\s*(?:__restrict(?:__)?\s+)?([ABC])\s*(?:,|$)", re.MULTILINE)
 # Classes of micro-kernels in the order in which they are looked for, and dtypes by C++ type.
-_TABLE: Final = TableFile(Path(__file__).with_name("micro_kernels.toml"), "class", FileError).document()
+_TABLE: Final = document(Path(__file__).with_name("micro_kernels.toml"))
 _MARKS: Final = {one["name"]: re.compile(one["mark"]) for one in _TABLE["class"]}
 _UNITS: Final = {one["name"]: one["unit"] for one in _TABLE["class"] if "unit" in one}
 _DTYPES: Final = _TABLE["dtypes"]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_gemm.api import compile_farm
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
-from pytest_gemm.api.settings import Setting, folder, natural
+from pytest_gemm.api.settings import Setting, folder, matching, natural
 from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_cuda, not_on
 from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.outcome import Pruned, Reason, Unsupported
+from pytest_gemm.outcome import Pruned, Unsupported
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.storage import cache
 
@@ -132,16 +132,8 @@ def _swizzles(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _level(text: str) -> str:
-    if not re.fullmatch(r"[0-9]{0,4}", text):
-        raise ValueError("give up to four digits, 0000 for instance")
-    return text
-
-
-def _architecture(text: str) -> str:
-    if text and not re.fullmatch(r"[1-9][0-9]{1,2}[af]?", text):
-        raise ValueError("give it as nvcc does without sm_, 90a for instance")
-    return text
+_level = matching(r"[0-9]{1,4}", "give up to four digits, 0000 for instance")
+_architecture = matching(r"[1-9][0-9]{1,2}[af]?", "give it as nvcc does without sm_, 90a for instance")
 
 
 class CutlassBackend(InductorBackend):
@@ -214,24 +206,20 @@ class CutlassBackend(InductorBackend):
         """What compiling needs: nvcc, and CUTLASS's sources."""
         compiler = nvcc()
         if compiler is None:
-            return Availability(
-                Reason("no-nvcc", "there is no nvcc", "install the CUDA toolkit, or set CUDA_HOME to one")
+            return Availability.lacking(
+                "no-nvcc", "there is no nvcc", "install the CUDA toolkit, or set CUDA_HOME to one"
             )
         if curand_headers(compiler) is None:
-            return Availability(
-                Reason(
-                    "no-curand",
-                    f"the CUDA toolkit of {compiler} has no curand_kernel.h, which CUTLASS includes",
-                    "install the toolkit's development package of cuRAND, or pip install nvidia-curand",
-                )
+            return Availability.lacking(
+                "no-curand",
+                f"the CUDA toolkit of {compiler} has no curand_kernel.h, which CUTLASS includes",
+                "install the toolkit's development package of cuRAND, or pip install nvidia-curand",
             )
         if not os.environ.get("TORCHINDUCTOR_CUTLASS_DIR") and _wheel_source() is None:
-            return Availability(
-                Reason(
-                    "no-cutlass",
-                    "the wheel nvidia-cutlass is not installed",
-                    "pip install nvidia-cutlass==4.2.0.0, or set TORCHINDUCTOR_CUTLASS_DIR to a checkout",
-                )
+            return Availability.lacking(
+                "no-cutlass",
+                "the wheel nvidia-cutlass is not installed",
+                "pip install nvidia-cutlass==4.2.0.0, or set TORCHINDUCTOR_CUTLASS_DIR to a checkout",
             )
         return Availability(versions=(("nvcc", compiler), *installed("nvidia-cutlass")))
 

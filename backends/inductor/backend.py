@@ -426,8 +426,8 @@ def not_on(name: str, devices: tuple[str, ...], device: str) -> Availability:
     """A backend that does not compute on a device."""
     own = " and ".join(devices)
     article = "the " if own == "cpu" else ""
-    return Availability(
-        Reason("device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}")
+    return Availability.lacking(
+        "device", f"{name} computes on {article}{own}, not on {device}", f"--gemm-device={devices[0]}"
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,7 @@ from pytest_gemm.backends.inductor.hooks import hooked, patched
 from pytest_gemm.machine import isa as isa_module
 from pytest_gemm.machine import processor
 from pytest_gemm.machine.isa import ISAS
+from pytest_gemm.storage.datafile import document
 
 # Levels of micro-kernels by the name of Inductor's class, where they differ.
 ISA_NAMES: Mapping[str, str] = {"VecAVX512VNNI": "avx512_vnni"}
@@ -30,28 +32,10 @@ def vector_isa() -> str:
 
 # -- another instruction set of the CPU ------------------------------------------------------------------
 
-# Inductor's class of each level, and the architecture that the compiler is told.  What the architecture does not have
-# and the level does (VNNI, AMX) the class's own flags add.
-_VECTORS: Mapping[str, tuple[str, str]] = {
-    "avx2": ("VecAVX2", "x86-64-v3"),
-    "avx512": ("VecAVX512", "x86-64-v4"),
-    "avx512_vnni": ("VecAVX512VNNI", "x86-64-v4"),
-    "amx": ("VecAMX", "x86-64-v4"),
-    "amx_fp16": ("VecAMX", "x86-64-v4"),
-}
+_LEVELS: Mapping[str, Any] = {one["name"]: one for one in document(Path(__file__).with_name("pytorch.toml"))["level"]}
 # What a listing takes the CPU's caches for, in bytes: blockings follow from them, and a list must not from the machine.
 LISTED_CACHES: Mapping[str, int] = {"l1d_cache_size": 32 << 10, "l2_cache_size": 1 << 20}
 
-# torch.cpu's questions, by the least level that answers yes; oneDNN's are beside them.
-_QUESTIONS: Mapping[str, str] = {
-    "_is_avx2_supported": "avx2",
-    "_is_avx512_supported": "avx512",
-    "_is_vnni_supported": "avx512_vnni",
-    "_is_avx512_vnni_supported": "avx512_vnni",
-    "_is_avx512_bf16_supported": "amx",
-    "_is_amx_tile_supported": "amx",
-    "_is_amx_fp16_supported": "amx_fp16",
-}
 # The least level at which oneDNN computes a half type: an AMX machine has AVX512_FP16, which it does f16 with.
 ONEDNN_FROM: Mapping[str, str] = {"bf16": "avx512", "f16": "amx"}
 _ONEDNN: Mapping[str, str] = {
@@ -70,7 +54,7 @@ def lacks_isa(isa: str) -> str:
     """
     from torch._inductor import cpu_vec_isa
 
-    name, _ = _VECTORS[isa]
+    name = _LEVELS[isa]["class"]
     # By name, as Inductor keeps one object of each class, with what it has found out.
     found = next((one for one in cpu_vec_isa.supported_vec_isa_list if type(one).__name__ == name), None)
     if found is None:
@@ -86,7 +70,7 @@ def _vectors(isa: str) -> Any:
     """An object that stands for a level as Inductor's own does; it reads nothing of this machine."""
     from torch._inductor import cpu_vec_isa
 
-    base: Any = getattr(cpu_vec_isa, _VECTORS[isa][0])
+    base: Any = getattr(cpu_vec_isa, _LEVELS[isa]["class"])
     amx, fp16 = ISAS.index(isa) >= ISAS.index("amx"), isa == "amx_fp16"
     # Inductor tells an AMX machine's flags apart once it has asked the machine, and caches that by class.
     more = (" -mavx512bf16" if amx else "") + (" -mamx-fp16" if fp16 else "")
@@ -107,7 +91,7 @@ def isa_setup(isa: str) -> tuple[str, ...]:
     """
     if not isa:
         return ()
-    name, rank = _VECTORS[isa][0], ISAS.index(isa)
+    name, rank = _LEVELS[isa]["class"], ISAS.index(isa)
     answers = {name: rank >= ISAS.index(least) for name, least in _ONEDNN.items()}
     lines = [
         "import torch._inductor.cpu_vec_isa as isa, torch._inductor.compile_fx",
@@ -142,7 +126,7 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
 
     # At the machine's best level the compiler goes on taking the machine for what it is, as it does for a user.
     best = isa_module.isas(processor.cpu().flags)[-1:] == (isa,)
-    march = "native" if best and not beyond else _VECTORS[isa][1]
+    march = "native" if best and not beyond else _LEVELS[isa]["march"]
 
     def flags(call: Any, *args: Any, **kwargs: Any) -> Any:
         cflags, ldflags = call(*args, **kwargs)
@@ -150,9 +134,9 @@ def generating_for(isa: str, *, beyond: bool = False) -> Iterator[None]:
 
     hooks: dict[str, Callable[..., Any]] = {"torch._inductor.cpp_builder:_get_optimization_cflags": flags}
     changes: list[tuple[Any, str, Any]] = [(cpu_vec_isa, "valid_vec_isa_list", lambda: [_vectors(isa)])]
-    for name, least in _QUESTIONS.items():
-        if original := getattr(torch.cpu, name, None):
-            changes.append((torch.cpu, name, functools.partial(bool, has(least, original))))
+    for least, level in _LEVELS.items():
+        known = ((name, getattr(torch.cpu, name, None)) for name in level["questions"])
+        changes += [(torch.cpu, name, functools.partial(bool, has(least, asked))) for name, asked in known if asked]
     for name, least in _ONEDNN.items():
         for module in (utils, mkldnn_fusion):
             if asked := getattr(module, name, None):
@@ -225,11 +209,5 @@ def level_of(command: str) -> str:
 
     By the flags that its classes add, of which each level has one of its own.
     """
-    marks = {
-        "amx_fp16": "-mamx-fp16",
-        "amx": "-mamx-tile",
-        "avx512_vnni": "-mavx512vnni",
-        "avx512": "CPU_CAPABILITY_AVX512",
-        "avx2": "CPU_CAPABILITY_AVX2",
-    }
-    return next((level for level, mark in marks.items() if re.search(rf"{re.escape(mark)}(?![\w-])", command)), "")
+    found = (level for level in reversed(ISAS) if re.search(rf"{re.escape(_LEVELS[level]['mark'])}(?![\w-])", command))
+    return next(found, "")

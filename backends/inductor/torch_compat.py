@@ -17,6 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +31,7 @@ from pytest_gemm.backends.inductor.hooks import hooked, is_there, patched
 from pytest_gemm.backends.inductor.packing import watch_packing
 from pytest_gemm.backends.inductor.selection import Listed, watch_selection
 from pytest_gemm.outcome import Reason
+from pytest_gemm.storage.datafile import document
 
 
 def torch_release() -> tuple[int, int]:
@@ -43,27 +45,10 @@ def lacks() -> tuple[str, ...]:
     found = []
     if torch_release() < (2, 11):
         found.append(f"torch {torch.__version__} is older than 2.11, the oldest release that is looked after")
-    for name, where in _WANTED.items():
+    for name, where in document(Path(__file__).with_name("pytorch.toml"))["needs"].items():
         if not is_there(where):
             found.append(f"torch {torch.__version__} has no {where.replace(':', '.')}: {name}")
     return tuple(found)
-
-
-# What is lost without it -> where it lives in 2.13.
-_WANTED: Mapping[str, str] = {
-    "what autotuning chose cannot be proved": "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__",
-    "what was generated cannot be proved": "torch._inductor.codecache:PyCodeCache.load_by_key_path",
-    "a packed weight cannot be replaced, every distribution compiles": (
-        "torch._inductor.codegen.cpp_gemm_template:CppGemmTemplate.prep_weight"
-    ),
-    "templates are parsed again for every kernel": (
-        "torch._inductor.codegen.common:KernelTemplate._template_from_string"
-    ),
-    "index expressions are parsed again for every kernel": (
-        "torch._inductor.codegen.cpp_template_kernel:parse_expr_with_index_symbols"
-    ),
-    "the latency of guards is measured at every compile": "torch._dynamo.guards:profile_guard_manager",
-}
 
 
 # Functions of torch/_inductor/utils.py that remember an answer which depends on options, and two sessions of one
@@ -316,7 +301,6 @@ def ahead_of_time(
     """
     import tempfile
     import zipfile
-    from pathlib import Path
 
     m = torch.export.Dim("m", min=2)
     shapes = tuple(None if dimension is None else {dimension: m} for dimension in dynamic)

@@ -43,6 +43,11 @@ class Availability:
     reason: Reason | None = None
     versions: tuple[tuple[str, str], ...] = ()
 
+    @classmethod
+    def lacking(cls, code: str, text: str, remedy: str = "") -> Availability:
+        """That it cannot run, with the parts of the reason."""
+        return cls(Reason(code, text, remedy))
+
     @property
     def ok(self) -> bool:
         """Whether the backend can run."""

@@ -13,6 +13,7 @@ A backend declares them in its class and gets their values before any other meth
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,17 @@ def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(f"give one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def matching(pattern: str, remedy: str) -> Callable[[str], str]:
+    """A parser that takes texts of this pattern, and none."""
+
+    def parse(text: str) -> str:
+        if text and not re.fullmatch(pattern, text):
+            raise ValueError(remedy)
         return text
 
     return parse

@@ -229,3 +229,12 @@ def _depth(found: Any, keys: Sequence[str]) -> int:
             return depth
         found = found[key]
     return len(keys)
+
+
+def document(path: Path) -> dict[str, Any]:
+    """A TOML file of this package.
+
+    Raises:
+        FileError: when it cannot be read, or is not TOML.
+    """
+    return TableFile(path, "", FileError).document()
