@@ -41,7 +41,7 @@ def test_a_table_that_has_rotted_says_where() -> None:
             '[[family]]\ntest = "a"\nchecks = "b"\ncases = 1\nlinse = []\n',
             r"families.toml:5: unknown key 'linse' \(did you mean 'lines'\?\)",
         ),
-        ('[[family]]\ntest = "a"\nchecks = "b"\ncases = 1\n' * 2, r"families.toml:6: a stands twice"),
+        ('[[family]]\ntest = "a"\nchecks = "b"\ncases = 1\n' * 2, r"families.toml:6: two functions are called a"),
         ('[[family]]\ntest = "a"\nchecks = "b"\ncases = "1"\n', r"families.toml:4: cases is '1'; write a number"),
     ],
 )
