@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -185,92 +185,77 @@ def _rules_of_move(p: Facts, step: Step, shape: tuple[int, ...], before: Step | 
 # -- flags -------------------------------------------------------------------------------------------
 
 
-def _alias_t(p: Facts, _: str) -> _Rules:
-    yield p.dtypes.a != p.dtypes.b, "b.alias_t needs one dtype for A and B", "drop b.alias_t"
-    deep = p.op.batch == "optional" and p.shape.batch is not None
-    yield deep, f"{p.op.name} has one B for the whole batch, and b.alias_t one for each A", "drop b.alias_t"
+def _alias_t(p: Facts) -> _Rules:
+    yield p.dtypes.a != p.dtypes.b, "needs one dtype for A and B", "drop b.alias_t"
+    is_shared = p.op.batch == "optional" and p.shape.batch is not None
+    yield is_shared, f"needs a B for each A, and {p.op.name} has one for the whole batch", "drop b.alias_t"
 
 
-def _broadcast(p: Facts, flag: str) -> _Rules:
+def _broadcast(p: Facts) -> _Rules:
     batch = p.shape.batch or 0
-    yield batch < 2, f"{flag}: one matrix for a batch of {batch}", f"give a batch of 2 or more, or drop {flag}"
+    yield batch < 2, f"is one matrix for a batch of {batch}", "give a batch of 2 or more, or drop it"
 
 
-def _multi_output(p: Facts, flag: str) -> _Rules:
-    yield not p.chain, f"{flag} needs a step: it returns the value before the last one", "add one, for example relu"
-
-
-def _branching(p: Facts, flag: str) -> _Rules:
+def _branching(p: Facts) -> _Rules:
     last = p.chain[-2:]
     computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
-    yield not computes, f"{flag} needs two steps at the end, the first of which computes", "for example relu+sigmoid"
+    yield not computes, "needs two steps at the end, the first of which computes", "for example relu+sigmoid"
     both = all(step.kind is StepKind.BINARY for step in last)
-    yield both, f"{flag}: {' and '.join(map(str, last))} have a residual each", "let one of the two steps have none"
+    problem = f"cannot end with {' and '.join(map(str, last))}, which have a residual each"
+    yield both, problem, "let one of the two steps have none"
 
 
-def _chained(p: Facts, flag: str) -> _Rules:
+def _chained(p: Facts) -> _Rules:
     other = bool(p.view_steps) or not p.dtypes.a == p.dtypes.out == p.result_dtype
-    yield other, f"{flag} needs a first result that could be A", "drop the steps that move or cast, and autocast"
+    yield other, "needs a first result that could be A", "drop the steps that move or cast, and autocast"
 
 
-def _residual_is_a(p: Facts, flag: str) -> _Rules:
+def _residual_is_a(p: Facts) -> _Rules:
     """A must have the result's shape, and the dtype of the value that it meets."""
     if not p.residuals:
-        yield True, f"{flag} needs a residual", "add add, sub or mul to the epilogue"
+        yield True, "needs a residual", "add add, sub or mul to the epilogue"
         return
     step, moves = p.residuals[0]
-    yield step.name == "div", f"{flag} would divide by A, which holds zeros", "use add, sub or mul first"
+    yield step.name == "div", "would divide by A, which holds zeros", "use add, sub or mul first"
     moved = bool(step.extent or moves)
-    yield moved, f"{flag} has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
+    yield moved, f"has A's own shape, which {step} does not meet", "use add, sub or mul before any move"
     casts = [one.dtype for one in p.passes[: p.passes.index(step)] if one.kind is StepKind.CAST]
-    dtype = casts[-1] if casts else p.dtypes.out
-    other = f"{flag} needs a value of A's dtype, not {dtype.name}"
-    yield dtype != p.dtypes.a, other, f"move or drop the cast, or drop {flag}"
+    dtype = [p.dtypes.out, *casts][-1]
+    yield dtype != p.dtypes.a, f"needs a value of A's dtype, not {dtype.name}", "move or drop the cast"
 
 
-def _three_dimensions(p: Facts, flag: str) -> _Rules:
-    uneven = p.shape.m % 2 != 0 or p.layout.a_transposed
-    yield uneven, f"{flag} halves the rows of A", "give an even M and layout nt"
-
-
-def _four_dimensions(p: Facts, flag: str) -> _Rules:
+def _four_dimensions(p: Facts) -> _Rules:
     batch = p.shape.batch
-    yield not batch or batch % 2 != 0, f"{flag} needs an even batch, not {batch}", "write BxMxNxK with an even B"
+    yield not batch or batch % 2 != 0, f"needs an even batch, not {batch}", "write BxMxNxK with an even B"
 
 
-def _flat(p: Facts, flag: str) -> _Rules:
-    yield not p.has("a.3d"), f"{flag} undoes a.3d", "add a.3d"
+def _own_bias(p: Facts) -> _Rules:
+    yield p.step("bias") is None, "needs a bias", "give it in the epilogue"
 
 
-def _parameter(p: Facts, flag: str) -> _Rules:
-    yield not p.constant_b, f"{flag} is about a weight", "add b.constant"
+def _own_steps(p: Facts) -> _Rules:
+    yield not p.passes, "needs steps", "give them in the epilogue"
+    common = [str(step) for step in p.passes if step.kind in (StepKind.JOIN, StepKind.CAST)]
+    yield bool(common), f"does not go with {'+'.join(common)}, which is no step of one product", "drop one of them"
 
 
-def _of_one_product(p: Facts, flag: str) -> _Rules:
-    what = flag.partition(".")[0]
-    there = p.step("bias") is not None if what == "bias" else bool(p.passes)
-    yield not there, f"{flag}: there is no {what}", "give it in the epilogue"
-    common = [str(step) for step in p.passes if what == "steps" and step.kind in (StepKind.JOIN, StepKind.CAST)]
-    yield bool(common), f"{flag}: {'+'.join(common)} is no step of one product alone", f"drop {flag}"
-
-
-def _nothing(_: Facts, __: str) -> _Rules:
-    return iter(())
-
-
-_RULES: Final[Mapping[str, Callable[[Facts, str], _Rules]]] = {
+# What follows the name of the flag.
+_RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] = {
     "a.broadcast": _broadcast,
     "b.broadcast": _broadcast,
     "b.alias_t": _alias_t,
-    "b.parameter": _parameter,
+    "b.parameter": lambda p: [(not p.constant_b, "is about a weight", "add b.constant")],
     "r0.alias": _residual_is_a,
-    "a.3d": _three_dimensions,
+    "a.3d": lambda p: [(p.shape.m % 2 != 0 or p.layout.a_transposed, "halves the rows of A", "give an even M and nt")],
     "a.4d": _four_dimensions,
-    "out.2d": _flat,
-    "program.multi_output": _multi_output,
+    "out.2d": lambda p: [(not p.has("a.3d"), "undoes a.3d", "add a.3d")],
+    "program.multi_output": lambda p: [(not p.chain, "needs a step behind the value", "for example relu")],
     "program.branching": _branching,
     "program.chained": _chained,
-    **dict.fromkeys(("bias.first", "bias.last", "steps.first", "steps.last"), _of_one_product),
+    "bias.first": _own_bias,
+    "bias.last": _own_bias,
+    "steps.first": _own_steps,
+    "steps.last": _own_steps,
 }
 
 
@@ -291,12 +276,11 @@ class Flag:
         sizes = {size: getattr(p.shape, size) for size in self.equal}
         first = dataclasses.replace(p.shape, **dict.fromkeys(sizes, next(iter(sizes.values()), 0)))
         yield len({*sizes.values()}) > 1, f"{name} needs {' = '.join(self.equal.upper())}", f"write {first}"
-        layout, dtype, wide = str(p.layout), p.input_dtype.name, " or "
-        other = bool(self.layouts) and layout not in self.layouts
-        yield other, f"{name} does not fit layout {layout}", f"it goes with {wide.join(self.layouts)}"
-        other = bool(self.input) and dtype not in self.input
-        yield other, f"{name} is for products in {wide.join(self.input)}, not {dtype}", f"drop {name}"
-        yield from _RULES.get(name, _nothing)(p, name)
+        for given, right in ((str(p.layout), self.layouts), (p.input_dtype.name, self.input)):
+            is_other = bool(right) and given not in right
+            yield is_other, f"{name} is for products in {' or '.join(right)}, not {given}", f"drop {name}"
+        for is_broken, problem, allowed in _RULES[name](p) if name in _RULES else ():
+            yield is_broken, f"{name} {problem}", allowed
 
 
 _FILE: Final = TableFile(Path(__file__).with_name("flags.toml"), "flag", FileError)

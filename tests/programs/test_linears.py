@@ -61,7 +61,7 @@ def computed(given: Operands) -> torch.Tensor:
         ("linear:f32:nt:2x17x65x97:gated-silu", "linear takes no gated; these do: linears"),
         ("linears:f32:nt:2x17x65x97:relu+gated-silu", "gated go first"),
         ("linears:f32:nt:2x17x65x97:gated-tanh", "one of silu gelu"),
-        ("linears:f32:nt:2x17x65x97:bias.first", "there is no bias"),
+        ("linears:f32:nt:2x17x65x97:bias.first", "needs a bias"),
         ("linears:f32:nt:2x17x65x97:relu:steps.first+last", "contradict"),
         ("linears:f32:nt:2x17x65x97:gated-silu:steps.first", "no step of one product"),
         ("linears:f32:nt:2x17x65x97:a.3d", "even M"),

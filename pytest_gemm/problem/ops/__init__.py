@@ -5,6 +5,7 @@ A new op is one module with an ``Op``, and its name in the list of modules.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,3 +13,11 @@ from pytest_gemm.problem.ops import dense, grouped_mm, quantised, woq
 from pytest_gemm.problem.ops.op import Op as Op
 
 OPS: Final[Mapping[str, Op]] = {op.name: op for op in (*dense.OPS, *woq.OPS, *quantised.OPS, grouped_mm.OP)}
+
+
+def _named(name: str) -> Op:
+    return OPS[name]
+
+
+# An op is pickled by its name: its functions have none.
+copyreg.pickle(Op, lambda op: (_named, (op.name,)))

@@ -119,13 +119,3 @@ class Op:
     def batched(self) -> bool:
         """Whether it multiplies a batch of A by a batch of B, matrix by matrix."""
         return self.batch == "always" and not self.grouped and not self.several
-
-    def __reduce__(self) -> tuple[Callable[[str], Op], tuple[str]]:
-        """Pickled by its name: its functions have none."""
-        return _named, (self.name,)
-
-
-def _named(name: str) -> Op:
-    from pytest_gemm.problem.ops import OPS  # the table is made of this module's class
-
-    return OPS[name]
