@@ -101,7 +101,8 @@ def page(families: Iterable[Family]) -> str:
 
     text = Path(__file__).with_name("families.md.jinja").read_text(encoding="utf-8")
     template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return template.render(families=tuple(families), levels=matrix.levels())
+    made: str = template.render(families=tuple(families), levels=matrix.levels())
+    return made
 
 
 def run(_given: argparse.Namespace) -> int:
