@@ -38,7 +38,7 @@ def save(folder: Path, found: Sequence[Judged], case: Case, rerun: Rerun, warm: 
     """One folder a failed case.
 
     ``report.txt`` is what the run said. ``repro.py`` shows the failure with PyTorch alone, with ``repro.pt`` beside it
-    where it cannot make its operands itself; where no script can be written the report says why.
+    where it cannot make its operands itself; where no script can be written the report has the reason.
     ``error_map.png`` is where the result is wrong, ``generated_code.py`` the generated program where there is one, and
     ``tensors.pt`` the program's inputs by name, the actual result and the accepted interval.
 
@@ -127,7 +127,7 @@ def _write_script(path: Path, outcome: Outcome, evidence: Evidence, case: Case, 
         candidate = ""
     backend = case.backend
     if not isinstance(backend, ScriptedBackend):
-        raise Unsupported("no-script", f"{backend.name} does not say how PyTorch alone comes to its kernels")
+        raise Unsupported("no-script", f"{backend.name} has no recipe by which PyTorch alone reaches its kernels")
     with precision.cpu_threads(case.threads):
         recipe = backend.recipe(case.problem, evidence.operands, case.request(candidate))
     made = repro.script(repro.Case(outcome, recipe, evidence, warm))
@@ -154,7 +154,7 @@ def _size(problem: Problem) -> int:
 
 
 def tile(candidate: str) -> tuple[int, int] | None:
-    """Rows and columns that one block of the kernel computes, out of a candidate's name; ``None`` where it says none.
+    """Rows and columns that one block of the kernel computes, out of a candidate's name; ``None`` where it names none.
 
     ``triton_mm-64x128x32,s4,w8`` has the tile M x N x K, ``CppMicroGemmFP32Vec-8x48x1`` the register blocking,
     and CUTLASS's ``..._128x256x64_...`` the tile of a block of threads.
@@ -185,7 +185,7 @@ def draw(path: Path, actual: torch.Tensor, interval: Interval, title: str, candi
     matrix = matrices[which]
     rows, columns = matrix.shape
     finite = matrix[matrix.isfinite()]
-    # Where the bound is 0 or nearly so a ratio says no more than "far".
+    # Where the bound is 0 or nearly so a ratio means no more than "far".
     top = min(max(10.0, float(finite.max()) if finite.numel() else 10.0), _FAR)
     shown = _pooled(matrix.clamp(min=1e-3, max=top))
     figure = Figure(figsize=(8, 6.5), dpi=100, layout="constrained")

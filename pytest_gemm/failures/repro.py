@@ -1,4 +1,4 @@
-"""A failing case as a standalone script: PyTorch alone, the same kernel, and an exit status that says whether it fails.
+"""A failing case as a standalone script: PyTorch alone, the same kernel, an exit status that shows whether it fails.
 
 The script makes its operands itself where it can: small integers (or multiples of 1/512) by a formula, in views of the
 failing ones' geometry.  They are not the values of the distribution, so the kernel that failed is asked first: only

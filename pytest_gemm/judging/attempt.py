@@ -25,8 +25,8 @@ Watching = Callable[[Activity], AbstractContextManager[None]]
 
 # What the watch calls a phase that begins the reason code of a crash by another name.
 _WATCHED: Final = {Phase.CANDIDATES: Phase.COMPILE, Phase.PREPARE: Phase.COMPILE}
-# Phases in which a backend may refuse a problem.
-_REFUSING: Final = frozenset({Phase.SUPPORTS, Phase.OPERANDS, Phase.CANDIDATES, Phase.PREPARE})
+# Phases in which a problem may turn out to be unsupported.
+_MAY_BE_UNSUPPORTED: Final = frozenset({Phase.SUPPORTS, Phase.OPERANDS, Phase.CANDIDATES, Phase.PREPARE})
 # Phases of the harness's own code: an exception there is a defect of the harness, unless the machine is at fault.
 _OWN: Final = frozenset({Phase.OPERANDS, Phase.REFERENCE, Phase.EAGER})
 # The part of an outcome's seconds that a phase belongs to.
@@ -164,7 +164,7 @@ class Attempt:
         Raises:
             Exception: the exception itself, where it is a defect of the harness.
         """
-        if isinstance(error, Unsupported) and phase in _REFUSING:
+        if isinstance(error, Unsupported) and phase in _MAY_BE_UNSUPPORTED:
             return dataclasses.replace(self.end(Status.UNSUPPORTED, error.reason), distribution="")
         if isinstance(error, Pruned) and phase is Phase.PREPARE:
             # Without a name the backend has tried one candidate after the other, and none was left.
@@ -174,8 +174,8 @@ class Attempt:
         if isinstance(error, Misconduct):  # it came to its end: what it returned, or left behind, is wrong
             return dataclasses.replace(crash, status=Status.INCORRECT, reason=error.reason, details="")
         if isinstance(error, Unsupported) and phase not in _OWN:
-            text = f"the backend claimed the problem and refused it in {phase}: {error.reason.text}"
-            reason = Reason("late-refusal", text, "refuse in supports() or prepare(), before anything runs")
+            text = f"the backend supports the problem and raised Unsupported in {phase}: {error.reason.text}"
+            reason = Reason("late-refusal", text, "raise Unsupported in supports() or prepare(), before anything runs")
             return dataclasses.replace(crash, reason=reason)
         found = self.devices.fault(crash, error, phase, self.case.device)
         if found is None and phase in _OWN:

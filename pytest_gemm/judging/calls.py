@@ -121,7 +121,7 @@ def quiet() -> Iterator[None]:
 def plain(results: tuple[Any, ...], given: Operands) -> tuple[Any, ...]:
     """The results with every tensor as an ordinary one: no subclass, no lazy conjugate or negation, no names.
 
-    What is no tensor passes: ``verdict.complaint_of`` says what it is.
+    What is no tensor passes: ``verdict.complaint_of`` describes it.
 
     Args:
         results: as they were returned.
@@ -440,7 +440,7 @@ class _Interrupt:
 
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
-    """A block that asks foreign code for facts.
+    """A block that reads facts from foreign code.
 
     Raises:
         Escape: for what is raised in the block and is no ``Exception``.  A Ctrl-C of the user passes.

@@ -23,7 +23,7 @@ class Case:
     Attributes:
         backend: computes it.
         problem: what is computed.
-        distributions: names of distributions, judged in this order; empty: the level's choice.
+        distributions: names of distributions, judged in this order; empty: operands cannot be built yet.
         seed: of all values.
         device: where.
         candidates: which of the backend's candidates are judged.

@@ -1,6 +1,6 @@
 """Calls of the judge into a backend: what it is asked, what it compiles and what it runs.
 
-Each call is guarded as :mod:`calls` says, and each answer is checked for its type.
+Each call is guarded by :mod:`calls`, and the type of each answer is checked.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(
 
 
 def run_once(case: Case, threads: int) -> None:
-    """Compile and run a case without judging it; nothing for a case that is refused.
+    """Compile and run a case without judging it; nothing for an unsupported case.
 
     Args:
         case: what to run.
@@ -128,7 +128,7 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-# -- what is said of it ------------------------------------------------------------------------------
+# -- its facts -----------------------------------------------------------------------------------------
 
 
 def proof_of(prepared: Prepared) -> Proof:
@@ -150,7 +150,7 @@ def _of_type(found: object, kind: type[_Kind], what: str) -> _Kind:
 
 
 def kernels_of(prepared: Prepared) -> tuple[str, ...]:
-    """Names of the kernels that a run will use, as far as the backend knows them before it has run."""
+    """Names of the kernels that a run will use, as far as they are known before it has run."""
     try:
         proof = proof_of(prepared)
     except Exception:  # it need not have an answer yet

@@ -61,7 +61,7 @@ def _causes(wrong: Wrong, actual: torch.Tensor, whole: bool) -> Iterator[str]:
 
 def _special(wrong: Wrong) -> str:
     """NaN and infinities."""
-    told = {
+    sentences = {
         "nan": "NaN where a number belongs: memory that was never written, or a read outside of an operand"
         if wrong.operands.finite
         else "NaN reached elements whose operands are finite, or memory was left unwritten",
@@ -70,7 +70,7 @@ def _special(wrong: Wrong) -> str:
     }
     for code, which in wrong.specials.items():
         if mostly(which):
-            return told[code]
+            return sentences[code]
     kinds = ("unexpected NaN", "missing NaN", "unexpected infinities")
     counts = [int(which.sum()) for which in wrong.specials.values()]
     some = [f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True) if count]
@@ -506,7 +506,7 @@ def _factors(s: _Sample) -> Hypotheses:
 
 
 def _decoded(s: _Sample) -> str:
-    """What the distributions that encode positions in their values say: which k, or which element."""
+    """With a distribution that encodes positions in its values: which k, or which element."""
     operands, problem = s.wrong.operands, s.problem
     if problem.passes:
         return ""
@@ -515,8 +515,12 @@ def _decoded(s: _Sample) -> str:
         found: set[tuple[int, str]] = set()
         for column, x, value in list(zip(s.at[-1], s.x, s.value, strict=True))[:4]:
             found.update(decode_k(filled, int(column), 0.0, float(x - value) / (problem.alpha or 1.0)))
-        told = [f"k = {k} {what}" for k, what in sorted(found)]
-        return f"of K = {problem.shape.k}: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}" if told else ""
+        changes = [f"k = {k} {what}" for k, what in sorted(found)]
+        return (
+            f"of K = {problem.shape.k}: {', '.join(changes[:8])}{', ...' if len(changes) > 8 else ''}"
+            if changes
+            else ""
+        )
     if operands.distribution == "tile-map" and s.bias is None and problem.alpha == 1.0:
         source, period = decode_source(filled, float(s.x[0])), tile_map_period(filled)
         here = tuple(int(i[0]) for i in s.at[-2:])

@@ -1,4 +1,4 @@
-"""What an exception says about the machine: no memory was left, or the device is lost to this process.
+"""What an exception reveals about the machine: no memory was left, or the device is lost to this process.
 
 CUDA calls some errors sticky: after an illegal address every later call of the process fails with the same error,
 and nothing but another process gets the device back.  Such errors also come late, at the next call that waits.
@@ -17,7 +17,7 @@ import torch
 from pytest_gemm.outcome import Reason
 from pytest_gemm.text import first_line, message
 
-# How allocators say that they have nothing left, where the exception's type does not say it.
+# Messages of allocators without memory, whose exceptions have no type of their own.
 _NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",

@@ -328,7 +328,7 @@ class Judge:
         if case.mode is Mode.AOTI:
             reason = Reason("aoti-property", "a package has its constants inside: each property would be a compile")
         elif not asked:
-            reason = Reason("no-property", f"no property says anything about {case.problem}")
+            reason = Reason("no-property", f"no property applies to {case.problem}")
         if reason is not None:
             raise Ended(self._attempt(case).end(Status.UNSUPPORTED, reason))
         attempt = self._attempt(case, distribution=asked[0].distribution)
@@ -412,8 +412,8 @@ def _sufficient(case: Case, candidates: int) -> tuple[str, ...]:
 
 def _all_pruned(reasons: Sequence[Reason]) -> Reason:
     causes = Counter(reason.code for reason in reasons)
-    said = ", ".join(f"{count} {code}" for code, count in causes.most_common())
-    return Reason("all-pruned", f"every candidate that was tried was pruned ({said}): {reasons[0].text}")
+    counts = ", ".join(f"{count} {code}" for code, count in causes.most_common())
+    return Reason("all-pruned", f"every candidate that was tried was pruned ({counts}): {reasons[0].text}")
 
 
 def _differs(runs: Sequence[_Run], first: _Run, second: tuple[torch.Tensor, ...], contract: Contract) -> Reason | None:

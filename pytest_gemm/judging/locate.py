@@ -190,7 +190,7 @@ def _plane(bad: torch.Tensor, *, ends: bool = True) -> str:
     if c1 - c0 == 1 and n > 1:
         end = _end(c0, n, "N") if ends else ""
         return f"{are} in column {c0}{end}{_along('rows', r0, r1, bad[:, c0])}"
-    # A box that leaves little of the output out says something only if it is full: otherwise the edges are chance.
+    # A box that leaves little of the output out means something only if it is full: otherwise the edges are chance.
     telling = _area(box) <= 0.75 * m * n or (_area(box) < m * n and density >= 0.9)
     dense = covered >= 2 and density >= _DENSE
     tiled, tiles = _tiles(bad)
@@ -212,7 +212,7 @@ def _area(box: tuple[int, int, int, int]) -> int:
 
 
 def bounding_box(bad: torch.Tensor, stray: int) -> tuple[int, int, int, int]:
-    """Rows [r0, r1) and columns [c0, c1) that hold the bad elements but for ``stray`` ones beyond each side."""
+    """Rows [r0, r1) and columns [c0, c1) that hold the bad elements, except for ``stray`` ones beyond each side."""
 
     def ends(counts: torch.Tensor) -> tuple[int, int]:
         first = int((counts.cumsum(0) > stray).to(torch.int8).argmax())

@@ -4,7 +4,7 @@ These properties need no reference.  Each runs the artifact on operands that dif
 known way (A negated, K in another order, a NaN in one row ...) and holds the results against each other, bit for bit.
 So they also meet operands that no distribution has, and would show a defect of the reference.
 
-Not here, because ``judge.Judge`` asks it of every case: the same bits when a case is run again, inputs
+Not here, because ``judge.Judge`` checks it for every case: the same bits when a case is run again, inputs
 and guard bands left alone, no influence of memory outside a view or of what an output's memory held, one-hot rows.
 
 Some hold for a right kernel only as long as every element is summed in the same order, which no backend promises: a
@@ -37,7 +37,7 @@ class Bench:
 
     Attributes:
         problem: what was compiled.
-        contract: the arithmetic that was claimed.
+        contract: the arithmetic that the backend promises.
         make: fresh operands of the property's distribution, of this problem or of one with another M.
         run: the result on operands; of a program of two results the last.
         base: the result on unchanged operands.
@@ -63,10 +63,10 @@ class Property:
     Attributes:
         name: for reports; a violation's reason code is ``property-NAME``.
         help: what is done, and what is expected.
-        applies: whether it says anything about a problem.
+        applies: whether it must hold for a problem.
         check: a sentence about the violation, "" where it holds.
         distribution: whose operands are changed.
-        gated: whether a violation is a failure; otherwise it is only told.
+        gated: whether a violation is a failure; otherwise it is only reported.
     """
 
     name: str
@@ -288,5 +288,5 @@ PROPERTIES: Final[tuple[Property, ...]] = (
 
 
 def applicable(problem: Problem) -> tuple[Property, ...]:
-    """The properties that say something about a problem, in the order of :data:`PROPERTIES`."""
+    """The properties that apply to a problem, in the order of :data:`PROPERTIES`."""
     return tuple(p for p in PROPERTIES if p.applies(problem) and DISTRIBUTIONS[p.distribution].applies(problem))

@@ -9,7 +9,7 @@ to be computed is found by two checks that look at every element:
 
 These only raise suspicion.  Every verdict is the oracle's on complete lines, so that a check cannot reject a right
 result.  Where the epilogue is not linear, or the operands have scales, only the lines stand;
-:attr:`ResultVerdict.note` says which it was.
+:attr:`ResultVerdict.note` names which it was.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Sample:
         Args:
             output: the problem that it answers, one of :attr:`Problem.outputs`.
             actual: what the backend returned.
-            contract: the arithmetic that the backend claims.
+            contract: the arithmetic that the backend promises.
             others: results of earlier calls, as in :func:`verdict.compare`.
         """
         first = self._lines[0]
@@ -304,7 +304,7 @@ class Sample:
     def _suspects(
         self, output: Problem, actual: torch.Tensor, contract: Contract, tier: str
     ) -> tuple[torch.Tensor | None, str]:
-        """Rows that cannot be right by a check of all elements, bool, of the result's shape but for N; and how."""
+        """Rows that cannot be right by a check of all elements, bool, of the result's shape without N; and how."""
         terms = _terms(output, self._operands)
         if isinstance(terms, str):
             return None, f"the other elements unseen: {terms}"
@@ -454,7 +454,7 @@ def _of_any_batch(x: torch.Tensor) -> torch.Tensor:
 def _together(
     verdicts: list[_Verdict], actual: torch.Tensor, suspects: torch.Tensor | None, tier: str
 ) -> verdict.Comparison:
-    """What the lines say together: the worst of them, and where the bad rows and columns are."""
+    """The verdicts on the lines together: the worst of them, and where the bad rows and columns are."""
     seen = sum(v.actual.numel() for v in verdicts)
     share = sum(v.comparison.correctly_rounded * v.actual.numel() for v in verdicts) / max(seen, 1)
     ratio = max(v.comparison.ratio for v in verdicts)

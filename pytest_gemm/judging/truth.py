@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -41,21 +42,25 @@ class Truth:
     operands: Operands
     digest: str
     spoiled: bool = False
-    _reference: reference_module.Reference | None = None
     # Of the contract that came last: the candidates of a backend mostly share one.
     _intervals: tuple[Contract, tuple[span.Interval, ...]] | None = None
     _eager: tuple[torch.Tensor, ...] | str | None = None
-    _sample: sampled.Sample | None = None
 
     @property
     def problem(self) -> Problem:
         """The problem."""
         return self.operands.problem
 
+    @functools.cached_property
+    def _reference(self) -> reference_module.Reference:
+        return reference_module.reference(self.problem, self.operands)
+
+    @functools.cached_property
+    def _sample(self) -> sampled.Sample:
+        return sampled.Sample(self.operands)
+
     def intervals(self, contract: Contract) -> tuple[span.Interval, ...]:
         """What each result may be under ``contract``; the reference behind it is computed once."""
-        if self._reference is None:
-            self._reference = reference_module.reference(self.problem, self.operands)
         if self._intervals is None or self._intervals[0] != contract:
             found = interval_module.intervals(self.problem, self.operands, self._reference, contract)
             self._intervals = contract, found
@@ -83,8 +88,6 @@ class Truth:
         """The verdict on each result: by sample, or on every element."""
         others = [{name: one[place] for name, one in earlier.items()} for place in range(len(results))]
         if by_sample:
-            if self._sample is None:
-                self._sample = sampled.Sample(self.operands)
             return list(map(self._sample.judge, self.problem.outputs, results, itertools.repeat(contract), others))
         found = []
         for result, other, (output, used, interval) in zip(

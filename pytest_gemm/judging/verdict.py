@@ -138,7 +138,7 @@ def compare(
     """Judge a result.
 
     The sign of a zero is judged where every order of summation gives the same (docs/oracle.md, "The sign of zero"), of
-    a result that is right but for that.
+    a result that is right otherwise.
 
     Args:
         actual: what the backend returned, whatever that is.
@@ -165,7 +165,7 @@ def compare(
 
 
 def _accepted(x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> torch.Tensor:
-    """Which elements lie in an interval, or are NaN where it belongs or where nothing can be said; bool."""
+    """Which elements lie in an interval, or are NaN where it belongs or where nothing is known; bool."""
     return inside(x, lo, hi) | x.isnan() & (lo.isnan() | ((lo == -math.inf) & (hi == math.inf)))
 
 
