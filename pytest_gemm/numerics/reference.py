@@ -131,11 +131,7 @@ def reference(problem: Problem, operands: Operands) -> Reference:
     a, b = map(widened, given)
     groups, slack = operands.groups, None
     if problem.dtypes.out.name == "f64":
-        if groups:
-            parts = [_beyond_float64(a[first:last], b[index]) for index, (first, last) in enumerate(groups)]
-            c, slack = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        else:
-            c, slack = _beyond_float64(a, b)
+        c, slack = _beyond_float64(a, b, groups)
         return Reference(c, 0.0, slack, *given, groups)
     if operands.quantisation is not None:
         slack = _dequantised(a, operands)
@@ -156,7 +152,9 @@ def _dequantised(a: torch.Tensor, operands: Operands) -> torch.Tensor:
     return _matmul(a.abs(), (w - zeros).abs() + w.abs()) * 2.0**-24
 
 
-def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _beyond_float64(
+    a: torch.Tensor, b: torch.Tensor, groups: tuple[tuple[int, int], ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A @ B for float64 operands with an error far below that of any float64 kernel, and a bound of that error.
 
     Each operand is cut once, as in the scheme of Ozaki, Ogita, Oishi and Rump (Numer. Algorithms 59, 2012):
@@ -168,23 +166,23 @@ def _beyond_float64(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, tor
     """
     k = a.shape[-1]
     if k == 0 or 0 in a.shape or 0 in b.shape:
-        c = _matmul(a, b)
+        c = _multiply(a, b, groups)
         return c, torch.zeros_like(c)
     width = (52 - math.ceil(math.log2(k))) // 2
     a1, a_scale = _cut(a, -1, width)
     b1, b_scale = _cut(b, -2, width)
     rest_a, rest_b = a - a1, b - b1
-    c = _matmul(a1, b1) + (_matmul(a1, rest_b) + _matmul(rest_a, b))
+    c = _multiply(a1, b1, groups) + (_multiply(a1, rest_b, groups) + _multiply(rest_a, b, groups))
     # |R| <= s_i 2^-w / 2 and |S| likewise; sums of K terms, each with K roundings, twice.
     unit = 2.0 ** (-width - 1) * k * 2.0**-53
-    slack = unit * (a_scale * b.abs().sum(-2, keepdim=True) + a.abs().sum(-1, keepdim=True) * b_scale)
+    slack = _multiply(a_scale, b.abs().sum(-2, keepdim=True), groups)
+    slack = unit * (slack + _multiply(a.abs().sum(-1, keepdim=True), b_scale, groups))
     slack = slack + 2.0**-52 * c.abs() + k * 2.0**-1073
-    # Inf and NaN cannot be cut: plain float64 gives such elements the value that IEEE arithmetic gives in any order.
-    finite = a.isfinite().all(-1, keepdim=True) & b.isfinite().all(-2, keepdim=True)
-    finite = finite & c.isfinite()
+    # Inf and NaN cannot be cut: their rows and columns are NaN.  Plain float64 gives such elements the value that IEEE
+    # arithmetic gives in any order.
+    finite = c.isfinite()
     if not bool(finite.all()):
-        c = torch.where(finite, c, _matmul(a, b))
-        slack = torch.where(finite, slack, 0.0)
+        c, slack = torch.where(finite, c, _multiply(a, b, groups)), torch.where(finite, slack, 0.0)
     return c, slack
 
 

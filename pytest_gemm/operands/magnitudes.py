@@ -24,6 +24,8 @@ from pytest_gemm.problem.dtypes import DTYPES, TF32, DType
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.problem.steps import Step, StepKind
 
+# The largest factor of a step with a residual, in a power of two.
+_GROWTH: Final = {"mul": 4.0, "div": 2.0}
 # Zero point of a dynamically quantised A: far from 0, as asymmetric data have it; "half": in 7 bits.
 _DYNAMIC_ZERO: Final = {"u8": 121, "i8": -9, "half": 57}
 
@@ -197,12 +199,9 @@ def headroom_of(problem: Problem, draw: Callable[[str], Stream] = Stream) -> Hea
             # Out of range this is undefined in C, and every compiler answers differently.
             text = f"cast-{dtype.name} has no defined result out of range"
             raise Unsupported("cast-int", text, "cast to i32 or to a float")
-    growth = max(1.0, abs(problem.alpha))
-    for step in problem.epilogue:
-        if step.name == "scale":
-            growth *= max(1.0, abs(step.numbers[0]))
-        # Residuals of mul reach 3, those of div go down to 1/2.
-        growth *= {"mul": 4.0, "div": 2.0}.get(step.name, 1.0)
+    # Residuals of mul reach 3, those of div go down to 1/2.
+    factors = [step.numbers[0] if step.name == "scale" else _GROWTH.get(step.name, 1.0) for step in problem.epilogue]
+    growth = math.prod(max(1.0, abs(factor)) for factor in (problem.alpha, *factors))
     room = DTYPES["f32"].max_finite if op.int8 else min(d.max_finite for d in chain)
     if problem.step("exp") is not None:
         room = math.log(room)

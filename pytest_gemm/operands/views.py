@@ -8,6 +8,7 @@ copy one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,10 +38,8 @@ def forth(x: Any, steps: Iterable[Step]) -> Any:
 
 def back(x: torch.Tensor, shape: tuple[int, ...], steps: Sequence[Step]) -> torch.Tensor:
     """The tensor of ``shape`` of which these view steps have made ``x``; a view where one can be had."""
-    before = [shape]
-    for step in steps:
-        before.append(step.moved(before[-1]))
-    for step, old in zip(reversed(steps), reversed(before[:-1]), strict=True):
+    before = itertools.accumulate(steps, lambda old, step: step.moved(old), initial=shape)
+    for step, old in reversed(list(zip(steps, before, strict=False))):
         if step.name == "view":
             x = x.reshape(old)
         else:
