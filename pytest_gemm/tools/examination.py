@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.tools.probes import Array, Bench, Print, Term, all_alike, halves, power
+from pytest_gemm.tools.probes import PROBES, Array, Bench, Print, Term, all_alike, halves, power
 from pytest_gemm.tools.sum_order import UNREAD, Order, Width, order_of, width_of
 
 _HALF_TYPES: Final = {11: "f16", 8: "bf16"}  # by significand bits
@@ -37,24 +37,31 @@ class Examination:
         for probe in _PROBES[self.bench.given.is_float, is_long]:
             probe(self)
 
-    def note(self, probe: str, value: str, odd: object = False, remark: str = "", finding: str = "") -> None:
-        """Note the value of a probe.
+    def note(self, probe: str, value: str, **facts: object) -> None:
+        """Note the value of a probe, and the sentences about it where it is remarkable.
 
         Args:
             probe: one of ``probes.PROBES``.
             value: for the table.
-            odd: whether the value is remarkable.
-            remark: then, what is remarkable.
-            finding: then, what contradicts the contract.
+            facts: what the sentences name besides dtypes and sizes.
         """
         self.found.traits[probe] = value
-        if odd:
-            self.found.remarks += filter(None, [remark])
-            self.found.findings += filter(None, [finding])
+        self.tell(probe, value, **facts)
+
+    def tell(self, probe: str, value: str, **facts: object) -> None:
+        """Note the sentences about a value."""
+        bench, told = self.bench, PROBES[probe].get(value, {})
+        facts |= {"given": bench.given.name, "out": bench.out.name, "m": bench.m}
+        self.found.remarks += [told["remark"].format_map(facts)] if "remark" in told else []
+        self.found.findings += [told["finding"].format_map(facts)] if "finding" in told else []
 
     def remark(self, text: str) -> None:
         """Note what is remarkable."""
         self.found.remarks.append(text)
+
+    def finding(self, text: str) -> None:
+        """Note what contradicts the contract."""
+        self.found.findings.append(text)
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -99,12 +106,8 @@ class Examination:
         elif left == 0.0 and given in {"f32", "f64"}:
             self.input_error = max(self.input_error, 2.0 ** (-2 * i))
             self.note("products", "low lost")
-            self.remark(
-                f"the product of the low halves of two {given} is left out: products are put together "
-                "from those of a narrower type"
-            )
         else:
-            self.note("products", "rounded", True, "products are rounded before they are added")
+            self.note("products", "rounded")
 
     # -- sums --------------------------------------------------------------------------------------------------
 
@@ -191,11 +194,14 @@ class Examination:
             values.append(sign * (1.0 + sum(2.0**-t for t in bits)))
         found = self.bench.sums(cases)
         name = next((name for name, store in stores(p).items() if np.array_equal([*map(store, values)], found)), "?")
+        self.note("store", name)
+        if name == "RNE":
+            return
         how = f"is not rounded to nearest even when it is stored in {out.name}, but {name}"
         if name.startswith("via "):
             how = f"passes through {name[4:]} before it is stored in {out.name}"
-        finding = f"the last rounding, to {out.name}, is {name}; every contract has it to nearest even, and once"
-        self.note("store", name, name != "RNE", f"the result {how}", finding)
+        self.remark(f"the result {how}")
+        self.finding(f"the last rounding, to {out.name}, is {name}; every contract has it to nearest even, and once")
 
     # -- growth of the error -------------------------------------------------------------------------------------
 
@@ -220,9 +226,8 @@ class Examination:
         worst = float(np.max(largest)) * unit
         allowed = self.contract.theta(k, out=self.bench.out)
         if worst > allowed:
-            self.found.findings.append(
-                f"a sum of positive products was off by {worst:.3g} of it, and the contract allows {allowed:.3g}"
-            )
+            error = f"{worst:.3g}"
+            self.finding(f"a sum of positive products was off by {error} of it, and the contract allows {allowed:.3g}")
         spread = float(np.std(errors[-1])) / math.sqrt(len(errors[-1]))
         if abs(drift) > 6.0 * spread and abs(drift) > 2.0:
             way = "short" if drift < 0 else "beyond"
@@ -274,12 +279,8 @@ class Examination:
         found = self.bench.sums([[term] for _, term, _ in cases])
         lost = dict.fromkeys(n for (n, _, wanted), value in zip(cases, found, strict=True) if value != wanted)
         self.note("subnormals", f"no {'+'.join(lost)}" if lost else "kept")
-        words = {
-            "in": f"subnormal {given.name} inputs are taken for zero",
-            "out": f"subnormal results are flushed from {out.name}",
-            "inside": "subnormal products or sums are flushed on the way",
-        }
-        self.found.remarks += map(words.__getitem__, lost)
+        for name in lost:
+            self.tell("subnormals", name)
 
     def specials(self) -> None:
         """Inf, NaN, and the product of zero with them; the sum of negative zeros."""
@@ -292,8 +293,9 @@ class Examination:
         *found, zero = self.bench.sums([*planted, [(slice(None), -0.0, 1.0)]])
         right = [value == inf if name == "Inf" else math.isnan(value) for name, value in zip(cases, found, strict=True)]
         wrong = [f"{name} gives {value:g}" for name, value, ok in zip(cases, found, right, strict=True) if not ok]
-        value = f"{len(wrong)} wrong" if wrong else "IEEE"
-        self.note("specials", value, wrong, f"not as in IEEE 754: {', '.join(wrong)}")
+        self.note("specials", f"{len(wrong)} wrong" if wrong else "IEEE")
+        if wrong:
+            self.remark(f"not as in IEEE 754: {', '.join(wrong)}")
         self.note("sum of -0", "-0" if math.copysign(1.0, zero) < 0 else "+0")
 
     def overflow(self) -> None:
@@ -303,8 +305,9 @@ class Examination:
             return
         found = float(self.bench.sums([[power(0, 1.0, out.emax), power(1, 1.0, out.emax)]])[0])
         value = {math.inf: "Inf", out.max_finite: "saturates"}.get(found, f"{found:g}")
-        becomes = "its largest number" if value == "saturates" else value
-        self.note("overflow", value, found != math.inf, f"a result beyond {out.name} becomes {becomes}")
+        self.note("overflow", value)
+        if found != math.inf:
+            self.remark(f"a result beyond {out.name} becomes {value if value != 'saturates' else 'its largest number'}")
 
     # -- algorithms other than the usual one -----------------------------------------------------------------
 
@@ -322,13 +325,7 @@ class Examination:
                 (a, b.T)[side][half] *= 2.0 ** min(self.bench.given.emax - 1, 30)
                 large = self.bench.product(a, b)
                 mixed |= not all_alike(np.delete(large, half, side), np.delete(plain, half, side))
-        self.note(
-            "isolation",
-            "mixed" if mixed else "kept",
-            mixed,
-            "rows or columns influence each other's results, as in Strassen's algorithm",
-            "a result depends on other rows or columns: no bound by elements holds",
-        )
+        self.note("isolation", "mixed" if mixed else "kept")
 
     def fixed_point(self) -> None:
         """A small product beside a large operand that meets zero: fixed-point splits (Ozaki) lose its bits."""
@@ -339,13 +336,7 @@ class Examination:
         small = (2.0 - 2.0 ** (1 - p)) * 2.0 ** max(given.emin, -200)
         cases = [[(0, big, 0.0), (1, small, 1.0)], [(0, 0.0, big), (1, 1.0, small)]]
         lost = bool(np.any(self.bench.sums(cases) != small))
-        self.note(
-            "fixed point",
-            "yes" if lost else "no",
-            lost,
-            "small operands lose bits beside large ones of their row: operands are split in fixed point",
-            "a small product beside a large operand is not exact: no bound by elements holds",
-        )
+        self.note("fixed point", "yes" if lost else "no")
 
     # -- again and elsewhere -------------------------------------------------------------------------------------
 
@@ -366,37 +357,29 @@ class Examination:
         a, b = self._random
         first = self.bench.product(a, b)
         self.repeatable = all(all_alike(self.bench.product(a, b), first) for _ in range(9))
-        finding = "the contract says deterministic, and the same product again has other bits"
-        self.note(
-            "deterministic",
-            "yes" if self.repeatable else "no",
-            not self.repeatable,
-            "the same product again has other bits",
-            finding if self.contract.deterministic else "",
-        )
+        self.note("deterministic", "yes" if self.repeatable else "no")
+        if not self.repeatable and self.contract.deterministic:
+            self.finding("the contract says deterministic, and the same product again has other bits")
         if not self.repeatable:
             return
         square = self.bench.product(np.tile(a[:1], (self.bench.m, 1)), np.tile(b[:, :1], self.bench.n))
         alike = bool(np.all(square == square[0, 0])) and not self.bench.uneven
-        remark = "the same row times the same column has other bits at another place of the result"
-        self.note("any row alike", "yes" if alike else "no", not alike, remark)
+        self.note("any row alike", "yes" if alike else "no")
 
     def batch_invariance(self, single: Bench) -> None:
         """Row i of the product against the product of row i alone."""
         if not self.repeatable:
             return
-        (a, b), m = self._random, self.bench.m
+        a, b = self._random
         whole = self.bench.product(a, b)
-        same = all(all_alike(single.product(a[i : i + 1], b)[0], whole[i]) for i in (0, 1, m - 1))
-        remark = f"a row has other bits alone (M = 1) than among {m} rows"
-        self.note("batch invariant", "yes" if same else "no", not same, remark)
+        same = all(all_alike(single.product(a[i : i + 1], b)[0], whole[i]) for i in (0, 1, self.bench.m - 1))
+        self.note("batch invariant", "yes" if same else "no")
 
     def epilogue(self, clamped: Bench) -> None:
         """NaN through clamp to [1, 6] and relu: 1 or 6 where clamp swallows it, 0 where relu does."""
         value = float(clamped.sums([[(0, math.nan, 1.0)]])[0])
         name = "passes" if math.isnan(value) else {0.0: "relu eats"}.get(value, "clamp eats")
-        remark = f"NaN does not pass {name.split()[0]} in the epilogue: it becomes {value:g}"
-        self.note("NaN in epilogue", name, name != "passes", remark)
+        self.note("NaN in epilogue", name, found=value)
 
     # -- integers ----------------------------------------------------------------------------------------------
 
@@ -417,16 +400,18 @@ class Examination:
             text = "pairs of int8 products saturate at 32767: they are added in int16"
         else:
             text = f"sums of int8 products are wrong: {found[1]:g} instead of {wanted[1]:g}"
-        wrong = found != wanted
-        finding = f"int8 into int32 is exact by contract, and {text}"
-        self.note("accumulator", "inexact" if wrong else "exact", wrong, text, finding)
+        self.note("accumulator", "exact" if found == wanted else "inexact")
+        if found != wanted:
+            self.remark(text)
+            self.finding(f"int8 into int32 is exact by contract, and {text}")
 
     def integer_overflow(self) -> None:
         """131072 products of -128 with -128 are 2^31, one more than int32 holds."""
         found = float(self.bench.sums([[(slice(131072), -128.0, -128.0)]])[0])
         value = {-(2.0**31): "wraps", 2.0**31 - 1: "saturates"}.get(found, f"{found:g}")
-        remark = f"an int32 sum of 2^31 becomes {found:.0f} instead of wrapping around"
-        self.note("overflow", value, value != "wraps", remark)
+        self.note("overflow", value)
+        if value != "wraps":
+            self.remark(f"an int32 sum of 2^31 becomes {found:.0f} instead of wrapping around")
 
     # -- the contract ------------------------------------------------------------------------------------------
 

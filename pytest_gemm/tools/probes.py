@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
 from pytest_gemm.problem.dtypes import TF32
 from pytest_gemm.problem.problem import Problem
+from pytest_gemm.storage.datafile import TableFile
+from pytest_gemm.storage.errors import FileError
 
 if TYPE_CHECKING:
     import torch
@@ -74,12 +77,8 @@ COLUMNS: Final = (
     Column("i8 long", "int_mm:i8-i8-i32:nt:64x64x131088", long=True, rare=True),
 )
 
-# The rows of the table, in order.
-PROBES: Final = (
-    *("inputs", "products", "order", "chunk L", "alignment f", "accumulator", "blocks", "partials", "block sum"),
-    *("store", "drift", "error slope", "subnormals", "specials", "NaN in epilogue", "sum of -0", "overflow"),
-    *("isolation", "fixed point", "deterministic", "any row alike", "batch invariant"),
-)
+# The rows of the table, in order, with the sentences about remarkable values.
+PROBES: Final = TableFile(Path(__file__).with_name("probes.toml"), "probe", FileError).document()
 
 
 @dataclasses.dataclass
