@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_gemm import __version__
-from pytest_gemm.storage.datafile import TableFile
-from pytest_gemm.storage.errors import FileError
+from pytest_gemm.storage.datafile import document
 from pytest_gemm.text import did_you_mean, show
 
 USAGE_ERROR: Final = 4
 """The exit status of a wrong command line and of a file that cannot be read, as pytest's."""
 
-COMMANDS: Final[Mapping[str, Any]] = TableFile(
-    Path(__file__).with_name("commands.toml"), "command", FileError
-).document()
+COMMANDS: Final[Mapping[str, Any]] = document(Path(__file__).with_name("commands.toml"))
 
 
 class Parser(argparse.ArgumentParser):

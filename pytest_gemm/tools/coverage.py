@@ -28,30 +28,13 @@ from pytest_gemm.problem.errors import ProblemError
 from pytest_gemm.problem.problem import Problem
 from pytest_gemm.run import record as record_module
 from pytest_gemm.run.terminal import template
+from pytest_gemm.storage.datafile import document
 from pytest_gemm.text import show
 
-# What each column counts.  With sizes M x N x K and a register block Mr x Nr x Kr:
-COLUMNS: Final[Mapping[str, str]] = {
-    "no tail": "M, N and K are multiples of the block",
-    "M < Mr": "fewer rows than one block has",
-    "M tail": "rows remain after whole blocks",
-    "N tail": "columns remain after whole blocks, or fewer than one block has",
-    "K tail": "K is no multiple of Kr",
-    "K steps": "a cache block holds a part of K only, so the micro-kernel accumulates into its result",
-    "K slices": "K is split between threads, and partial sums are added",
-    "any M": "one program for any M: blockings are computed at run time",
-    "grouped": "one function computes several products of one A",
-}
-
-# Instruction sets whose micro-kernels Inductor takes on a machine of this level, see machine.isa.isa_level().
-_TAKEN: Final[Mapping[str, Sequence[str]]] = {
-    "avx2": ("avx2",),
-    "avx512": ("avx512",),
-    **dict.fromkeys(("avx512-vnni", "avx512-bf16"), ("avx512", "avx512_vnni")),
-    "amx": ("avx512", "avx512_vnni", "amx"),
-    "neon": ("neon",),
-    **dict.fromkeys(("sve", "sve2"), ("neon", "sve")),
-}
+_DATA: Final = document(Path(__file__).with_name("coverage.toml"))
+COLUMNS: Final[Mapping[str, str]] = _DATA["columns"]
+# Instruction sets whose micro-kernels Inductor takes on a machine of a level, see machine.isa.isa_level().
+_TAKEN: Final[Mapping[str, Sequence[str]]] = _DATA["taken"]
 
 
 @dataclasses.dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,8 +13,7 @@ import numpy.typing as npt
 from pytest_gemm.api.protocols import Backend, CandidateBackend, Prepared
 from pytest_gemm.problem.dtypes import TF32
 from pytest_gemm.problem.problem import Problem
-from pytest_gemm.storage.datafile import TableFile
-from pytest_gemm.storage.errors import FileError
+from pytest_gemm.storage.datafile import document
 
 if TYPE_CHECKING:
     import torch
@@ -60,25 +59,10 @@ class Column:
         return Problem.parse(f"{self.line}:clamp-1_6+relu")
 
 
-_SCALED: Final = "scaled_mm:f8e4m3fn-f8e4m3fn-bf16:nt:64x64x256:quant.tensorwise"
-
-COLUMNS: Final = (
-    Column("f64", "mm:f64:nt:64x64x256"),
-    Column("f32", "mm:f32:nt:64x64x256", aux=True),
-    Column("f32 long", "mm:f32:nt:64x64x8192", long=True, rare=True),
-    Column("tf32", "mm:f32:nt:64x64x256:math.tf32"),
-    Column("f16", "mm:f16:nt:64x64x256", aux=True),
-    Column("f16 long", "mm:f16:nt:64x64x8192", long=True),
-    Column("f16 red.", "mm:f16:nt:64x64x8192:math.half_partials", long=True, rare=True),
-    Column("bf16", "mm:bf16:nt:64x64x256", aux=True),
-    Column("f8", _SCALED),
-    Column("f8 fast", f"{_SCALED}:math.fast_accumulate"),
-    Column("i8", "int_mm:i8-i8-i32:nt:64x64x2048"),
-    Column("i8 long", "int_mm:i8-i8-i32:nt:64x64x131088", long=True, rare=True),
-)
-
+_DATA: Final = document(Path(__file__).with_name("fingerprint.toml"))
+COLUMNS: Final = tuple(Column(name, **facts) for name, facts in _DATA["columns"].items())
 # The rows of the table, in order, with the sentences about remarkable values.
-PROBES: Final = TableFile(Path(__file__).with_name("probes.toml"), "probe", FileError).document()
+PROBES: Final[Mapping[str, Any]] = _DATA["probes"]
 
 
 @dataclasses.dataclass
