@@ -374,7 +374,7 @@ def calibrate(sessions: Sequence[Session], *, runs: int = 300, seed: int = 0, st
         order = [int(i) for i in rng.permutation(len(sessions))]
         draw = stored_run(table, order, policy, stored)
         screened = _gate_run(study, STORED, draw, plant=plant)
-        for case, weight in screened.weights.items():
+        for case, weight in screened.learnt.weights.items():
             study.cases[case].weights[weight] += 1
         _peer_run(study, table, order, stored, plant=plant)
         study.scores[SUITE].count(*suite_run(table, rng, policy, stored).idle())

@@ -304,7 +304,7 @@ def screened(
             judgements[case], direction = _screened(one, policy, STILL if unit == "pair" else anchor, unit)
         wanted[direction].append(case)
     slower, faster = tuple(wanted["slower"]), tuple(wanted["faster"])
-    return Screened(judgements, slower, faster, anchor.reason, anchor.move, learnt.weights, learnt.priors)
+    return Screened(judgements, slower, faster, anchor.reason, anchor.move, learnt)
 
 
 def _screened(e: Evidence, policy: Policy, anchor: Anchor, unit: str) -> tuple[Judgement, str]:

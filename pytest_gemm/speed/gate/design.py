@@ -121,7 +121,7 @@ def confirm_stored(
     A wanted case that ``head`` lacks stays to be confirmed.
     """
     wanted = {case: stored[case] for case in screened.wanted}
-    learnt = Learnt(_spreads(wanted, policy), screened.weights, screened.priors)
+    learnt = screened.learnt._replace(at=_spreads(wanted, policy))
 
     def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
         some = head.get(case)
@@ -291,15 +291,14 @@ def confirm_pairs(
     The rule is that of :func:`decide.confirmed`, on the differences within pairs.  Weight and common variance are
     those of the screen.
     """
-    learnt = Learnt({}, screened.weights, screened.priors)
 
     def gather(case: CaseId, needed: int) -> Evidence | Sequence[Reading] | None:
         if case not in head or case not in base:
             return None
         pairs = _Pairs.of(base[case], head[case])
         if len(pairs.whole.head) >= needed:
-            return _of_pairs(case, pairs.whole, learnt, policy, comparators_differ=screened.anchor is not None)
-        return _far(case, pairs, learnt, policy, needed) or pairs.merged
+            return _of_pairs(case, pairs.whole, screened.learnt, policy, comparators_differ=screened.anchor is not None)
+        return _far(case, pairs, screened.learnt, policy, needed) or pairs.merged
 
     return decide.confirmed(screened, gather, policy, "pair", last=last)
 

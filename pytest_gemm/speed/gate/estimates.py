@@ -87,17 +87,15 @@ class Screened:
         anchor: the comparators (or, without any, all cases) moved as a whole: one fact about the run; ``None`` when
             they did not.
         move: by how much the comparators' median case moved, as a difference of logarithms.
-        weights: share of the comparator that is taken off, by case.
-        priors: of the variance, by share.
+        learnt: from all cases.
     """
 
     judgements: Mapping[CaseId, Judgement]
-    slower: tuple[CaseId, ...] = ()
-    faster: tuple[CaseId, ...] = ()
-    anchor: Reason | None = None
-    move: float = 0.0
-    weights: Mapping[CaseId, float] = dataclasses.field(default_factory=dict)
-    priors: Mapping[Share, Prior] = dataclasses.field(default_factory=dict)
+    slower: tuple[CaseId, ...]
+    faster: tuple[CaseId, ...]
+    anchor: Reason | None
+    move: float
+    learnt: Learnt
 
     @property
     def wanted(self) -> tuple[CaseId, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -234,13 +233,9 @@ def rows(run: Run) -> list[Row]:
     Problems come in the order of the suite, and so do the backends of a problem.
     """
     samples = trusted(run.sessions)
-    order: dict[str, list[Judgement]] = {}
-    for judgement in run.judgements:
-        order.setdefault(judgement.case.problem, []).append(judgement)
-    return [
-        _row(judgement, samples.get(judgement.case, {}), run.peaks)
-        for judgement in itertools.chain.from_iterable(order.values())
-    ]
+    place = {problem: i for i, problem in enumerate(dict.fromkeys(j.case.problem for j in run.judgements))}
+    ordered = sorted(run.judgements, key=lambda judgement: place[judgement.case.problem])
+    return [_row(judgement, samples.get(judgement.case, {}), run.peaks) for judgement in ordered]
 
 
 def _row(judgement: Judgement, samples: Mapping[int, Sample], peaks: Peaks) -> Row:
@@ -312,19 +307,17 @@ def _in_common(entrants: Mapping[str, Mapping[int, Sample]]) -> _Estimates | Non
     The comparator's own windows, where it is a backend of the run, saw other states of the machine than those in which
     it was timed beside another one.
     """
-    names = {s.comparator_name for samples in entrants.values() for s in samples.values() if s.comparator}
+    every = [sample for samples in entrants.values() for sample in samples.values()]
+    names = {sample.comparator_name for sample in every if sample.comparator}
     if len(names) != 1:
         return None
     (name,) = names
     found: _Estimates = {name: {position: 1.0 for samples in entrants.values() for position in samples}}
     for who, samples in entrants.items():
-        if who == name:
-            continue
-        beside = {position: (s.estimate, s.comparator_estimate) for position, s in samples.items()}
-        found[who] = {position: ours / theirs for position, (ours, theirs) in beside.items() if theirs is not None}
-        if len(found[who]) < len(samples):
-            return None
-    return found
+        if who != name:
+            beside = {position: (s.estimate, s.comparator_estimate) for position, s in samples.items()}
+            found[who] = {position: ours / theirs for position, (ours, theirs) in beside.items() if theirs is not None}
+    return found if all(found[who].keys() >= samples.keys() for who, samples in entrants.items()) else None
 
 
 def _winner(problem: str, entrants: Mapping[str, Mapping[int, Sample]]) -> Winner:
