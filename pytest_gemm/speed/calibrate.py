@@ -28,7 +28,7 @@ from pytest_gemm.speed.gate.design import Design, Readings
 from pytest_gemm.speed.gate.estimates import Reading, Screened, Stored
 from pytest_gemm.speed.gate.policy import Policy
 from pytest_gemm.speed.report.templates import render
-from pytest_gemm.text import show, table
+from pytest_gemm.text import show
 
 PLANTED: Final = (0.02, 0.03, 0.05, 0.08, 0.10)
 """Slow-downs that are planted, as fractions."""
@@ -117,6 +117,16 @@ class CaseFacts:
     weights: Counter[float] = dataclasses.field(default_factory=Counter)
     stored: list[float] = dataclasses.field(default_factory=list)
     against: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def detectable_stored(self) -> float | None:
+        """Median of the effects against stored baselines."""
+        return statistics.median(self.stored) if self.stored else None
+
+    @property
+    def detectable_against(self) -> float | None:
+        """Median of the effects of base against head."""
+        return statistics.median(self.against) if self.against else None
 
     @property
     def kind(self) -> str:
@@ -434,69 +444,17 @@ def page(study: Study) -> str:
     """The study as Markdown."""
     scores = {name: study.scores[name] for name in _RULES if name in study.scores}
     runs = next(iter(scores.values())).runs
-    kinds = Counter(facts.kind for facts in study.cases.values())
-    shares = [f"{100 * change:g}%" for change in PLANTED]
-    power = {
-        kind: (kinds[kind], _table(("rule", *shares), (_power(name, kind, score) for name, score in scores.items())))
-        for kind in CLASSES
-        if kinds[kind]
-    }
     return render(
         "calibration.md.jinja",
         study=study,
         scores=scores,
         runs=runs,
-        planted=min(runs, _POWER_RUNS),
-        alarms=_table(
-            ("rule", "slower per run", "failed runs", "95% bound", "faster per run", "undecided", "confirmed per run"),
-            (_alarms(name, score) for name, score in scores.items()),
-        ),
-        power=power,
-        cases=_table(
-            ("case", "time", "spread, time", "spread, ratio", "weight", "MDE, stored", "MDE, base-head"),
-            (_case_row(case, facts) for case, facts in sorted(study.cases.items())),
-        ),
+        peers=_PEERS,
+        planted=PLANTED,
+        planted_runs=min(runs, _POWER_RUNS),
+        classes=CLASSES,
+        kinds=Counter(facts.kind for facts in study.cases.values()),
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(table(head, filter(None, rows), range(1, len(head)), markdown=True))
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}%" if whole else "-"
-
-
-def _alarms(name: str, score: Score) -> list[str]:
-    found = [
-        name,
-        f"{score.flagged / score.runs:.3g}",
-        f"{_share(score.red, score.runs)} ({score.red} of {score.runs})",
-        f"< {100 * score.red_bound:.1f}%",
-    ]
-    if name in _PEERS:
-        return [*found, "-", "-", "-"]
-    faster, undecided = f"{score.faster / score.runs:.3g}", _share(score.undecided, score.judged)
-    return [*found, faster, undecided, f"{score.confirmed / score.runs:.2g}"]
-
-
-def _power(name: str, kind: str, score: Score) -> list[str]:
-    shares = [_share(score.found[change, kind], score.planted[change, kind]) for change in PLANTED]
-    return [name, *shares] if score.planted else []
-
-
-def _case_row(case: CaseId, facts: CaseFacts) -> list[str]:
-    def percent(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{100 * value:.{digits}f}%"
-
-    weight = f"{facts.weights.most_common(1)[0][0]:g}" if facts.weights else "-"
-    spreads = [percent(facts.raw, 2), percent(facts.ratio, 2)]
-    effects = [percent(_median(facts.stored), 1), percent(_median(facts.against), 1)]
-    return [f"`{case}`", f"{1e3 * facts.seconds:.3g} ms", *spreads, weight, *effects]
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def _as_json(study: Study) -> dict[str, Any]:
@@ -516,8 +474,8 @@ def _as_json(study: Study) -> dict[str, Any]:
             "class": facts.kind,
             "spread_time": facts.raw,
             "spread_ratio": facts.ratio,
-            "detectable_stored": _median(facts.stored),
-            "detectable_against": _median(facts.against),
+            "detectable_stored": facts.detectable_stored,
+            "detectable_against": facts.detectable_against,
         }
 
     return {

@@ -222,7 +222,7 @@ def _by_width(name: str, peaks: Peaks) -> float | None:
 # -- measuring the peaks ---------------------------------------------------------------------------------------
 
 
-def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
+def measure(device: str, dtypes: Iterable[str]) -> Peaks:
     """Measure what this machine reaches without other load.
 
     The matrix rate of a dtype is the best call of square products ``M = N = K``, in the layouts ``nn`` and ``nt``; on
@@ -243,19 +243,9 @@ def measure(device: str, dtypes: Iterable[str], threads: int) -> Peaks:
         device: ``cpu`` or ``cuda``.
         dtypes: names of ``problem.dtypes.DTYPES`` or ``tf32``; one that PyTorch cannot multiply on the
             device is left out of the result.
-        threads: of PyTorch while measuring, put back afterwards.
     """
-    import torch
-
-    wanted = list(dict.fromkeys(["f32", *dtypes]))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = {name: _peak_rate(device, name) for name in wanted}
-        rates = {name: rate for name, rate in found.items() if rate}
-        bandwidth = _bandwidth(device)
-    finally:
-        torch.set_num_threads(before)
+    found = {name: _peak_rate(device, name) for name in dict.fromkeys(["f32", *dtypes])}
+    rates, bandwidth = {name: rate for name, rate in found.items() if rate}, _bandwidth(device)
     missing = [f"the rate of {name}" for name, rate in rates.items() if not rate.undisturbed]
     missing += ["the bandwidth"] * (not bandwidth.undisturbed)
     return Peaks(

@@ -176,7 +176,7 @@ class Runner:
         tuned = {case for case in cases if on_device and honours(registry[case[0]], Capability.SELECTION)}
         crowded: list[Sample] = []
         if jobs > 1:
-            crowded = self._compile(group, cases, jobs, "compiling and judging")
+            crowded = self._compile(group, cases, jobs, "compiling and judging", {})
             tuned = {timed(sample.case) for sample in crowded if sample.ranking}
         if self.config.choices in {"", "winner"} and (todo := [case for case in self.left(cases) if case in tuned]):
             self._select(group, todo, crowded)
@@ -200,16 +200,11 @@ class Runner:
             self.notes.append(f"selecting in {group.label} took {seconds:.0f} s: {_timed_alone(alone, spared)}")
 
     def _compile(
-        self,
-        group: Group,
-        cases: Sequence[Timed],
-        jobs: int,
-        what: str,
-        spared: Mapping[Timed, tuple[str, ...]] | None = None,
+        self, group: Group, cases: Sequence[Timed], jobs: int, what: str, spared: Mapping[Timed, tuple[str, ...]]
     ) -> list[Sample]:
         # Dealt out backend by backend: one has much more to compile than another, and each process gets some of both.
         dealt = sorted(cases, key=lambda case: case[0]) if jobs > 1 else cases
-        wanted = [TimedCase(*case, self.tests.get(case, ""), spared=(spared or {}).get(case, ())) for case in dealt]
+        wanted = [TimedCase(*case, self.tests.get(case, ""), spared=spared.get(case, ())) for case in dealt]
         requests = [Request(tuple(wanted[i::jobs]), self.device, timed=False) for i in range(jobs)]
 
         def progress(processes: Sequence[_Open]) -> str:
@@ -261,8 +256,8 @@ class Runner:
         neighbours.  A GPU has none, and two processes would share its memory: there one session follows the other.
         """
         if len(groups) > 1 and self.device != "cpu":
-            one_by_one = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
-            return dict(itertools.chain.from_iterable(found.items() for found in one_by_one))
+            found = [self.sessions([group], cases, index, f"{label}, {group.label}") for group in groups]
+            return {name: session for one in found for name, session in one.items()}
         ends = socket.socketpair() if len(groups) > 1 else ()
         wanted = []
         for group, end in itertools.zip_longest(groups, ends):
@@ -277,18 +272,11 @@ class Runner:
         return {group.name: self._ended(one, group, index) for group, one in zip(groups, processes, strict=True)}
 
     def _request(self, group: Group, cases: Sequence[Timed], index: int) -> Request:
-        is_head = group.name == "head"
-        before = {
-            timed(case): names[0] for case, names in self.before.items() if len(names) == 1 and not case.candidate
-        }
-        pinned = self.pinned[group.name]
+        is_head, pinned = group.name == "head", self.pinned[group.name]
+        known = self.before.items() if is_head else ()
+        before = {timed(case): names[0] for case, names in known if len(names) == 1 and not case.candidate}
         wanted = (
-            TimedCase(
-                *case,
-                self.tests.get(case, ""),
-                pinned=pinned.get(case, ()),
-                before=before.get(case, "") if is_head else "",
-            )
+            TimedCase(*case, self.tests.get(case, ""), pinned.get(case, ()), before=before.get(case, ""))
             for case in self._shuffled(self.left(cases), index)
         )
         commit = self.commit if is_head else ""

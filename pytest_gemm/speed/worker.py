@@ -156,7 +156,7 @@ class Meter:
             return None
         dtypes = sorted({roofline.dtype_name(Problem.parse(case.problem)) for case in self.request.cases})
         with self._interleaving.round(), self._interleaving.window():
-            return roofline.measure(self.request.device, dtypes, self._config.threads)
+            return roofline.measure(self.request.device, dtypes)
 
     def _head(self) -> Session:
         request = self.request

@@ -151,14 +151,14 @@ def test_peaks_are_measured_and_pytorch_is_left_as_it_was(monkeypatch: pytest.Mo
     monkeypatch.setattr(roofline, "_LEAST_ARRAY", 1 << 16)
     monkeypatch.setattr("pytest_gemm.machine.processor.last_level_cache", lambda: 1 << 14)
     monkeypatch.setattr(cpu, "waited", lambda: None)  # whatever else runs beside the tests
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"], threads + 1)
+    precision = torch.get_float32_matmul_precision()
+    found = roofline.measure("cpu", ["f64", "f16", "i8", "f8e4m3fn", "i32", "tf32", "i8"])
     assert list(found.flops) == ["f32", "f64", "f16", "i8", "f8e4m3fn", "tf32"]  # PyTorch has no product of i32
     assert all(math.isfinite(rate) and rate > 0 for rate in (*found.flops.values(), found.bandwidth))
     # What f64 can do, every narrower type can; what f32 can, TF32 can.
     assert min(found.flops.values()) == found.flops["f64"]
     assert found.flops["tf32"] >= found.flops["f32"]
-    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads, precision)
+    assert torch.get_float32_matmul_precision() == precision
 
 
 def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_dtype_that_the_device_cannot_multiply_is_left_out(monkeypatch: pytest
     monkeypatch.setattr(roofline, "_bandwidth", lambda _device: roofline._Rate(True, 1.0))
     monkeypatch.setattr(cpu, "waited", lambda: None)
     monkeypatch.setattr(torch, "_int_mm", refuse)
-    assert list(roofline.measure("cpu", ["i8"], 1).flops) == ["f32"]
+    assert list(roofline.measure("cpu", ["i8"]).flops) == ["f32"]
 
 
 @pytest.mark.parametrize("idle_from", [0, 8, math.inf])
@@ -197,7 +197,7 @@ def test_a_peak_is_of_a_call_that_nothing_disturbed_or_is_missing(
     monkeypatch.setattr(cpu, "waited", waited)
     monkeypatch.setattr(cpu, "cores", lambda: 64)
     monkeypatch.setattr("time.perf_counter", passes)
-    found = roofline.measure("cpu", [], 1)
+    found = roofline.measure("cpu", [])
     if idle_from < math.inf:
         assert found.disturbed == ""
         assert found.flops["f32"] == pytest.approx(2 * 64**3 / 0.001)

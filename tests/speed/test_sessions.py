@@ -89,7 +89,7 @@ class Timer:
 def pytest_configure(config):
     if config.pluginmanager.has_plugin("gemm-speed-worker"):  # the run itself is in the process of the test
         cpu.CpuTimer = Timer
-        roofline.measure = lambda device, dtypes, threads: Peaks({"f32": 1e15}, 1e15)
+        roofline.measure = lambda device, dtypes: Peaks({"f32": 1e15}, 1e15)
 """
 
 BACKENDS = """
