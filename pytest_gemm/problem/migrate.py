@@ -36,8 +36,10 @@ _KEYS: Final = ((re.compile(r"\bfilling(?=\s*=)"), "distribution"), (re.compile(
 
 def modern_line(line: str) -> str:
     """The spelling of a line or of a pattern of an earlier version; ``line`` itself where it is none."""
-    fields = [modern for field in line.split(":") for modern in _modern_field(field)]
-    return line if fields == line.split(":") else ":".join(filter(None, fields))
+    fields = line.split(":")
+    first = 1 if "*" in line else 4  # a pattern has any number of fields
+    modern = fields[:first] + [field for old in fields[first:] for field in _modern_field(old)]
+    return line if modern == fields else ":".join(filter(None, modern))
 
 
 def _modern_field(field: str) -> list[str]:

@@ -103,7 +103,7 @@ class Problem(Facts):
         try:
             return cls._read(split(line))
         except ProblemError as error:
-            if (spelling := modern_line(line)) != line:
+            if (spelling := modern_line(line)) != line and spelling.isprintable():
                 problem, allowed = "an earlier version's spelling", f"write {spelling}, or run pytest-gemm migrate FILE"
                 error = ProblemError(error.field, problem, allowed, error.index)
             raise error.on(line) from None  # pointing into the text that the user typed
