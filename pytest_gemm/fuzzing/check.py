@@ -53,21 +53,16 @@ if TYPE_CHECKING:
 _MODULES = {PRODUCT: "test_products", PROPERTY: "test_properties"}
 
 
-class TrialWorker:
+class TrialWorker(Worker):
     """Judges trials in a process of its own, and starts another one when that is gone.
 
     Args:
-        config: what the run was asked for.
+        config: of the run.
     """
 
     def __init__(self, config: GemmConfig) -> None:
+        super().__init__(config, _trial, eager=state.eager_refusal(config.ledger))
         self._config = config
-        self._keeper = Worker(config, _trial, eager=state.eager_refusal(config.ledger))
-
-    @property
-    def deaths(self) -> int:
-        """How many processes have ended in the middle of a trial."""
-        return self._keeper.deaths
 
     def judge(self, backend: Backend, trial: Trial, rerun: Rerun | None = None) -> list[Outcome]:
         """The outcomes of a trial, as the ledger leaves them; the last one may be the death of the process.
@@ -83,7 +78,7 @@ class TrialWorker:
         request: dict[str, object] = {"backend": backend.name, "trial": trial.to_text()}
         if rerun is not None:
             request["rerun"] = dataclasses.astuple(rerun)
-        outcomes, end = self._keeper.ask(request)
+        outcomes, end = self.ask(request)
         return outcomes if end is None else [*outcomes, self._dead(backend, trial, end)]
 
     def _dead(self, backend: Backend, trial: Trial, end: Death) -> Outcome:
@@ -96,10 +91,6 @@ class TrialWorker:
         devices = {backend.name: self._config.device_of(backend)}
         given = (position.environment, self._config.ledger, devices, self._config.threads)
         return state.explain_for_worker([outcome], *given)[0][0]
-
-    def close(self) -> None:
-        """End the processes."""
-        self._keeper.close()
 
 
 def _trial(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
