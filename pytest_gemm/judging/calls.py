@@ -382,35 +382,33 @@ def _is_elsewhere(owner: Any, name: str) -> bool:
     return owner is not builtins and name in vars(builtins) and not name.startswith("__")
 
 
-class _Functions:
-    """The functions of :func:`_watched`, as they were before a call."""
+# A module or a class by its name, and what it held.
+_Functions = list[tuple[str, Any, dict[str, Any]]]
 
-    def __init__(self) -> None:
-        self._before = [(name, owner, dict(vars(owner))) for name, owner in _watched(len(sys.modules))]
 
-    def restore(self) -> list[str]:
-        """Put back what was replaced; its names."""
-        replaced = []
-        for place, owner, before in self._before:
-            now = vars(owner)
-            with contextlib.suppress(Exception):  # of a value that was replaced by one that cannot be compared
-                if dict(now) == before:  # identical values are equal without a call
-                    continue
-            changed = {
-                name: value
-                for name, value in before.items()
-                if now.get(name) is not value and callable(value) and not _by_torch(now.get(name))
-            }
-            # What is new hides a name that was found elsewhere: in a base class, or among the built-in ones.
-            # A submodule, api.callable, is there because it was imported.
-            new = (name for name in now.keys() - before.keys() if not isinstance(now[name], types.ModuleType))
-            hidden = [name for name in new if _is_elsewhere(owner, name)]
-            for name, value in changed.items():
-                setattr(owner, name, value)
-            for name in hidden:
-                delattr(owner, name)
-            replaced += [f"{place}.{name}" for name in (*changed, *hidden)]
-        return replaced
+def _restored_functions(functions: _Functions) -> list[str]:
+    """Put back what was replaced; its names."""
+    replaced = []
+    for place, owner, before in functions:
+        now = vars(owner)
+        with contextlib.suppress(Exception):  # of a value that was replaced by one that cannot be compared
+            if dict(now) == before:  # identical values are equal without a call
+                continue
+        changed = {
+            name: value
+            for name, value in before.items()
+            if now.get(name) is not value and callable(value) and not _by_torch(now.get(name))
+        }
+        # What is new hides a name that was found elsewhere: in a base class, or among the built-in ones.
+        # A submodule, api.callable, is there because it was imported.
+        new = (name for name in now.keys() - before.keys() if not isinstance(now[name], types.ModuleType))
+        hidden = [name for name in new if _is_elsewhere(owner, name)]
+        for name, value in changed.items():
+            setattr(owner, name, value)
+        for name in hidden:
+            delattr(owner, name)
+        replaced += [f"{place}.{name}" for name in (*changed, *hidden)]
+    return replaced
 
 
 class _Interrupt:
@@ -449,13 +447,9 @@ def asking() -> Iterator[None]:
     try:
         with interrupt:
             yield
-    except KeyboardInterrupt as error:
-        if interrupt.came:
-            raise
-        raise Escape(error) from error
-    except Exception:
-        raise
     except BaseException as error:
+        if isinstance(error, Exception) or (isinstance(error, KeyboardInterrupt) and interrupt.came):
+            raise
         raise Escape(error) from error
 
 
@@ -467,7 +461,7 @@ def _restored(switches: Iterable[tuple[_Switch, Any]], functions: _Functions, co
             switch.write(before)
             if not compiling or switch.compiling == "error":
                 left.append(difference)
-    return left + functions.restore()  # behind the switches, which set some of them: torch.Storage
+    return left + _restored_functions(functions)  # behind the switches, which set some of them: torch.Storage
 
 
 @contextlib.contextmanager
@@ -482,7 +476,7 @@ def calling(*, compiling: bool = False) -> Iterator[None]:
         Misconduct: ``left-state-behind``, when the block has come to its end and has changed the state.
     """
     switches = [(switch, switch.read()) for switch in _SWITCHES if not (compiling and switch.compiling == "kept")]
-    functions = _Functions()
+    functions = [(name, owner, dict(vars(owner))) for name, owner in _watched(len(sys.modules))]
     try:
         with asking():
             yield
