@@ -60,4 +60,4 @@ def others_with_the_operands_of(problem: Problem) -> tuple[Problem, ...]:
         asked.append(dataclasses.replace(problem, dtypes=dataclasses.replace(problem.dtypes, out=out)))
     elif problem.passes and problem.passes[-1].kind is not StepKind.BINARY:
         asked.append(problem.without(problem.epilogue.index(problem.passes[-1])))
-    return tuple(other for other in unique(Problem.parse(one.line) for one in asked) if other != problem)
+    return tuple(other for other in unique(asked) if other != problem)

@@ -134,7 +134,7 @@ def test_threads_are_those_of_the_case_or_else_of_the_run(tmp_path: Path, thread
     entry = only(tmp_path, f"threads = {threads}")
     run = dataclasses.replace(EPYC, threads=2)
     assert [matches(entry, environment=run.at("avx2", count)) for count in (0, 1, 4, 7)] == expected
-    assert not matches(entry, environment=EPYC)  # nobody knows how many they were
+    assert not matches(entry, environment=EPYC)  # the number is unknown
 
 
 @pytest.mark.parametrize(
