@@ -291,7 +291,7 @@ class Sample:
             places = torch.linspace(0, len(rows) - 1, min(_SUSPECTS, len(rows))).round().long()
             lines = _Lines(self._operands, rows[places], -2)
             verdicts.append(lines.judge(output, actual, contract, others or {}))
-        doubt = sensitivity.insensitive(first.shape(output), first.operands, verdicts[0].interval)
+        doubt = sensitivity.insensitive(first.shape(output), verdicts[0].interval)
         comparison = _together(verdicts, actual, suspects if len(verdicts) > len(self._lines) else None, tier)
         shown = next((v for v in reversed(verdicts) if v.comparison.mismatch is not None), verdicts[0])
         shape = self._operands.problem.result_shape

@@ -93,7 +93,7 @@ class Truth:
         for result, other, (output, used, interval) in zip(
             results, others, self.answers(results, contract), strict=False
         ):
-            doubt = sensitivity.insensitive(output, used, interval) if used is self.operands else None
+            doubt = sensitivity.insensitive(output, interval) if used is self.operands else None
             compared = verdict.compare(result, interval, output, used, others=other)
             found.append(sampled.ResultVerdict(compared, interval.tier, doubt, "", self.operands, result, interval))
         return found

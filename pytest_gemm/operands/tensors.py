@@ -114,7 +114,7 @@ class Operands(Grid):
             if old.storage.numel()
         }
 
-        def again(_: str, x: Tensor) -> Tensor:
+        def relocated(_: str, x: Tensor) -> Tensor:
             place = x.untyped_storage().data_ptr()
             if place not in places:
                 return x  # without elements, or what was looked up in a table: no other tensor shares its storage
@@ -122,7 +122,7 @@ class Operands(Grid):
             offset = x.storage_offset() - old.view.storage_offset() + new.view.storage_offset()
             return new.storage.as_strided(x.size(), x.stride(), offset)
 
-        return self.map(again, buffers=buffers)
+        return self.map(relocated, buffers=buffers)
 
     def clone(self) -> Operands:
         """The same operands in fresh memory: values, strides, alignment and poison; about the time of a copy."""

@@ -764,7 +764,7 @@ def doubt(line: str, distribution: str = "rand", **changes: object) -> str | Non
     problem = Problem.parse(line)
     given = dataclasses.replace(ops.make(problem, distribution, 5, "cpu"), **changes)  # type: ignore[arg-type]  # fields by name
     span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem))
-    reason = sensitivity.insensitive(problem, given, span)
+    reason = sensitivity.insensitive(problem, span)
     return None if reason is None else reason.code
 
 
@@ -781,7 +781,7 @@ def test_a_bound_that_admits_zero_is_mistrusted() -> None:
     problem = Problem.parse("mm:f16:nn:16x16x4000")
     given = dataclasses.replace(ops.make(problem, "rand", 5, "cpu"), zero_mean=False)
     span = interval_module.interval(problem, given, reference.reference(problem, given), Contract(accumulate="f16"))
-    reason = sensitivity.insensitive(problem, given, span)
+    reason = sensitivity.insensitive(problem, span)
     assert reason is not None
     assert reason.code == "bound-too-wide"
 
@@ -797,7 +797,7 @@ def test_relu_is_trusted_whatever_the_seed() -> None:
     for seed in range(30):
         given = ops.make(problem, "int-1", seed, "cpu")
         span = interval_module.interval(problem, given, reference.reference(problem, given), contract_for(problem))
-        assert sensitivity.insensitive(problem, given, span) is None
+        assert sensitivity.insensitive(problem, span) is None
 
 
 def test_expected_is_rounded_once() -> None:

@@ -129,7 +129,7 @@ def test_an_exact_distribution_is_exact_on_a_tensor_core_of_few_bits(a: str, b: 
         assert interval.tier == "exact", distribution
         assert torch.equal(interval.lo, interval.hi)
         assert verdict.ok, distribution
-        assert sensitivity.insensitive(problem, o, interval) is None, distribution
+        assert sensitivity.insensitive(problem, interval) is None, distribution
 
 
 def test_scales_tell_rows_from_columns_and_a_factor_from_its_reciprocal() -> None:
@@ -225,7 +225,7 @@ def test_a_tensor_core_of_few_bits_keeps_its_contract(shape: str, promote: int, 
         o = make(text, distribution)
         verdict, interval = judged(o, on_model(o, promote=promote), tensor_core.contract(problem))
         assert verdict.ok, (distribution, verdict.mismatch)
-        assert sensitivity.insensitive(problem, o, interval) is None, distribution
+        assert sensitivity.insensitive(problem, interval) is None, distribution
 
 
 @pytest.mark.parametrize("out", ["f32", "bf16"])
@@ -338,7 +338,7 @@ def test_eager_on_a_cpu_is_right(epilogue: str, out: str) -> None:
         verdict, interval = judged(o, prepared.run(o), prepared.contract)
         assert verdict.ok, (distribution, verdict.mismatch)
         assert prepared.proof().executed == ("aten._scaled_mm.default",)
-        assert sensitivity.insensitive(problem, o, interval) is None, distribution
+        assert sensitivity.insensitive(problem, interval) is None, distribution
 
 
 def test_rows_are_refused_on_a_cpu_that_does_not_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
