@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_gemm.api.eager import EagerPrepared
 from pytest_gemm.api.proof import Proof
 from pytest_gemm.api.protocols import Availability, Candidates
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
@@ -136,7 +137,7 @@ class _Listed(Exception):
     """The operators for a product are known, and it is not to be computed."""
 
 
-class CuteDslPrepared:
+class CuteDslPrepared(EagerPrepared):
     """A problem with its operator, compiled once for each geometry of a product.
 
     Attributes:
@@ -144,47 +145,32 @@ class CuteDslPrepared:
         pruned: those that failed on the way, with the reason.
     """
 
-    def __init__(self, problem: Problem, operator: str = "") -> None:
-        from pytest_gemm.programs import program
+    records = True
 
-        self.contract = dataclasses.replace(tensor_core.contract(problem), epilogue="eager")
-        self._problem = problem
+    def __init__(self, problem: Problem, operator: str = "") -> None:
+        contract = dataclasses.replace(tensor_core.contract(problem), epilogue="eager")
+        super().__init__(problem, contract, self._matmul)
         self._wanted = operator
-        self._args = program.args
-        self._program = program.build(problem, self._matmul)
         self._compiled: dict[tuple[Any, ...], tuple[str, Any, Any]] = {}
-        self._executed: list[str] = []
-        self._chosen: list[str] = []
-        self._foreign: tuple[str, ...] = ()
+        self._launched: list[str] = []
         self._is_timed = False
         self.timings: Mapping[str, float] = {}
         self.pruned: dict[str, Reason] = {}
 
     def run(self, operands: Operands) -> torch.Tensor:
         """Compute the program with the operator in place of PyTorch's product."""
-        from pytest_gemm.api.executed import record_products
-
-        self._executed.clear()
-        self._chosen.clear()
-        with record_products() as foreign:
-            result: torch.Tensor = self._program(**self._args(self._problem, operands))
-        self._foreign = tuple(foreign)
-        return result
+        self._launched.clear()
+        return super().run(operands)
 
     @contextlib.contextmanager
     def timed(self, operands: Operands) -> Iterator[Callable[[], torch.Tensor]]:
         """A block with the program around the operator; memory is not poisoned, and nothing is recorded."""
-        import torch
-
-        tensors = self._args(self._problem, operands)
-        noted = list(self._executed), list(self._chosen)
         self._is_timed = True
         try:
-            with torch.no_grad():
-                yield lambda: self._program(**tensors)
+            with super().timed(operands) as call:
+                yield call
         finally:
             self._is_timed = False
-            self._executed[:], self._chosen[:] = noted
 
     def candidates(self, operands: Operands) -> tuple[str, ...]:
         """Names of the operators that the program's product could be given to.
@@ -201,16 +187,16 @@ class CuteDslPrepared:
             raise _Listed
 
         with contextlib.suppress(_Listed):
-            program.build(self._problem, listing)(**self._args(self._problem, operands))
+            program.build(self.problem, listing)(**self.arguments(operands))
         if not found:
-            raise Unsupported("no-operator", f"cutlass.operators has no operator for {self._problem}")
+            raise Unsupported("no-operator", f"cutlass.operators has no operator for {self.problem}")
         return tuple(found)
 
     def proof(self) -> Proof:
         """The operators that were selected, compiled and launched during the last run."""
         generated = tuple(name for name, _, _ in self._compiled.values())
-        ran = tuple(self._executed)
-        return Proof(tuple(self._chosen), generated, ran, self._foreign, device_kernel=DEVICE_KERNEL)
+        launched = tuple(self._launched)
+        return Proof(launched, generated, launched, foreign=self.executed, device_kernel=DEVICE_KERNEL)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         import torch
@@ -223,11 +209,11 @@ class CuteDslPrepared:
             name, operator = self._select(arguments)
             self._compiled[key] = (name, operator, operator.compile(arguments, _target()))
         name, operator, compiled = self._compiled[key]
-        self._chosen.append(name)
         if not self._is_timed:
             poison(out)
         operator.run(arguments, compiled, stream=torch.cuda.current_stream())
-        self._executed.append(name)
+        if not self._is_timed:
+            self._launched.append(name)
         return out
 
     @staticmethod
@@ -257,8 +243,8 @@ class CuteDslPrepared:
         names = [name for name in found if self._wanted in {"", name}]
         if not names:
             what = f"does not offer {self._wanted}" if self._wanted else "has no operator"
-            raise Unsupported("no-operator", f"cutlass.operators {what} for {self._problem}")
-        name = names[zlib.crc32(self._problem.line.encode()) % len(names)]
+            raise Unsupported("no-operator", f"cutlass.operators {what} for {self.problem}")
+        name = names[zlib.crc32(self.problem.line.encode()) % len(names)]
         return name, found[name]
 
 
@@ -270,7 +256,7 @@ def _device_seconds(call: Callable[[], object]) -> float:
     call()
     for _ in range(_TRIALS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_HEAD_START)  # so that the launch is not in the figure
+        torch.cuda._sleep(_HEAD_START)  # so that the launch is not timed
         begin.record()
         call()
         end.record()

@@ -6,11 +6,8 @@ import importlib.util
 
 from pytest_gemm.api.protocols import Availability
 from pytest_gemm.api.request import Selection
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.cutedsl import DEVICE_KERNEL
 from pytest_gemm.backends.inductor.backend import InductorBackend, installed
-from pytest_gemm.numerics.contract import Contract
-from pytest_gemm.problem.problem import Problem
 
 
 class NvgemmBackend(InductorBackend):
@@ -36,10 +33,6 @@ class NvgemmBackend(InductorBackend):
                 "pip install 'git+https://github.com/NVIDIA/cutlass@cutlass_api#subdirectory=python/cutlass_api'",
             )
         return Availability(versions=installed("nvidia-cutlass-dsl", "cutlass_api"))
-
-    def sum(self, problem: Problem) -> Contract:
-        """Tensor cores into f32."""
-        return tensor_core.contract(problem)
 
 
 def _has(module: str) -> bool:

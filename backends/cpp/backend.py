@@ -92,26 +92,22 @@ class CppBackend(InductorBackend):
 
         first, tensors = self._first(problem, operands)
         seen = listing(first, tensors, self._spec(problem, request, Space()))
-        return tuple(seen.blockings.items()), bool(seen.refused)
+        return tuple(seen.blockings.items()), bool(seen.empty)
 
     def installation(self) -> Availability:
         """A C++ compiler."""
         command = compiler()
         if shutil.which(command) is None:
-            return Availability.lacking(
-                "no-compiler", f"the C++ compiler {command!r} is not there", "apt-get install g++, or set CXX"
-            )
-        version = _compiler_version(command)
-        if not version:
-            return Availability.lacking(
-                "no-compiler", f"{command!r} does not answer as a C++ compiler", "set CXX to one"
-            )
-        return Availability(versions=((command, version),))
+            text = f"the C++ compiler {command!r} is not there"
+            return Availability.lacking("no-compiler", text, "apt-get install g++, or set CXX")
+        if version := _compiler_version(command):
+            return Availability(versions=((command, version),))
+        return Availability.lacking("no-compiler", f"{command!r} does not answer as a C++ compiler", "set CXX to one")
 
     def supports(self, problem: Problem, request: BuildRequest = DEFAULT) -> Unsupported | None:
         """As every backend of Inductor, at an instruction set that this machine can compile for and execute."""
-        reason = _lacks_isa(request.isa) if request.isa and not self.listing else None
-        return Unsupported(*reason) if reason is not None else super().supports(problem, request)
+        lacking = _lacks_isa(request.isa) if request.isa and not self.listing else None
+        return lacking or super().supports(problem, request)
 
     def rules_for(self, problem: Problem) -> tuple[str, ...]:
         """Those of its op: not every lowering hands its product to the C++ templates."""
@@ -127,13 +123,13 @@ class CppBackend(InductorBackend):
         options = super().options(problem, request)
         if problem.has("program.concat"):
             return {**options, "cpp.enable_concat_linear": True}
-        return {**options, "cpp.enable_grouped_gemm_template": True} if problem.op.name == "linears" else options
+        return {**options, "cpp.enable_grouped_gemm_template": True} if problem.op.several else options
 
     def wanted(self, problem: Problem) -> str:
         """``linears`` have to be computed by the grouped template, weights of ``concat`` by a single one."""
         if problem.has("program.concat"):
             return f"{micro_kernels.NAME}$"
-        return f"{micro_kernels.NAME}{micro_kernels.GROUPED}$" if problem.op.name == "linears" else ""
+        return f"{micro_kernels.NAME}{micro_kernels.GROUPED}$" if problem.op.several else ""
 
     def candidates(self, problem: Problem, operands: Operands, request: BuildRequest = DEFAULT) -> Candidates:
         """The micro-kernels that fit, Inductor's selection first, and variants of its blockings.
@@ -159,7 +155,7 @@ class CppBackend(InductorBackend):
             return found  # the template for a small M has no blockings of its own
         rows = shape.m * (shape.batch or 1 if problem.op.batch == "optional" else 1)
         axes = micro_kernels.variants(first, rows, shape.n, shape.k, self._threads())
-        if problem.op.name == "bmm":  # its function for one thread takes the factors too, and ends the process
+        if problem.op.batched:  # its function for one thread takes the factors too, and ends the process
             axes = tuple(one for one in axes if not one.threads)
         return (*found, *(f"{first}{one}" for one in axes))
 
@@ -201,10 +197,10 @@ class CppBackend(InductorBackend):
         slices = max((one.slices for one in artifact.products), default=1) if artifact is not None else 1
         if slices > found.slices:
             found = dataclasses.replace(found, slices=slices)
-        if problem.op.name == "da8w8":
+        if problem.op.int8 and not problem.op.fused_steps:
             return dataclasses.replace(found, epilogue="either")
         chosen = artifact.chosen if artifact is not None else ()
-        if problem.op.name == "woq_int4" and any("WoQInt4Amx" in name for name in chosen):
+        if problem.group_size and any("WoQInt4Amx" in name for name in chosen):
             bf16 = DTYPES["bf16"]
             return dataclasses.replace(found, input_error=bf16.unit_roundoff, input_bits=bf16.precision)
         return found
@@ -230,19 +226,19 @@ def _named(listed: tuple[str, ...], pattern: str) -> tuple[str, ...]:
     return tuple(f"{one}{axes}" for one in fits)
 
 
-def _lacks_isa(isa: str) -> tuple[str, str, str] | None:
-    """Why this machine cannot execute and examine code of an instruction set: code, text and remedy of the reason."""
+def _lacks_isa(isa: str) -> Unsupported | None:
+    """Why this machine cannot execute and examine code of an instruction set."""
     here = isa_module.isas(processor.cpu().flags)
     if isa not in here:
-        can = ", ".join(here) or "none that can be asked for"
-        return "isa", f"this CPU does not execute {isa}", f"it executes {can}"
+        can = ", ".join(here) or "none that can be requested"
+        return Unsupported("isa", f"this CPU does not execute {isa}", f"it executes {can}")
     from pytest_gemm.backends.inductor import cpu_isa, torch_compat
 
     with torch_compat.cache_dir_set(str(cache_dir(isa))):
         lack = cpu_isa.lacks_isa(isa)
     if lack:
-        return "isa", lack, "install a newer g++"
+        return Unsupported("isa", lack, "install a newer g++")
     if not machine_code.disassembler():
         text = f"what code for {isa} became cannot be shown: there is no objdump"
-        return "no-disassembler", text, "apt-get install binutils"
+        return Unsupported("no-disassembler", text, "apt-get install binutils")
     return None

@@ -17,7 +17,6 @@ from pytest_gemm.api import compile_farm
 from pytest_gemm.api.protocols import Availability, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Selection
 from pytest_gemm.api.settings import Setting, folder, matching, natural
-from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor.backend import InductorBackend, cache_dir, installed, no_cuda, not_on
 from pytest_gemm.case_id import Device
 from pytest_gemm.numerics.contract import Contract
@@ -251,10 +250,6 @@ class CutlassBackend(InductorBackend):
         options = {name: value for name, value in found.options.items() if not name.endswith(".cutlass_dir")}
         needs = ("nvcc, CUTLASS's sources in TORCHINDUCTOR_CUTLASS_DIR",)
         return dataclasses.replace(found, options=options, needs=needs)
-
-    def sum(self, problem: Problem) -> Contract:
-        """Tensor cores into f32, or int8 into int32."""
-        return tensor_core.contract(problem)
 
     def contract(self, problem: Problem, artifact: Artifact | None) -> Contract:
         """With the slices of stream-K, where the kernel is one of these.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pytest_gemm.api.protocols import Availability, Candidates, Recipe
 from pytest_gemm.api.request import DEFAULT, BuildRequest, Capability, Selection
+from pytest_gemm.backends import tensor_core
 from pytest_gemm.backends.inductor import naming
 from pytest_gemm.backends.inductor.compilation import CompileLog, CompileSpec
 from pytest_gemm.backends.rules import check
@@ -235,7 +236,7 @@ class InductorBackend(abc.ABC):
         """The arithmetic of the sum of products alone."""
         from pytest_gemm.numerics.precision import as_allowed
 
-        return as_allowed(Contract("f32"), problem)
+        return tensor_core.contract(problem) if self.devices == ("cuda",) else as_allowed(Contract("f32"), problem)
 
     # -- the protocol ----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
 
@@ -33,12 +33,12 @@ def constant_names(problem: Problem) -> frozenset[str]:
         return frozenset()
     step = problem.step("bias")
     names = {"b", "scale"}
-    if problem.op.name == "linears":
+    if problem.op.several:
         count = problem.shape.batch or 0
         return frozenset(f"{name}{index}" for name in ("b", "bias") for index in range(count))
     if problem.has("program.concat"):
         names = {f"{name}{index}" for name in ("b", "scale") for index in range(THIRDS)}
-    if problem.op.name in {"qlinear", "da8w8", "woq_int4"}:
+    if problem.op.int8 or problem.group_size:
         names |= {"scale_b", "zero_b", "quantisation"}
     if step is not None and step.text not in {"m1", "mn"}:
         names.add("bias")
@@ -48,7 +48,7 @@ def constant_names(problem: Problem) -> frozenset[str]:
 def m_dimensions(problem: Problem) -> dict[str, int]:
     """For every input of a ``m.dynamic`` program the dimension that is M."""
     found = {"a": 0 if problem.shape.batch is None or problem.grouped else 1}
-    if problem.op.name == "linears":
+    if problem.op.several:
         rows = 0 if problem.step("gated") is not None else 1
         return {"a": 0, **{f"r{i}": rows for i in range(len(problem.residuals))}}
     if problem.step("rowwise") is not None:
@@ -190,18 +190,15 @@ def _replay(packing: Packing, view: Callable[[torch.Tensor], torch.Tensor], tens
 
 def _candidates(
     constant: torch.Tensor, packings: list[Packing], tensor: torch.Tensor
-) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """Ways in which ``constant`` may have been made of ``tensor``, the likeliest first."""
-    found: list[Callable[[torch.Tensor], torch.Tensor]] = []
     for view in _VIEWS:
-        found.extend(
-            functools.partial(_replay, packing, view)
-            for packing in packings
-            if packing.packed.shape == constant.shape and packing.source.shape == view(tensor).shape
-        )
-        found.append(view)
-        found.extend(functools.partial(_adapted, constant, view, adapt) for adapt in _ADAPTATIONS)
-    return found
+        for packing in packings:
+            if packing.packed.shape == constant.shape and packing.source.shape == view(tensor).shape:
+                yield functools.partial(_replay, packing, view)
+        yield view
+        for adapt in _ADAPTATIONS:
+            yield functools.partial(_adapted, constant, view, adapt)
 
 
 def stand_ins(names: Iterable[str], tensors: Tensors) -> dict[str, torch.Tensor]:

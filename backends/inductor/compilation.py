@@ -99,7 +99,7 @@ class Session:
         chosen: names of those that became a node of the program.
         foreign: those of ``chosen`` that are ATen, MKL or oneDNN calls.
         subgraphs: those of ``chosen`` that are programs of their own, with a product of ATen inside (decompose-K).
-        refused: ops for which the selection had no candidate at all.
+        empty: ops for which the selection had no candidate at all.
         unsupported: micro-kernels of the program's types and this instruction set that are left out, with why.
         modules: generated Python modules, in order of loading.
         libraries: paths of the compiled C++.
@@ -119,7 +119,7 @@ class Session:
     chosen: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
     subgraphs: list[str] = dataclasses.field(default_factory=list)
-    refused: list[str] = dataclasses.field(default_factory=list)
+    empty: list[str] = dataclasses.field(default_factory=list)
     unsupported: dict[str, Reason] = dataclasses.field(default_factory=dict)
     modules: list[ModuleType] = dataclasses.field(default_factory=list)
     libraries: list[str] = dataclasses.field(default_factory=list)

@@ -61,7 +61,7 @@ def lacks_isa(isa: str) -> str:
         return f"torch {torch.__version__} generates no code for {isa}"
     fp16: Any = getattr(found, "is_amx_fp16_supported", None)
     if not found or (isa == "amx_fp16" and not (fp16 is not None and fp16())):
-        return f"the C++ compiler makes no code for {isa} that this process can load and run"
+        return f"the C++ compiler generates no code for {isa} that this process can load and run"
     return ""
 
 

@@ -21,8 +21,8 @@ def after_failure(
         Pruned: when there is none left that could be tried.
         Exception: what the candidate has failed with, when autotuning has no reason to drop it.
     """
-    if seen.refused:
-        ops = ", ".join(seen.refused)
+    if seen.empty:
+        ops = ", ".join(seen.empty)
         text = f"Inductor has no {spec.inductor_name} candidate for {ops} of {problem}"
         raise Unsupported("no-candidate", text) from error
     if spec.candidate is None:

@@ -236,7 +236,7 @@ class _Selection:
         seen = self.seen
         self.selector = selector
         if not choices:
-            seen.refused.append(name)
+            seen.empty.append(name)
         names = choice_names(choices)
         seen.choices.extend(names)
         if self.listing:

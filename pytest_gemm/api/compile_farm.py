@@ -423,14 +423,14 @@ class Farm:
         workers: compilers at a time.
 
     Attributes:
-        refused: the compiler's message against a kernel, by key.
+        rejected: the compiler's message against a kernel, by key.
         undone: why the compiler could not do its work, by key.
         jobs: every kernel that was asked for, by key.
     """
 
     def __init__(self, store: Store, workers: int) -> None:
         self.store = store
-        self.refused: dict[str, str] = {}
+        self.rejected: dict[str, str] = {}
         self.undone: dict[str, str] = {}
         self.jobs: dict[str, Job] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="nvcc")
@@ -458,14 +458,14 @@ class Farm:
         try:
             self.store.obtain(job)
         except CompileError as error:
-            self.refused[job.key] = str(error)
+            self.rejected[job.key] = str(error)
         except CompilerError as error:
             self.undone[job.key] = str(error)
 
     @property
     def progress(self) -> Progress:
         """Where it stands now."""
-        done, failed = sum(future.done() for future in self._futures), len(self.refused) + len(self.undone)
+        done, failed = sum(future.done() for future in self._futures), len(self.rejected) + len(self.undone)
         return Progress(done, len(self.jobs), len(_running), failed, time.perf_counter() - self._started)
 
     def finish(self, tell: Callable[[Progress], None], interval: float = 0.5) -> None:

@@ -38,15 +38,15 @@ class Generation:
         return ", ".join(self.units) or "no vectors"
 
     def objection(self) -> Reason | None:
-        """Why this is not code of the level that was asked for, or not of the candidate that was chosen."""
+        """Why this is not code of the requested level, or not of the candidate that was chosen."""
         if set(self.compiled) != {self.asked}:
             seen = " and ".join(name or "no instruction set" for name in self.compiled) or "an unknown instruction set"
-            return Reason("other-isa", f"asked for {self.asked}, the code was compiled for {seen}")
+            return Reason("other-isa", f"{self.asked} was requested, the code was compiled for {seen}")
         if self.level and ISAS.index(self.level) > ISAS.index(self.asked):
-            text = f"asked for {self.asked}, the machine code needs {self.level} (it has {self._units})"
+            text = f"{self.asked} was requested, the machine code needs {self.level} (it has {self._units})"
             return Reason("other-isa", text)
         if self.counted and ISAS.index(self.asked) < ISAS.index("amx"):  # it counts AMX's alone
-            return Reason("other-isa", f"asked for {self.asked}, Inductor's {', '.join(self.counted)} rose")
+            return Reason("other-isa", f"{self.asked} was requested, Inductor's {', '.join(self.counted)} rose")
         for name, unit in self.needed:
             if unit not in self.units:
                 text = f"{name} at {self.asked} needs {unit}, the machine code has {self._units}"
@@ -68,10 +68,10 @@ class Proof:
         around_library: whether what was chosen is a program around a library's product (decompose-K), whose kernels
             may then be among these.
         configuration: what the generated code shows of each product's blockings, where the backend can read it.
-        contradiction: where the generated code is not that of the candidate that was asked for, in words.
+        contradiction: where the generated code is not that of the requested candidate, in words.
         provable: ``False`` where there is nothing to prove, for a plain callable.
         wanted: pattern (``re``) of the one choice that has to be chosen; "" where any of the backend's will do.
-        generation: for which instruction set the code was generated, where one was asked for.
+        generation: for which instruction set the code was generated, where one was requested.
         fused: whether the product's own kernel did the whole epilogue; ``None`` without one, or where that is unknown.
         fusions: steps that Inductor's scheduler has fused into C++ templates; a lowering may have fused others before.
     """

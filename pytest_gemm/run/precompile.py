@@ -206,9 +206,9 @@ def compile_for(
                 if harvest.unasked:
                     break
                 # A candidate that was refused just now gives way to another one: which, is known by asking again.
-                lost = farm.refused.keys() - harvest.cached
+                lost = farm.rejected.keys() - harvest.cached
                 todo = [line for line, keys in fresh.items() if keys & lost]
-            harvest.refused, harvest.undone = farm.refused, farm.undone
+            harvest.refused, harvest.undone = farm.rejected, farm.undone
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     made = {key: store.object_of(key) for key in harvest.kernels}

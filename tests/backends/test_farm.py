@@ -373,7 +373,7 @@ def test_a_farm_does_every_kernel_once_and_says_how_far_it_is(nvcc: Compiler, tm
         plant.finish(told.append, interval=0.05)
     assert nvcc.calls == 6
     assert store.counts == Counts(hits=1, compiled=4, failed=1, seconds=store.counts.seconds)
-    assert [plant.jobs[key] for key in plant.refused] == [jobs[5]]
+    assert [plant.jobs[key] for key in plant.rejected] == [jobs[5]]
     assert plant.undone == {}
     assert max(progress.running for progress in told) == 2, "as many compilers as it may have"
     assert [progress.done for progress in told] == sorted(progress.done for progress in told)

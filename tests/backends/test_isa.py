@@ -325,7 +325,7 @@ def test_a_variant_whose_forcing_does_nothing_falls_back(monkeypatch: pytest.Mon
     (outcome,) = Judge().outcomes(case)
     assert outcome.status is Status.FALLBACK
     assert outcome.reason is not None
-    assert outcome.reason.text == f"asked for {asked}, the code was compiled for {HERE[-1]}"
+    assert outcome.reason.text == f"{asked} was requested, the code was compiled for {HERE[-1]}"
 
 
 @needs_vectors
