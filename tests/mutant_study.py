@@ -363,7 +363,7 @@ def peers_reject(backend: Planted, line: str, seed: int = 0) -> dict[str, bool |
 
 
 def peers_alarm(backend: Planted, line: str, seed: int = 0) -> dict[str, bool | None]:
-    """The same of an correct backend: every rejection is a false alarm."""
+    """The same of a correct backend: every rejection is a false alarm."""
     return {**_rejected_apart(backend, line, seed)}
 
 
@@ -691,13 +691,13 @@ class Flood:
         self.doubts += other.doubts
 
 
-def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
+def flooded(seed: int, count: int, journal: Path | None = None) -> Flood:
     """At least ``count`` random products of eager ATen, judged; the same seed gives the same ones.
 
     Args:
         seed: of the draws.
         count: how many.
-        diary: a folder for a file that says what is being judged, should it kill the process.
+        journal: a folder for a file that says what is being judged, should it kill the process.
     """
     torch.set_num_threads(1)
     draw, who, found, environment = random.Random(seed), judge(), Flood(), state.environment("cpu")
@@ -710,8 +710,10 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
         if ledger().applicable("aten", problem, "test_product", environment) is not None:
             continue  # it can kill the process
         case = Case(backend, problem, tuple(draw.sample(names, min(len(names), 4))), draw.randrange(10**6), Device.CPU)
-        if diary is not None:
-            (diary / str(seed)).write_text(f"{problem} distributions {' '.join(case.distributions)} seed {case.seed}\n")
+        if journal is not None:
+            (journal / str(seed)).write_text(
+                f"{problem} distributions {' '.join(case.distributions)} seed {case.seed}\n"
+            )
         for outcome in who.outcomes(case):
             status = outcome.status
             if status is Status.UNSUPPORTED:
@@ -728,8 +730,8 @@ def flooded(seed: int, count: int, diary: Path | None = None) -> Flood:
             else:
                 found.dtypes[str(problem.dtypes)] += 1
                 found.ops[problem.op.name] += 1
-    if diary is not None:
-        (diary / str(seed)).unlink()
+    if journal is not None:
+        (journal / str(seed)).unlink()
     return found
 
 
@@ -738,16 +740,16 @@ def flood(count: int, seed: int, workers: int) -> tuple[Flood, float, float]:
     started, total, share = time.perf_counter(), Flood(), 1000
     pending = list(range(seed * 10**6, seed * 10**6 + -(-count // share)))
     with tempfile.TemporaryDirectory() as folder:
-        diary = Path(folder)
+        journal = Path(folder)
         while pending:
             with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-                futures = {pool.submit(flooded, one, share, diary): one for one in pending}
+                futures = {pool.submit(flooded, one, share, journal): one for one in pending}
                 try:
                     for future in as_completed(futures):
                         total.add(future.result())
                         pending.remove(futures[future])
                 except BrokenProcessPool:
-                    for path in diary.iterdir():  # what was under way; the rest is asked again
+                    for path in journal.iterdir():  # what was under way; the rest is asked again
                         total.alarms.append(f"killed the process, or its neighbour did: {path.read_text()}")
                         pending.remove(int(path.name))
                         path.unlink()
@@ -785,7 +787,7 @@ def flood_text(found: Flood, seconds: float, cpu: float, workers: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 if a mutant got away or an correct backend was accused."""
+    """The command; 1 if a mutant got away or a correct backend was accused."""
     parser = argparse.ArgumentParser(description="Mutants, controls, and random correct products.")
     parser.add_argument("--out", type=Path, help="write the page here (default: standard output)")
     parser.add_argument(

@@ -1950,7 +1950,7 @@ class _Prepared:
 
 
 class Planted:
-    """A mutant or an correct control as a backend, for the problems that it names."""
+    """A mutant or a correct control as a backend, for the problems that it names."""
 
     devices = ("cpu",)
 

@@ -174,7 +174,7 @@ def registry_with(**matmuls: Any) -> Registry:
 
 
 def blocked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """An correct product: blocks of 48 products, added in float32."""
+    """A correct product: blocks of 48 products, added in float32."""
     parts = zip(a.float().split(48, -1), b.float().split(48, -2), strict=True)
     total = torch.zeros(*a.shape[:-1], b.shape[-1])
     for x, y in parts:
@@ -218,7 +218,7 @@ def test_a_planted_bug_is_found_and_shrunk_to_its_smallest_line(name: str, line:
 
 
 @pytest.mark.slow
-def test_an_correct_backend_has_no_defect() -> None:
+def test_a_correct_backend_has_no_defect() -> None:
     found = fuzz(registry_with(), "blocked", Clock(), seconds=40)
     assert not found.defects, summary(found)
     assert found.cases[Status.PASSED] > 50

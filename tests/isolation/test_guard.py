@@ -95,7 +95,7 @@ TEST = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_an_correct_one_passes(
+def test_a_kernel_of_a_conftest_that_reads_past_an_operand_is_caught_and_a_correct_one_passes(
     pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
     pytester.makeconftest(CONFTEST)

@@ -54,7 +54,7 @@ def plain(matmul: Matmul) -> Backend:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_correct_backend_violates_nothing(line: str) -> None:
+def test_a_correct_backend_violates_nothing(line: str) -> None:
     outcomes = related(AtenBackend(), line)
     assert len(outcomes) == len(properties.applicable(Problem.parse(line))) >= 4
     assert {o.status for o in outcomes} == {Status.PASSED}, [o.reason for o in outcomes if o.reason]

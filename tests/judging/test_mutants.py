@@ -81,7 +81,7 @@ def test_every_mutant_is_caught_by_a_named_tier(judge: Judge, line: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
-def test_an_correct_backend_passes(judge: Judge, name: str) -> None:
+def test_a_correct_backend_passes(judge: Judge, name: str) -> None:
     backend = Planted(name, CONTROLS[name])
     for dtype, k, line in CONTROLS[name].problems():
         # The tensor core's model takes its time.

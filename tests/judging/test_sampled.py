@@ -153,7 +153,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("line", ALL)
-def test_an_correct_product_passes_with_every_distribution(line: str) -> None:
+def test_a_correct_product_passes_with_every_distribution(line: str) -> None:
     problem = Problem.parse(line)
     distributions = tuple(f for f in distributions_for(problem) if f not in {"rand-large", "rand-small"})
 
@@ -184,7 +184,7 @@ def test_rounding_raises_no_suspicion(dtype: str, line: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), [(n, t) for n, one in CONTROLS.items() for t in one.lines.values()])
-def test_an_correct_product_is_not_accused(name: str, line: str) -> None:
+def test_a_correct_product_is_not_accused(name: str, line: str) -> None:
     outcomes = list(outcomes_of(Planted(name, CONTROLS[name]), line.format(k=1000)))
     assert {o.status for o in outcomes} == {Status.PASSED}, outcomes
 

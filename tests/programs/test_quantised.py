@@ -132,7 +132,7 @@ LINE = "qlinear:u8-i8-f32:nt:17x65x126:quant.dynamic"
     "da8w8:i8-i8-bf16:nt:17x65x127:bias:quant.rowwise",
     "da8w8:i8-i8-f16:nt:2x9x33x1100:bias+relu:quant.columnwise",
 ])  # fmt: skip
-def test_an_correct_program_is_accepted(line: str) -> None:
+def test_a_correct_program_is_accepted(line: str) -> None:
     for distribution in distributions_for(Problem.parse(line)):
         operands = make(line, distribution)
         contract = Contract("f32", "eager")

@@ -312,7 +312,7 @@ PROMOTED = dataclasses.replace(FAST, promote_every=128)
     ],
     ids=["ieee-f32", "f16", "hopper", "ampere", "volta", "fp8-fast", "fp8-promoted", "hopper-long"],
 )
-def test_an_correct_arithmetic_is_named_and_keeps_its_contract(
+def test_a_correct_arithmetic_is_named_and_keeps_its_contract(
     line: str, product: Product, contract: Contract, traits: dict[str, str | None]
 ) -> None:
     found = printed(line, product, contract, long=line == SPLIT)
