@@ -16,6 +16,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gemm import __version__
+from pytest_gemm.api.protocols import CandidateBackend
 from pytest_gemm.api.request import DEFAULT
 from pytest_gemm.case_id import CaseId
 from pytest_gemm.isolation.worker import Service, Worker
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # The smoke product is the first that the backend supports: TMA can load its operands, no dimension is special.
 _SMOKE: Final = ("mm:f16:nt:128x96x64", "mm:f32:nn:128x96x64", "mm:f64:nn:128x96x64", "int_mm:i8-i8-i32:nt:128x96x64")
+# Flags of the CPU that matter to a matrix product.
+_UNITS: Final = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
 
 
 def run(given: argparse.Namespace) -> int:
@@ -51,7 +54,8 @@ def report(config: GemmConfig, write: Callable[[str], object]) -> bool:
     write(f"pytest-gemm {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     states = set()
     with contextlib.closing(Worker(config, _answer)) as worker:
-        for fact in _FACTS:
+        compiles = any(isinstance(backend, CandidateBackend) for backend in config.backends)
+        for fact in ("torch", "GPU", *(["Inductor"] if compiles else []), *(["C++"] if config.generates else [])):
             for line, state in _told(worker, config.timeout, fact=fact):
                 write(f"{fact}: {line}" if state else line)
         write("")
@@ -118,7 +122,10 @@ def _answer(service: Service, request: Mapping[str, Any]) -> Iterator[tuple[str,
 def _torch() -> Iterator[str]:
     import torch
 
+    cpu, cores = processor.cpu(), len(os.sched_getaffinity(0))
+    units = [flag for flag in cpu.flags if flag in _UNITS]
     yield f"torch {torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'built without CUDA'}"
+    yield f"CPU: {cpu.name}, {cores} cores, {', '.join(units) or 'no matrix units'}"
 
 
 def _gpus() -> Iterator[str]:
@@ -135,18 +142,18 @@ def _gpus() -> Iterator[str]:
 
 
 def _inductor() -> Iterator[str]:
-    """What this torch lacks, and what Inductor's C++ is vectorised for."""
-    from pytest_gemm.backends.inductor import cpu_isa, torch_compat
+    """What this torch lacks."""
+    from pytest_gemm.backends.inductor import torch_compat
 
-    yield from (f"  {lack}" for lack in torch_compat.lacks())
+    yield from torch_compat.lacks()
+
+
+def _vectors() -> Iterator[str]:
+    """What Inductor's C++ is vectorised for."""
+    from pytest_gemm.backends.inductor import cpu_isa
+
     taken = levels()
-    cpu = processor.cpu()
-    units = [
-        f for f in cpu.flags if f in {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_fp16"}
-    ]
-    has = f"(the CPU has {', '.join(units) or 'no matrix units'})"
-    cores = len(os.sched_getaffinity(0))
-    yield f"CPU: {cpu.name}, {cores} cores; Inductor vectorises for {cpu_isa.vector_isa()} {has}"
+    yield f"C++: Inductor vectorises for {cpu_isa.vector_isa()}"
     yield taken
 
 
@@ -165,4 +172,9 @@ def levels() -> str:
     return f"  --gemm-isa takes {here}{''.join(f'; {some}: {why}' for why, some in names.items() if why)}"
 
 
-_FACTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {"torch": _torch, "GPU": _gpus, "Inductor": _inductor}
+_FACTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "torch": _torch,
+    "GPU": _gpus,
+    "Inductor": _inductor,
+    "C++": _vectors,
+}

@@ -109,6 +109,7 @@ def test_the_report_is_red_for_what_is_broken_and_for_a_named_backend_that_canno
         **{"backends": [SimpleNamespace(name="mine")], "named": True, "allow": set(), **options},
         device_of=lambda _: "cpu",
         timeout=1.0,
+        generates=False,
     )
     lines: list[str] = []
     assert doctor_module.report(config, lines.append) is well
