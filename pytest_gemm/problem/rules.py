@@ -196,6 +196,11 @@ def _broadcast(p: Facts) -> _Rules:
     yield batch < 2, f"is one matrix for a batch of {batch}", "give a batch of 2 or more, or drop it"
 
 
+def _batch_middle(p: Facts, rows: int) -> _Rules:
+    is_idle = (p.shape.batch or 0) <= 1 and rows <= 1
+    yield is_idle, "changes nothing for one row", "give a batch of 2 or more, or drop it"
+
+
 def _branching(p: Facts) -> _Rules:
     last = p.chain[-2:]
     computes = len(last) == 2 and last[0].kind in (StepKind.UNARY, StepKind.BINARY)
@@ -244,6 +249,8 @@ _RULES: Final[Mapping[str, Callable[[Facts], Iterable[tuple[bool, str, str]]]]] 
     "a.broadcast": _broadcast,
     "b.broadcast": _broadcast,
     "b.alias_t": _alias_t,
+    "a.batch_middle": lambda p: _batch_middle(p, p.shape.k if p.layout.a_transposed else p.shape.m),
+    "b.batch_middle": lambda p: _batch_middle(p, p.shape.n if p.layout.b_transposed else p.shape.k),
     "b.parameter": lambda p: [(not p.constant_b, "is about a weight", "add b.constant")],
     "r0.alias": _residual_is_a,
     "a.3d": lambda p: [(p.shape.m % 2 != 0 or p.layout.a_transposed, "halves the rows of A", "give an even M and nt")],
