@@ -281,7 +281,7 @@ class CutlassBackend(InductorBackend):
         architecture: str,
         select: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> list[compile_farm.Job]:
-        """The kernels that the problem needs, as they will be asked for when it is prepared; compiles nothing.
+        """The kernels that the problem needs when it is prepared; compiles nothing.
 
         It needs no GPU.  For a process of its own, see ``backends.cutlass.compat.collecting``.
 
