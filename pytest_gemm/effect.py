@@ -24,10 +24,6 @@ def _on_cpu(config: GemmConfig, backend: Backend) -> bool:
     return config.device_of(backend) == "cpu"
 
 
-def _generates(config: GemmConfig, backend: Backend) -> bool:
-    return honours(backend, Capability.ISA) and _on_cpu(config, backend)
-
-
 def _has_candidates(_config: GemmConfig, backend: Backend) -> bool:
     return isinstance(backend, CandidateBackend) or honours(backend, Capability.SELECTION)
 
@@ -39,7 +35,7 @@ def _has_chosen(config: GemmConfig, backend: Backend) -> bool:
 
 # What a backend has to be for an option to have an effect on it: in words, and as a predicate.
 _WANTS: Final[Mapping[str, tuple[str, Callable[[GemmConfig, Backend], bool]]]] = {
-    "isa": ("generates code for the CPU", _generates),
+    "isa": ("generates code for the CPU", lambda config, b: honours(b, Capability.ISA) and _on_cpu(config, b)),
     "candidates": ("has autotune candidates", _has_chosen),
     "regret": ("has autotune candidates", _has_candidates),
     "guard": ("computes on the CPU", lambda config, b: config.guard != "pages" or _on_cpu(config, b)),
@@ -56,16 +52,11 @@ def applies(name: str, config: GemmConfig, backend: Backend) -> bool:
     return not dot or owner in {backend.name, "run", "speed"}
 
 
-def _written(config: GemmConfig, name: str) -> str:
-    """An option or a setting as the user wrote it."""
-    if "." in name:
-        return f"--gemm-set={name}={shown(config.settings[name])}"
-    return f"--gemm-{name}={shown(config.options[name])}"
-
-
 def _has_no_effect(config: GemmConfig, name: str, why: str, remedy: str = "") -> pytest.UsageError:
+    """The error for an option or a setting."""
+    flag, text = ("--gemm-set=", config.settings[name]) if "." in name else ("--gemm-", config.options[name])
     remedy = f"{remedy}, or leave it out" if remedy else "leave it out"
-    return pytest.UsageError(f"{_written(config, name)} has no effect: {why}; {remedy}")
+    return pytest.UsageError(f"{flag}{name}={shown(text)} has no effect: {why}; {remedy}")
 
 
 def check_backends(config: GemmConfig) -> None:

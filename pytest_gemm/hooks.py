@@ -69,6 +69,7 @@ class GemmRun:
         self._config = config
         self._child = config.stash.get(supervisor.CHILD, None)
         self._is_worker = hasattr(config, "workerinput")
+        self._folder = _folder_of(getattr(config, "workerinput", {}))
         self._closing = contextlib.ExitStack()
         self._journals: Journals | None = None
         self._termination: Termination | None = None
@@ -117,7 +118,7 @@ class GemmRun:
         )
         if self._is_worker or child is not None:
             given: Mapping[str, Any] = getattr(config, "workerinput", {})  # xdist's
-            folder = child.journals.folder if child is not None else self._folder(given)
+            folder = child.journals.folder if child is not None else self._folder
             name, replaceable = given.get("workerid", supervisor.PROCESS), given.get("gemm_replaces", False)
             journal = Journal(folder, name, replaceable=replaceable)
             watch = Watch(*limits, journal, stacks=journal.stacks if dumps else None)
@@ -136,11 +137,6 @@ class GemmRun:
         if journal.stacks is not None:
             self._closing.callback(faulthandler.disable)  # it writes into the journal
         return watch
-
-    @staticmethod
-    def _folder(given: Mapping[str, Any]) -> Path | None:
-        """Where a worker of xdist and the controller exchange files, as ``workerinput`` has it; ``None`` elsewhere."""
-        return Path(given["gemm_folder"]) if "gemm_folder" in given else None
 
     def _last_call(self, stderr: int | None, outcome: Outcome) -> None:
         """Report a case that has no end from a process that ends with it; the main thread hangs and capture is on."""
@@ -262,10 +258,11 @@ class GemmRun:
         if gone := set(items) - set(kept):
             items[:] = kept
             self._config.hook.pytest_deselected(items=list(gone))
-        if self._is_worker and (timed_items := [case for case in map(selection.timed, items) if case is not None]):
+        timed = [case for case in map(selection.timed, items) if case is not None]
+        if timed and self._folder is not None:
             from pytest_gemm.speed import controller
 
-            controller.share(self._exchange(), "cases", timed_items)
+            controller.share(self._folder, "cases", timed)
 
     # -- before the tests
 
@@ -289,7 +286,7 @@ class GemmRun:
             if terminal is not None:
                 terminal.ensure_newline()
                 terminal.write_line(self.header())
-        folder = self._folder(node.workerinput)
+        folder = _folder_of(node.workerinput)
         if self._measured is not None or folder is None:
             self._precompile(ids)
             return
@@ -328,12 +325,6 @@ class GemmRun:
         for made in measured:
             state.lose(made.lost)
         return measured
-
-    def _exchange(self) -> Path:
-        """In a worker of xdist: the folder in which the controller leaves what was measured."""
-        folder = self._folder(self._config.workerinput)  # type: ignore[attr-defined]  # xdist's
-        assert folder is not None
-        return folder
 
     def _precompile(self, ids: Iterable[str]) -> None:
         if self._harvest is not None:
@@ -458,8 +449,8 @@ class GemmRun:
         from pytest_gemm.speed import controller
         from pytest_gemm.speed.check import SpeedCheck
 
-        if self._is_worker and self._measured is None:
-            self._measured = list(controller.shared(self._exchange(), "measured"))
+        if self._folder is not None and self._measured is None:
+            self._measured = list(controller.shared(self._folder, "measured"))
 
         def benchmark(clock: Callable[[], float]) -> Any:
             """Requested when there are rounds: a benchmark that is not used is an error to pytest-benchmark."""
@@ -593,3 +584,8 @@ class GemmRun:
         running: Any = self._config.pluginmanager.get_plugin("session")
         if state.lost and running.exitstatus == pytest.ExitCode.OK:  # a page that was written just now, for instance
             running.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _folder_of(workerinput: Mapping[str, Any]) -> Path | None:
+    """Where a worker of xdist and the controller exchange files; ``None`` for a worker of another machine."""
+    return Path(workerinput["gemm_folder"]) if "gemm_folder" in workerinput else None

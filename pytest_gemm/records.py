@@ -74,19 +74,18 @@ def junit_properties(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ob
     if not outcomes:
         return []
     case = outcomes[0].case
-    kernels = dict.fromkeys(kernel for o in outcomes for kernel in o.kernels)
     ratios = [o.ratio for o in outcomes if o.ratio is not None]
-    return [
-        ("gemm_backend", case.backend),
-        ("gemm_problem", case.problem),
-        *([("gemm_mode", case.mode.value)] if case.mode else []),
-        *([("gemm_threads", case.threads)] if case.threads else []),
-        *([("gemm_isa", case.isa)] if case.isa else []),
-        ("gemm_candidate", ", ".join(dict.fromkeys(name for o in outcomes for name in o.candidates))),
-        ("gemm_kernel", ", ".join(kernels)),
-        ("gemm_status", str(status_of(outcomes))),
-        ("gemm_error_over_bound", ratio_text(max(ratios, default=None))),
-    ]
+    asked = {"mode": case.mode.value, "threads": case.threads, "isa": case.isa}
+    properties: dict[str, object] = {
+        "backend": case.backend,
+        "problem": case.problem,
+        **{name: value for name, value in asked.items() if value},
+        "candidate": ", ".join(dict.fromkeys(name for o in outcomes for name in o.candidates)),
+        "kernel": ", ".join(dict.fromkeys(kernel for o in outcomes for kernel in o.kernels)),
+        "status": str(status_of(outcomes)),
+        "error_over_bound": ratio_text(max(ratios, default=None)),
+    }
+    return [(f"gemm_{name}", value) for name, value in properties.items()]
 
 
 def ratio_text(ratio: float | None) -> str:

@@ -180,7 +180,7 @@ def _watched(child: int, notes: int, journals: Journals, config: pytest.Config) 
     started = time.monotonic()
     status, sent = _wait(child)
     run = _Run(config, journals, notes)
-    final = run.status_of(child)
+    final = run.statuses.get(child)  # that the child has noted; None where it did not come to that
     if final is None:
         ended = status < 0 and -status in sent  # by somebody
         _say(run.lines(status, time.monotonic() - started, from_outside=ended))
@@ -226,14 +226,14 @@ class _Run:
         self._config = config
         self._facts: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._statuses: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
         self._position = journals.position(PROCESS)
         begun: list[str] = []
         for entry in _entries(notes):
             if "end" in entry:
                 self._ended[entry["test"]] = entry
             elif "status" in entry:
-                self._statuses[entry["process"]] = entry["status"]
+                self.statuses[entry["process"]] = entry["status"]
             elif "test" in entry:
                 begun.append(entry["test"])
             else:
@@ -241,10 +241,6 @@ class _Run:
         test = self._position.test if self._position else ""
         self._last = test or next((one for one in reversed(begun) if one not in self._ended), "")
         self._earlier = journals.outcomes(test) if test else ()
-
-    def status_of(self, child: int) -> int | None:
-        """The exit status that the child has noted; ``None`` where it did not come to that."""
-        return self._statuses.get(child)
 
     def lines(self, status: int, seconds: float, *, from_outside: bool) -> list[str]:
         """What the parent says of a child that did not come to its end.

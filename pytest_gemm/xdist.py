@@ -170,26 +170,17 @@ def scheduler(config: pytest.Config, log: Any, journals: Journals | None) -> obj
             None, where it has left word of what it was doing: another worker goes on with that test.  Otherwise
             that test is over: xdist would run it again and again.
             """
-            running = next(
-                (
-                    (unit, nodeid)
-                    for unit in self.assigned_work.get(node, {}).values()
-                    for nodeid, completed in unit.items()
-                    if not completed
-                ),
-                None,
-            )
-            if running is None:
+            units = self.assigned_work.get(node, {}).values()
+            running = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed][:1]
+            if not running:
                 self._count_false_start(node)
                 super().remove_node(node)
                 return None
-            unit, nodeid = running
-            if self._goes_on(node, nodeid):
-                super().remove_node(node)
-                return None
-            unit[nodeid] = True
+            ((unit, nodeid),) = running
+            goes_on = self._goes_on(node, nodeid)
+            unit[nodeid] = not goes_on
             super().remove_node(node)
-            return str(nodeid)
+            return None if goes_on else str(nodeid)
 
         def _goes_on(self, node: Any, nodeid: str) -> bool:
             outcome = journals and journals.inherit(node.gateway.id, nodeid, exit_status(node))

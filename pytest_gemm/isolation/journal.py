@@ -254,16 +254,11 @@ def _earlier(folder: Path, test: str) -> dict[int, Earlier]:
     except FileNotFoundError:
         return {}
     found: dict[int, Earlier] = {}
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
+    for line in text.split("\n")[:-1]:  # without half a line at the end
         entry = json.loads(line)
         known = found.get(entry["call"], Earlier())
-        if "outcome" in entry:
-            known = dataclasses.replace(known, outcomes=(*known.outcomes, from_record(entry["outcome"])))
-        else:
-            known = dataclasses.replace(known, complete=True)
-        found[entry["call"]] = known
+        more = (from_record(entry["outcome"]),) if "outcome" in entry else ()
+        found[entry["call"]] = Earlier((*known.outcomes, *more), complete=known.complete or not more)
     return found
 
 

@@ -47,10 +47,8 @@ class GuardedJudge:
         """The outcomes of a case, first with everything ending at a page, then with everything beginning at one."""
         from pytest_gemm.operands.guard_pages import SIDES, GuardPages
 
-        sent = self._sent(case)
-        refusal = sent if isinstance(sent, Reason) else self._refusal(case)
-        if refusal is not None:
-            return [self._outcome(case, Status.UNSUPPORTED, refusal)]
+        if (refusal := self._refusal(case)) is not None:
+            return [Outcome(case.id(), "", case.seed, Status.UNSUPPORTED, refusal)]
         found: list[Outcome] = []
         for side in SIDES:
             outcomes = self._ask(case, GuardPages(side))
@@ -67,36 +65,29 @@ class GuardedJudge:
 
     # -- parts ---------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _outcome(case: Case, status: Status, reason: Reason) -> Outcome:
-        return Outcome(case.id(), "", case.seed, status, reason)
-
-    @staticmethod
-    def _refusal(case: Case) -> Reason | None:
+    def _refusal(self, case: Case) -> Reason | None:
         """Why a case cannot be judged this way."""
         if case.device != "cpu":
             return Reason("guard-device", "guard pages are the CPU's", "on CUDA see --gemm-guard=memcheck")
         if not case.distributions:
             return Reason("no-operands", f"operands of {case.problem.op.name} cannot be built yet")
+        try:
+            self._sent(case)
+        except Exception as error:  # pickle raises whatever an object's own methods do
+            text = f"this {case.backend.name} cannot be sent to the process in which it may die: {described(error)}"
+            return Reason("guard-process", text)
         return None
 
-    def _sent(self, case: Case) -> str | Reason:
+    def _sent(self, case: Case) -> dict[str, object]:
         """The case for the other process, which has the registered backends; any other backend is sent as it is."""
         backend, registry = case.backend, self._config.registry
         registered = backend.name in registry.names() and registry[backend.name] is backend
-        fields = {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}
-        try:
-            fields["backend"] = backend.name if registered else pickle.dumps(backend)
-            return base64.b64encode(pickle.dumps(fields)).decode()
-        except Exception as error:  # pickle raises whatever an object's own methods do
-            text = f"this {backend.name} cannot be sent to the process in which it may die: {described(error)}"
-            return Reason("guard-process", text)
+        return {**vars(case), "backend": backend.name if registered else pickle.dumps(backend)}
 
     def _ask(self, case: Case, pages: GuardPages) -> list[Outcome] | Death:
         """The outcomes of the other process, or how it ended."""
-        names = None if pages.only is None else sorted(pages.only)
-        request = {"case": self._sent(case), "side": pages.side, "names": names}
-        outcomes, end = self._keeper.ask(request)
+        sent = base64.b64encode(pickle.dumps((self._sent(case), pages)))
+        outcomes, end = self._keeper.ask({"case": sent.decode()})
         return outcomes if end is None else end
 
     def _blamed(self, case: Case, pages: GuardPages, end: Death) -> Outcome:
@@ -134,13 +125,11 @@ def _answer(service: Service, request: dict[str, Any]) -> Iterator[Outcome]:
     """What the other process does with a case."""
     from pytest_gemm.judging.case import Case
     from pytest_gemm.judging.judge import Judge
-    from pytest_gemm.operands.guard_pages import GuardPages
 
-    fields = pickle.loads(base64.b64decode(request["case"]))
+    fields, pages = pickle.loads(base64.b64decode(request["case"]))
     sent = fields.pop("backend")
     if isinstance(sent, bytes) and sent not in _SENT:
         _SENT[sent] = pickle.loads(sent)
     backend = _SENT[sent] if isinstance(sent, bytes) else service.config.registry[sent]
-    pages = GuardPages(request["side"], None if request["names"] is None else frozenset(request["names"]))
     judge = Judge(lambda *_: _NO_EAGER, watch=service.watch, pages=pages)
     return (judged.outcome for judged in judge.judge(Case(backend, **fields)))

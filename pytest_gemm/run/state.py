@@ -145,17 +145,15 @@ class RunState:
 
     def summary(self) -> list[str]:
         """The lines of the terminal summary."""
-        again = [f"{self.reruns} attempt(s) at a test were run again; the last one counts"] if self.reruns else []
-        lines = (
-            self.notes
-            + again
-            + terminal.summary(
-                self.outcomes,
-                missing=self.missing,
-                stale_entries=self.stale_entries(),
-                processes=len(self.processes),
-                wall_seconds=time.perf_counter() - self.started,
-            )
+        lines = [*self.notes]
+        if self.reruns:
+            lines.append(f"{self.reruns} attempt(s) at a test were run again; the last one counts")
+        lines += terminal.summary(
+            self.outcomes,
+            missing=self.missing,
+            stale_entries=self.stale_entries(),
+            processes=len(self.processes),
+            wall_seconds=time.perf_counter() - self.started,
         )
         if wanted := self.unknown_choice():
             lines.append(
